@@ -1,0 +1,1 @@
+"""hookscope: see what happens inside a PyTorch network."""

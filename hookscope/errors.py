@@ -1,0 +1,104 @@
+"""Every exception hookscope raises on purpose, and the exit code each one means.
+
+Our exception hierarchy::
+
+    HookscopeError
+    ├── UsageError                2   an option or argument that cannot be right
+    ├── InputError                3   a file that cannot be read, or is not what it should be
+    │   ├── ImageError            3   an image or input tensor
+    │   ├── CheckpointError       3   a weights file, or weights that do not fit the network
+    │   └── OutputError           3   a place that cannot be written, or that is not ours
+    ├── UntrustedFileError        4   reading it would run code from the file
+    ├── NothingMatchedError       5   a name or pattern that selects nothing
+    │   ├── ModelNotFoundError    5
+    │   └── LayerNotFoundError    5
+    └── ModelError                6   the model's own code raised
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+EXIT_DONE = 0
+EXIT_CHECK_FAILED = 1
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+EXIT_BROKEN_PIPE = 141
+
+
+class HookscopeError(Exception):
+    """Something the user can put right. The message is one line: what failed, what was given, what to do."""
+
+    exit_code = EXIT_BUG
+
+
+class UsageError(HookscopeError):
+    """An option or argument has a value that cannot be right."""
+
+    exit_code = 2
+
+
+class InputError(HookscopeError):
+    """A file is missing, unreadable, corrupt, unsupported or over a limit."""
+
+    exit_code = 3
+
+
+class ImageError(InputError):
+    """An image or input tensor cannot be turned into a network input."""
+
+
+class CheckpointError(InputError):
+    """A weights file cannot be read, or its tensors do not fit the network."""
+
+
+class OutputError(InputError):
+    """A result cannot be written, or would overwrite something that is not a hookscope run."""
+
+
+class UntrustedFileError(HookscopeError):
+    """Reading the file would run code that comes with it."""
+
+    exit_code = 4
+
+
+class NothingMatchedError(HookscopeError):
+    """A name, pattern or glob selects nothing."""
+
+    exit_code = 5
+
+
+class ModelNotFoundError(NothingMatchedError):
+    """MODEL names nothing that can be loaded."""
+
+
+class LayerNotFoundError(NothingMatchedError):
+    """A layer pattern selects no module."""
+
+
+class ModelError(HookscopeError):
+    """The model's own code raised while it was built or run."""
+
+    exit_code = 6
+
+
+# Of many failures the gravest decides, in this order.
+_GRAVITY = (EXIT_BUG, 4, 3, 6, 5, 2, EXIT_CHECK_FAILED, EXIT_DONE)
+
+
+def gravest(exit_codes: Iterable[int]) -> int:
+    """Return the exit code that stands for all of `exit_codes`; 0 if there are none."""
+    return min(exit_codes, key=_GRAVITY.index, default=EXIT_DONE)
+
+
+def nearest(wanted: str, known: Iterable[str], count: int = 3) -> str:
+    """Return a sentence naming the candidates closest to `wanted`, or an empty string.
+
+    Args:
+        wanted: What the user wrote.
+        known: What would have been right.
+        count: How many candidates to name at most.
+    """
+    by_folded = {name.lower(): name for name in known}
+    close = get_close_matches(wanted.lower(), by_folded, n=count, cutoff=0.5)
+    return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""

@@ -1,0 +1,1 @@
+"""Read the MODEL argument and load what it names."""

@@ -1,0 +1,1 @@
+"""Turn results into text or pictures: one file per format."""

@@ -1,0 +1,316 @@
+"""What hookscope found, as frozen dataclasses of numbers, names and small arrays.
+
+Nothing here knows torch, files or terminals: the pipeline fills these in, renderers and checks read them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+InputKind = Literal["image", "detection", "video", "flow"]
+
+Flag = Literal[
+    "in-place",
+    "pass-through",
+    "non-finite",
+    "constant",
+    "all zero",
+    "dead channels",
+    "shape varies",
+    "not a tensor",
+    "unmeasured",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """How an image becomes a network input.
+
+    Attributes:
+        kind: What the network takes: one image tensor (N, C, H, W), a list of (C, H, W) for detection, a clip
+            (N, C, T, H, W), or two frames (N, C, H, W) for optical flow.
+        channels: C, 1 or 3.
+        resize: Length of the shorter side after resizing, in pixels, or an exact (height, width); None keeps the size.
+        crop: Height and width of the centre crop, in pixels; None keeps everything.
+        interpolation: Pillow's name in lower case, "bilinear" or "bicubic".
+        mean: Per channel, subtracted after scaling to 0-1. Empty means no normalisation.
+        std: Per channel, divided by. Empty means no normalisation.
+        frames: T, for a clip: the image is repeated.
+        multiple: Height and width are cropped down to a multiple of this.
+        source: Where these values come from, for people: "ResNet34_Weights.IMAGENET1K_V1", "defaults", "options".
+    """
+
+    kind: InputKind = "image"
+    channels: int = 3
+    resize: int | tuple[int, int] | None = 224
+    crop: tuple[int, int] | None = (224, 224)
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    frames: int = 1
+    multiple: int = 1
+    source: str = "defaults"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRecord:
+    """One input and what was done to it.
+
+    Attributes:
+        name: File name as the user gave it or as found in a folder, or "noise", "tensor".
+        sha256: Hex digest of the file's bytes; None when there is no file.
+        size: Width and height of the file's picture in pixels, before anything was done; None for tensors.
+        shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
+        steps: What was done, in order, for people and for the record.
+    """
+
+    name: str
+    sha256: str | None
+    size: tuple[int, int] | None
+    shape: tuple[int, ...]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Which network ran, with which weights.
+
+    Attributes:
+        name: Short name for titles and folders: "resnet34", "net.py:build".
+        kind: Class name of the root module.
+        weights: Origin for people: "ResNet34_Weights.IMAGENET1K_V1", "random, seed 0", "model.pt".
+        random: Whether the weights are random instead of trained.
+        sha256: Hex digest of the weights file; None when there is none.
+        parameter_count: Elements over all parameters; a tied one counts once.
+        categories: Class names by index, when the weights come with them.
+        arguments: What the factory was called with (`--model-arg`).
+    """
+
+    name: str
+    kind: str
+    weights: str
+    random: bool
+    sha256: str | None
+    parameter_count: int
+    categories: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStatistics:
+    """Statistics of one tensor, over the whole input (all batches).
+
+    With NaN or Inf among the values every statistic is taken over the finite ones. Complex tensors are measured by
+    modulus. A value is None where it does not exist (an empty tensor has no mean) or could not be measured.
+
+    Attributes:
+        shape: As it came out in the first batch, batch axis included.
+        dtype: torch's name without the prefix: "float32".
+        element_count: Elements over the whole input.
+        mean: Arithmetic mean.
+        std: Population standard deviation (divisor n); 0 for a single element.
+        min: Smallest value.
+        max: Largest value.
+        mean_abs: Mean absolute value.
+        l2: Square root of the sum of squares.
+        zero_fraction: Share of exact zeros among all elements, 0-1.
+        nan_count: Elements that are NaN.
+        inf_count: Elements that are +Inf or -Inf.
+        channel_axis: Axis of `shape` that counts channels; None when there is none.
+        channel_count: Channels; None without a channel axis.
+        dead_channel_count: Channels that are exactly zero over the whole input.
+        quantiles: Values at `QUANTILE_LEVELS`, linear interpolation, of an evenly strided sample.
+        sample_count: Elements in that sample; equal to `element_count` when the quantiles are exact.
+        unmeasured: Why statistics are missing; None when they are not.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    element_count: int
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    mean_abs: float | None = None
+    l2: float | None = None
+    zero_fraction: float | None = None
+    nan_count: int | None = None
+    inf_count: int | None = None
+    channel_axis: int | None = None
+    channel_count: int | None = None
+    dead_channel_count: int | None = None
+    quantiles: tuple[float, ...] | None = None
+    sample_count: int = 0
+    unmeasured: str | None = None
+
+    @property
+    def dead_channel_fraction(self) -> float | None:
+        """Share of dead channels, 0-1; None without channels."""
+        if self.dead_channel_count is None or not self.channel_count:
+            return None
+        return self.dead_channel_count / self.channel_count
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One output of one call of one module.
+
+    Attributes:
+        index: Position in execution order among the rows, from 0. A module finishes after its children.
+        layer: Dotted name as in `named_modules()`; "" is the whole model.
+        kind: Class name of the module.
+        call: 0 for the module's first call in a forward pass, 1 for its second.
+        slot: Path inside a nested output: "" for a plain tensor, "[0]", "['out']".
+        parameter_count: Elements in the parameters the module owns directly (not its children's).
+        activation: The output's statistics.
+        flags: What a reader should know, in words.
+        aliases: Other names of the same module object.
+    """
+
+    index: int
+    layer: str
+    kind: str
+    call: int
+    slot: str
+    parameter_count: int
+    activation: TensorStatistics
+    flags: tuple[Flag, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
+        call = f"#{self.call}" if self.call else ""
+        return f"{self.layer or '(model)'}{call}{self.slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class UncalledLayer:
+    """A selected module whose forward never ran as a module, and why as far as known."""
+
+    layer: str
+    kind: str
+    parameter_count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureMaps:
+    """The values of one activation for one input, arranged for drawing.
+
+    Attributes:
+        row: `LayerRow.index` of the activation it belongs to.
+        label: `LayerRow.label`.
+        kind: Class name of the module.
+        input_index: Position in `Inspection.inputs`.
+        arrangement: "maps": `values` is (C, H, W); "frames": (C, T, H, W); "tokens": (C, H, W), a token sequence laid
+            back on its grid; "vector": (F,).
+        values: float32. At most `--max-channels` channels: the first ones.
+        extra_tokens: For "tokens", the class token and its like, (K, C); else None.
+        channel_count: Channels the activation has in all.
+        shape: The activation's shape without the batch axis, as the network produced it.
+        note: A remark for the caption, e.g. that the first axis is not the batch.
+    """
+
+    row: int
+    label: str
+    kind: str
+    input_index: int
+    arrangement: Literal["maps", "frames", "tokens", "vector"]
+    values: NDArray[np.float32]
+    extra_tokens: NDArray[np.float32] | None
+    channel_count: int
+    shape: tuple[int, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The highest-scoring classes of a classifier for one input, best first."""
+
+    input_index: int
+    class_indices: tuple[int, ...]
+    class_names: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Where a forward pass broke off.
+
+    Attributes:
+        layer: Dotted name of the innermost module that was running.
+        kind: Its class name.
+        input_shapes: Shapes of its tensor inputs, in order; keyword inputs as "name=shape".
+        error: The exception, as "TypeName: first line of the message".
+    """
+
+    layer: str
+    kind: str
+    input_shapes: tuple[str, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Everything one run of a model over its inputs showed.
+
+    Attributes:
+        model: Which network.
+        inputs: What it was given, in order.
+        rows: One per (layer, call, slot), in execution order.
+        uncalled: Selected modules that never ran.
+        feature_maps: For drawing; empty unless asked for.
+        predictions: Top classes per input, for classifiers.
+        warnings: Sentences a reader must see.
+        failure: Set when the forward pass raised; `rows` then hold what was reached.
+        seed: Seed of random weights and of any randomness in the forward pass.
+        device: Where it ran: "cpu", "cuda:0".
+        dtype: Floating dtype of the parameters: "float32".
+        timings: Seconds by phase.
+    """
+
+    model: ModelInfo
+    inputs: tuple[InputRecord, ...]
+    rows: tuple[LayerRow, ...]
+    uncalled: tuple[UncalledLayer, ...] = ()
+    feature_maps: tuple[FeatureMaps, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    warnings: tuple[str, ...] = ()
+    failure: Failure | None = None
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """One module of a network, for the `layers` command.
+
+    Attributes:
+        layer: Dotted name; "" is the whole model.
+        kind: Class name.
+        parameter_count: Elements in the parameters it owns directly.
+        total_parameter_count: Elements in its own and its descendants' parameters; a tied one counts once.
+        call_count: Calls in one forward pass.
+        input_shapes: Of the first call, nested inputs flattened.
+        output_shapes: Of the first call, nested outputs flattened.
+        selected: Whether the given patterns select it.
+        note: Why there are no shapes, or aliases; "" otherwise.
+    """
+
+    layer: str
+    kind: str
+    parameter_count: int
+    total_parameter_count: int
+    call_count: int
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    selected: bool
+    note: str = ""
