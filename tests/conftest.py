@@ -1,6 +1,11 @@
 """Options of the test run."""
 
 import pytest
+from hypothesis import settings
+
+# A busy machine must not fail a test.
+settings.register_profile("hookscope", deadline=None)
+settings.load_profile("hookscope")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,362 @@
+"""The run directory: written whole or not at all, and never over anything that hookscope did not write.
+
+A run is built in a hidden folder beside its target and renamed into place, `run.json` written last. A rename cannot
+replace a folder with something in it, so an earlier run is renamed aside first, and deleted when the new one stands.
+A process that is killed leaves hidden folders behind; the next run to the same target puts them right. The process that
+builds a run holds a lock on its folder, which dies with the process: that tells a leftover from work in progress. A
+second lock, on the folder around the target, is held for the moments in which targets are looked at or changed.
+"""
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from hookscope.errors import OutputError
+from hookscope.text import safe_text, slug, strict_json
+
+if sys.platform != "win32":
+    import fcntl
+
+SCHEMA_VERSION = 1
+
+_RECORD = "run.json"
+_MARK = {"schema_version": SCHEMA_VERSION, "tool": "hookscope"}
+
+# A larger run.json is none of ours. Our choice, far above what a run of a thousand inputs needs.
+_MAX_RECORD_BYTES = 64 * 2**20
+
+# What desktops drop into any folder that somebody looks at.
+_LITTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
+
+# Failures to write that say so without naming a file.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
+
+# How long to wait for another process to finish looking at a target; one that was suspended would hold us up for ever.
+# Going on costs no data: at worst the write fails. Our choice.
+_LOCK_SECONDS = 10.0
+
+_ELSEWHERE = "Name another folder with --out."
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory in the making.
+
+    Attributes:
+        path: The folder to write into until `finish`.
+        target: Where the run will be.
+        previous: Where an earlier run waits while this one takes its place.
+    """
+
+    path: Path
+    target: Path
+    previous: Path
+
+    def finish(self, metadata: Mapping[str, Any]) -> None:
+        """Write `run.json` and move the run to its target. Nothing can be written into `path` afterwards.
+
+        Args:
+            metadata: Entries of `run.json`, besides the mark and the list of files that are added here.
+
+        Raises:
+            OutputError: If something cannot be written, or the target has become something else than a hookscope run.
+        """
+        with _reported(self.target):
+            files = sorted(_files(self.path))
+            _sync_folder(self.path)
+            record = strict_json(_MARK | dict(metadata) | _MARK | {"files": files})
+            (self.path / _RECORD).write_text(record, encoding="utf-8")
+            _sync(self.path / _RECORD)
+            _sync(self.path)
+            with _locked(self.target.parent):
+                self._take_place()
+            _sync(self.target.parent)
+
+    def _take_place(self) -> None:
+        _refuse_foreign(self.target)
+        try:
+            self.path.rename(self.target)  # succeeds over nothing and over an empty folder
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            self.target.rename(self.previous)
+            self.path.rename(self.target)
+
+
+@contextmanager
+def new_run(target: Path) -> Iterator[Run]:
+    """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
+
+    An exception, or leaving without `finish`, removes all that was written and keeps an earlier run as it was.
+
+    Args:
+        target: Where the run goes: nothing yet, an empty folder, or an earlier run, which is replaced.
+
+    Raises:
+        OutputError: If the target is something else or cannot be written, or the block failed to write into the run's
+            folder or onto a full disk.
+    """
+    check_target(target)
+    target = _absolute(target)
+    token = f"{os.getpid()}-{secrets.token_hex(4)}"
+    run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token))
+    absent = [folder for folder in target.parents if not folder.exists()]
+    try:
+        with _claimed(run), _reported(target, within=run.path):
+            yield run
+    finally:
+        try:
+            _clean_up(run, absent)
+        except BaseException:  # Ctrl-C in the middle of it
+            _clean_up(run, absent)
+            raise
+
+
+def check_target(target: Path) -> None:
+    """Refuse a target that a run could not be written to, without changing anything.
+
+    Raises:
+        OutputError: If `target` is a file, a link, a mount point, the current folder or one above it, holds something
+            that hookscope did not write, lies where nothing can be written, or has too long a name.
+    """
+    try:
+        target = _absolute(target)
+        with _reported(target):
+            with _locked(target.parent):
+                _refuse_foreign(target)
+            standing = next(folder for folder in target.parents if folder.exists())
+            if not os.access(standing, os.W_OK | os.X_OK):
+                raise OutputError(_refusal(target, f"no permission to write in {_quoted(standing)}"))
+            # Asking for a name that is too long fails even where nothing of that name exists.
+            longest = _beside(target, "previous", f"{os.getpid()}-{'0' * 8}").name
+            for name in (longest, *target.relative_to(standing).parts[:-1]):
+                with suppress(FileNotFoundError):
+                    (standing / name).lstat()
+    except ValueError as error:
+        raise OutputError(_refusal(target, "no file can have such a name")) from error
+
+
+def default_run_path(verb: str, model_name: str, input_name: str) -> Path:
+    """Return `hookscope-runs/<verb>-<model>-<input>`, each part made fit for a file name.
+
+    Args:
+        verb: The command: "activations".
+        model_name: `ModelInfo.name`.
+        input_name: `InputRecord.name`; of a path only the file's name without its suffix is used.
+    """
+    return Path("hookscope-runs") / "-".join(slug(part) for part in (verb, model_name, PurePath(input_name).stem))
+
+
+def _absolute(target: Path) -> Path:
+    """Return `target` with its folder resolved, but not a link that stands at its own place."""
+    if target.name in ("", ".."):
+        return Path(os.path.realpath(target))
+    return Path(os.path.realpath(target.parent), target.name)
+
+
+def _beside(target: Path, role: str, token: str) -> Path:
+    return target.with_name(f".{target.name}.{role}-{token}")
+
+
+def _refuse_foreign(target: Path) -> None:
+    """Raise unless there is nothing at `target`, an empty folder, or an earlier run without foreign files in it."""
+    try:
+        mode = target.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise OutputError(_refusal(target, "it is a symbolic link"))
+    if not stat.S_ISDIR(mode):
+        raise OutputError(_refusal(target, "it exists and is not a folder"))
+    inside = "Name a folder inside it with --out."
+    if target.is_mount():
+        raise OutputError(_refusal(target, "it is a mount point, which cannot be replaced", inside))
+    with suppress(FileNotFoundError):  # the current folder may have been deleted
+        if Path.cwd().is_relative_to(target):
+            raise OutputError(_refusal(target, "it is the current folder, or above it, and cannot be replaced", inside))
+    if all(path.name in _LITTER for path in target.iterdir()):
+        return
+    record = _read_record(target)
+    if record is None:
+        raise OutputError(_refusal(target, "the folder holds something that is not a hookscope run"))
+    foreign = sorted(_files(target) - {_RECORD, *record["files"]})
+    if foreign:
+        raise OutputError(_refusal(target, f"beside a hookscope run it holds {_quoted(foreign[0])}"))
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the contents of a run's `run.json`; None if the folder is not a whole run."""
+    path = folder / _RECORD
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_RECORD_BYTES:
+            return None
+        record = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return None
+    ours = isinstance(record, dict) and record.get("tool") == _MARK["tool"] and isinstance(record.get("files"), list)
+    return record if ours else None
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the paths of all files below `folder`, relative to it, links to folders included."""
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.name not in _LITTER and (path.is_symlink() or not path.is_dir())
+    }
+
+
+@contextmanager
+def _claimed(run: Run) -> Iterator[None]:
+    """Put right what dead processes left beside the target, make the hidden folder and hold its lock."""
+    with ExitStack() as stack:
+        with _reported(run.target):
+            run.target.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(run.target.parent):
+                _settle_leftovers(run.target)
+                run.path.mkdir()
+                stack.enter_context(_locked(run.path))
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait for the lock of `folder` and hold it. Where there is no folder or no lock to be had, go on without.
+
+    Locks of different descriptors exclude each other even in one process, so this does not nest.
+    """
+    with ExitStack() as stack:
+        if sys.platform != "win32":
+            with suppress(OSError):  # some network file systems cannot lock a folder
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                patience = time.monotonic() + _LOCK_SECONDS
+                while not _got_lock(descriptor) and time.monotonic() < patience:
+                    time.sleep(0.002)
+        yield
+
+
+def _got_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Tell whether `folder` has lost the process that built it; where that cannot be known, it has not."""
+    if sys.platform == "win32":
+        return False
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        return _got_lock(descriptor)
+    except OSError:  # no locks here
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _settle_leftovers(target: Path) -> None:
+    """Put right what dead processes left beside `target`."""
+    leftover = re.compile(re.escape(f".{target.name}.") + r"(?:partial|previous)-(\d+-[0-9a-f]{8})")
+    tokens = {found[1] for path in target.parent.iterdir() if (found := leftover.fullmatch(path.name))}
+    for token in tokens:
+        if _is_abandoned(_beside(target, "partial", token)):
+            _settle(target, _beside(target, "previous", token))
+            _discard(_beside(target, "partial", token))
+
+
+def _clean_up(run: Run, absent: Iterable[Path]) -> None:
+    """Leave no trace of an unfinished run, nor of what a finished one replaced. Does no harm when done twice."""
+    with _locked(run.target.parent):
+        _settle(run.target, run.previous)
+    _discard(run.path)
+    for folder in absent:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _settle(target: Path, previous: Path) -> None:
+    """Put the run that was set aside back if nothing stands in its place, or delete it if another run does."""
+    with suppress(OSError):
+        whole = _read_record(previous) is not None
+        if whole and not os.path.lexists(target):
+            previous.rename(target)
+        if not whole or _read_record(target) is not None:
+            _discard(previous)
+
+
+def _discard(folder: Path) -> None:
+    """Delete a folder as far as possible, its record first, so that what is left can never pass for a run."""
+    with suppress(OSError):
+        (folder / _RECORD).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the operating system write all files and folders below `folder` to the disk."""
+    for path in folder.rglob("*"):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    if sys.platform == "win32":  # folders cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot do this for a folder.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _reported(target: Path, within: Path | None = None) -> Iterator[None]:
+    """Turn an operating system error into one line about the run.
+
+    Args:
+        target: What the line names.
+        within: Only errors about this folder, or about a full disk; others pass. None means every error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if within is not None and error.errno not in _NO_ROOM and not _concerns(error, within):
+            raise
+        reason = error.strerror.lower() if error.strerror else str(error)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "Free some space, or name another folder with --out." if full else _ELSEWHERE
+        raise OutputError(_refusal(target, reason, remedy)) from error
+
+
+def _concerns(error: OSError, folder: Path) -> bool:
+    named = isinstance(error.filename, str | bytes | os.PathLike)
+    return named and Path(os.fsdecode(error.filename)).is_relative_to(folder)
+
+
+def _refusal(target: Path, reason: str, remedy: str = _ELSEWHERE) -> str:
+    return f"Cannot write to {_quoted(target)}: {safe_text(reason)}. {remedy}"
+
+
+def _quoted(path: Path | str) -> str:
+    return f"'{safe_text(str(path))}'"

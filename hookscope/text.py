@@ -1,0 +1,77 @@
+"""Turn text of unknown origin into text that is safe to print, to write as JSON, and to name a file with."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+# GitHub's runner acts on a line that starts with "::", and on "##[" anywhere in it. A renderer may break a line at
+# any white space, so a "::" after white space could come to start one.
+_WORKFLOW_COMMAND = re.compile(r"(?:(?<=\s)|^):(?=:)|#(?=#\[)")
+
+
+def safe_text(text: str) -> str:
+    r"""Return `text` on one line, with everything that could steer a terminal or a log spelled out.
+
+    Control characters, line ends, ANSI sequences, bidirectional and invisible formatting, unassigned code points and
+    lone surrogates become visible escapes such as ``\x1b``; so does the character that makes a GitHub workflow command
+    work. What Python calls printable stays as it is. Applying it twice changes nothing more.
+    """
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    return _WORKFLOW_COMMAND.sub(lambda found: f"\\x{ord(found.group()):x}", text)
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """Return a tensor's shape as "1x64x112x112", or "scalar" when it has no axes."""
+    return "x".join(str(size) for size in shape) or "scalar"
+
+
+def slug(text: str, max_bytes: int = 80) -> str:
+    """Return `text` as part of a file name: letters, digits and ``._-``, nothing else.
+
+    It never starts with a dot or a dash and is never empty; different texts may get the same slug.
+
+    Args:
+        text: Any text.
+        max_bytes: Longest result in UTF-8. The end is cut off. File systems allow 255 for a whole name.
+    """
+    kept = re.sub(r"[^\w.-]+", "-", text).strip("-.")
+    return kept.encode()[:max_bytes].decode(errors="ignore").rstrip("-.") or "unnamed"
+
+
+def strict_json(document: Mapping[str, Any]) -> str:
+    """Return `document` as JSON that every parser accepts: one key a line, one item of a top-level list a line.
+
+    The text is ASCII and ends in a line end; keys keep their order. NaN and infinities become null. A lone surrogate
+    in a string becomes a visible escape, because strict parsers refuse it. A value that JSON does not know becomes its
+    `str()`.
+    """
+    entries = [f"  {json.dumps(key)}: {_entry(value)}" for key, value in _plain(document).items()]
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _entry(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f"    {json.dumps(item, allow_nan=False)}" for item in value) + "\n  ]"
+    return json.dumps(value, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_without_surrogates(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return _without_surrogates(str(value))
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

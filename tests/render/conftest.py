@@ -1,0 +1,209 @@
+"""One fixed result that every renderer's tests render, and the comparison with golden files."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console, RenderableType
+
+from hookscope.results import (
+    Failure,
+    FeatureMaps,
+    Flag,
+    InputRecord,
+    Inspection,
+    LayerRow,
+    ModelInfo,
+    ModuleRow,
+    Prediction,
+    TensorStatistics,
+    UncalledLayer,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+HOSTILE_NAME = "=cmd|' /C calc'!A0[/nope]\x1b[31m\n::error::\u202egnp.\ud800"
+
+
+def statistics(shape: tuple[int, ...], dtype: str = "float32", **values: object) -> TensorStatistics:
+    """Return statistics of a plausible activation, with `values` in place of its own."""
+    element_count = math.prod(shape)
+    known: dict[str, object] = {
+        "mean": 0.125,
+        "std": 0.75,
+        "min": -2.5,
+        "max": 3.25,
+        "mean_abs": 0.5,
+        "l2": 98.765,
+        "zero_fraction": 0.0,
+        "nan_count": 0,
+        "inf_count": 0,
+        "channel_axis": 1 if len(shape) > 1 else None,
+        "channel_count": shape[1] if len(shape) > 1 else None,
+        "dead_channel_count": 0,
+        "quantiles": (-1.5, -1.0, -0.25, 0.0625, 0.5, 1.25, 2.0),
+        "sample_count": min(element_count, 4096),
+    }
+    return TensorStatistics(shape, dtype, element_count, **{**known, **values})  # type: ignore[arg-type]
+
+
+def _row(
+    layer: str,
+    kind: str,
+    activation: TensorStatistics,
+    *flags: Flag,
+    call: int = 0,
+    slot: str = "",
+    parameter_count: int = 0,
+    aliases: tuple[str, ...] = (),
+) -> LayerRow:
+    return LayerRow(0, layer, kind, call, slot, parameter_count, activation, flags, aliases)
+
+
+def numbered(*rows: LayerRow) -> tuple[LayerRow, ...]:
+    """Return the rows with their positions as indices."""
+    return tuple(replace(row, index=index) for index, row in enumerate(rows))
+
+
+MODEL = ModelInfo(
+    name="resnet34",
+    kind="ResNet",
+    weights="ResNet34_Weights.IMAGENET1K_V1",
+    random=False,
+    sha256="b627a593" * 8,
+    parameter_count=21_797_672,
+    categories=("tench", "goldfish"),
+    arguments={"width": 2, "name": "a\ud800"},
+)
+
+ROWS = numbered(
+    _row("conv1", "Conv2d", statistics((1, 64, 112, 112)), parameter_count=9408),
+    _row(
+        "bn1",
+        "BatchNorm2d",
+        statistics((1, 64, 112, 112), mean=1e-9, std=2.5e-9, min=-65504.0, max=123456.0, l2=1.5e8),
+        parameter_count=128,
+    ),
+    _row("relu", "ReLU", statistics((1, 64, 112, 112), min=0.0, zero_fraction=0.4375), "in-place"),
+    _row("relu", "ReLU", statistics((1, 64, 56, 56), min=0.0, zero_fraction=0.00001), "in-place", call=1),
+    _row(
+        "layer1.0.conv1",
+        "Conv2d",
+        statistics((1, 64, 56, 56), zero_fraction=0.25, dead_channel_count=12),
+        "in-place",
+        "dead channels",
+        parameter_count=36_864,
+        aliases=("layer1.0.shared", "=tied;1"),
+    ),
+    _row(
+        "layer1.0.conv2",
+        "Conv2d",
+        statistics((1, 64, 56, 56), nan_count=3, inf_count=1, max=9999.6),
+        "non-finite",
+        parameter_count=36_864,
+    ),
+    _row(
+        "layer2.0.downsample.0",
+        "Conv2d",
+        statistics(
+            (1, 128, 28, 28),
+            mean=0.0,
+            std=0.0,
+            min=0.0,
+            max=0.0,
+            mean_abs=0.0,
+            l2=0.0,
+            zero_fraction=1.0,
+            dead_channel_count=128,
+            quantiles=(0.0,) * 7,
+        ),
+        "all zero",
+        "constant",
+        "dead channels",
+    ),
+    _row("head", "Heads", statistics((1, 2, 28, 28)), slot="['out']"),
+    _row("head", "Heads", TensorStatistics((), "NoneType", 0), "not a tensor", slot="['aux'][1]"),
+    _row(
+        "encoder.layers.encoder_layer_11.self_attention.out_proj.parametrizations.weight.original0",
+        "NonDynamicallyQuantizableLinear",
+        statistics((1, 197, 768), "bfloat16", zero_fraction=0.99999),
+        "shape varies",
+        parameter_count=590_592,
+    ),
+    _row(
+        HOSTILE_NAME,
+        "Evil\u202e[bold]",
+        TensorStatistics((1, 8), "quint8", 8, unmeasured="no statistics for per-channel quantised tensors"),
+        "unmeasured",
+    ),
+    _row("tokens", "Embedding", statistics((), "int64", mean=None, std=math.inf, quantiles=None)),
+    _row("fc", "Linear", statistics((1, 1000), mean=-0.0009996, std=2.0), parameter_count=513_000),
+    _row("", "ResNet", statistics((1, 1000), mean=-0.0009996, std=2.0), "pass-through"),
+)
+
+INSPECTION = Inspection(
+    model=MODEL,
+    inputs=(
+        InputRecord("sample_images/cat.jpg", "0123abcd" * 8, (640, 480), (3, 224, 224), ("resize 256", "crop 224x224")),
+        InputRecord("noise", None, None, (3, 224, 224), ()),
+    ),
+    rows=ROWS,
+    uncalled=(
+        UncalledLayer("attention.out_proj", "Linear", 4096, "its weights are used without calling it"),
+        *(UncalledLayer(f"aux{n}.fc", "Linear", 10, "it never ran") for n in range(8)),
+        UncalledLayer(HOSTILE_NAME, "Linear", 1, "it never ran"),
+    ),
+    feature_maps=(
+        FeatureMaps(0, "conv1", "Conv2d", 0, "maps", np.ones((64, 2, 2), np.float32), None, 64, (64, 112, 112)),
+    ),
+    predictions=(
+        Prediction(0, (285, 282, 281), ("Egyptian cat", "tiger cat", "tabby"), (0.4, 0.234, 0.22)),
+        Prediction(1, (0, 1, 2), (), (0.999, 0.001, 0.0)),
+    ),
+    warnings=("layer2.0.downsample.0 is zero everywhere.", f"A hostile name: {HOSTILE_NAME}"),
+    seed=7,
+    timings={"load": 0.5, "forward": 0.25},
+)
+
+FAILURE = Failure(
+    "layer1.0.conv2", "Conv2d", ("1x64x56x56", "mask=1x56"), "RuntimeError: expected 32 channels, got \x1b[31m64[/]"
+)
+
+MODULES = (
+    ModuleRow("", "ResNet", 0, 21_797_672, 1, ((1, 3, 224, 224),), ((1, 1000),), selected=False),
+    ModuleRow("conv1", "Conv2d", 9408, 9408, 1, ((1, 3, 224, 224),), ((1, 64, 112, 112),), selected=True),
+    ModuleRow("layer1", "Sequential", 0, 73_984, 1, ((1, 64, 56, 56),), ((1, 64, 56, 56),), selected=False),
+    ModuleRow("layer1.0", "BasicBlock", 0, 73_984, 1, ((1, 64, 56, 56),), ((1, 64, 56, 56),), selected=False),
+    ModuleRow("layer1.0.conv1", "Conv2d", 36_864, 36_864, 1, ((1, 64, 56, 56),), ((1, 64, 56, 56),), selected=True),
+    ModuleRow("layer1.0.relu", "ReLU", 0, 0, 2, ((1, 64, 56, 56),), ((1, 64, 56, 56),), selected=False),
+    ModuleRow(
+        "detection.head.proj", "Head", 12, 12, 1, ((1, 4), (), (2, 2), (3,)), ((5,),), selected=False, note="also: tied"
+    ),
+    ModuleRow(HOSTILE_NAME, "Evil\u202e", 1, 1, 0, (), (), selected=False, note="it never ran"),
+)
+
+
+def printed(renderable: RenderableType, width: int) -> str:
+    """Return what a terminal without colours shows, blanks at line ends removed."""
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+@pytest.fixture
+def assert_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a golden file, or write it there under `--update-golden`."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

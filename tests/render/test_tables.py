@@ -1,0 +1,225 @@
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookscope.render.tables import inspection_to_dict, inspection_to_json, modules_to_json, rows_to_csv, rows_to_json
+from hookscope.results import QUANTILE_LEVELS, Inspection, LayerRow, TensorStatistics
+from tests.render.conftest import FAILURE, HOSTILE_NAME, INSPECTION, MODULES, ROWS, statistics
+
+STATISTICS = (
+    *("element_count", "mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "nan_count", "inf_count"),
+    *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction", "sample_count"),
+)
+QUANTILES = ("q01", "q05", "q25", "q50", "q75", "q95", "q99")
+
+
+def parsed(text: str) -> Any:
+    """Parse JSON as a strict parser does."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def csv_rows(inspection: Inspection) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(rows_to_csv(inspection)), strict=True))
+
+
+def with_rows(*rows: LayerRow) -> Inspection:
+    return replace(INSPECTION, rows=rows)
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def test_golden_files(assert_golden: Callable[[str, str], None]) -> None:
+    assert_golden("inspection.json", inspection_to_json(INSPECTION))
+    assert_golden("layers.json", rows_to_json(INSPECTION))
+    assert_golden("layers.csv", rows_to_csv(INSPECTION))
+    assert_golden("modules.json", modules_to_json(MODULES))
+
+
+# JSON
+
+
+def test_json_rows_hold_every_number_in_full() -> None:
+    for document in (parsed(rows_to_json(INSPECTION)), parsed(inspection_to_json(INSPECTION))):
+        assert document["schema_version"] == 1
+        assert len(document["rows"]) == len(ROWS)
+        for entry, row in zip(document["rows"], ROWS, strict=True):
+            measured = entry["activation"]
+            assert {name: measured[name] for name in STATISTICS} == {
+                name: finite(getattr(row.activation, name)) for name in STATISTICS
+            }
+            assert measured["shape"] == list(row.activation.shape)
+            assert measured["dtype"] == row.activation.dtype
+            assert measured["unmeasured"] == row.activation.unmeasured
+            quantiles = row.activation.quantiles
+            assert measured["quantiles"] == (quantiles and dict(zip(QUANTILES, quantiles, strict=True)))
+            assert {name: entry[name] for name in ("index", "kind", "call", "slot", "parameter_count")} == {
+                name: getattr(row, name) for name in ("index", "kind", "call", "slot", "parameter_count")
+            }
+            assert entry["flags"] == list(row.flags)
+            assert entry["aliases"] == list(row.aliases)
+
+
+def test_quantile_names_follow_the_levels() -> None:
+    assert tuple(float(name[1:]) / 100 for name in QUANTILES) == QUANTILE_LEVELS
+
+
+def test_json_keeps_hostile_names_exactly_but_for_lone_surrogates() -> None:
+    text = rows_to_json(INSPECTION)
+    assert text.isascii()
+    assert parsed(text)["rows"][10]["layer"] == HOSTILE_NAME.replace("\ud800", r"\ud800")
+
+
+def test_json_holds_the_whole_inspection_but_pixels_and_categories() -> None:
+    document = parsed(inspection_to_json(INSPECTION))
+    assert list(document) == [
+        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "warnings", "failure"),
+        *("predictions", "rows", "uncalled"),
+    ]
+    assert document["model"] == {
+        "name": "resnet34",
+        "kind": "ResNet",
+        "weights": "ResNet34_Weights.IMAGENET1K_V1",
+        "random": False,
+        "sha256": "b627a593" * 8,
+        "parameter_count": 21_797_672,
+        "arguments": {"width": 2, "name": r"a\ud800"},
+    }
+    assert document["inputs"][0]["size"] == [640, 480]
+    assert document["inputs"][1]["sha256"] is None
+    assert document["timings"] == {"load": 0.5, "forward": 0.25}
+    assert document["failure"] is None
+    assert len(document["uncalled"]) == len(INSPECTION.uncalled)
+    assert document["uncalled"][0] == {
+        "layer": "attention.out_proj",
+        "kind": "Linear",
+        "parameter_count": 4096,
+        "reason": "its weights are used without calling it",
+    }
+
+
+def test_json_predictions_are_one_entry_a_class() -> None:
+    named, unnamed = inspection_to_dict(INSPECTION)["predictions"]
+    assert named["classes"][0] == {"index": 285, "name": "Egyptian cat", "probability": 0.4}
+    assert [each["name"] for each in unnamed["classes"]] == [None, None, None]
+
+
+def test_json_says_where_a_forward_pass_broke_off() -> None:
+    document = parsed(inspection_to_json(replace(INSPECTION, failure=FAILURE)))
+    assert document["failure"]["layer"] == "layer1.0.conv2"
+    assert document["failure"]["input_shapes"] == ["1x64x56x56", "mask=1x56"]
+
+
+def test_json_takes_further_entries_at_the_end() -> None:
+    document = parsed(inspection_to_json(INSPECTION, {"run": "hookscope-runs/x"}))
+    assert list(document)[-1] == "run"
+    assert document["run"] == "hookscope-runs/x"
+
+
+def test_json_has_one_row_a_line() -> None:
+    lines = rows_to_json(INSPECTION).splitlines()
+    assert sum(line.startswith('    {"index": ') for line in lines) == len(ROWS)
+
+
+def test_json_modules_hold_every_field() -> None:
+    document = parsed(modules_to_json(MODULES))
+    assert document["schema_version"] == 1
+    assert [each["layer"] for each in document["modules"][:7]] == [row.layer for row in MODULES[:7]]
+    assert document["modules"][6] == {
+        "layer": "detection.head.proj",
+        "kind": "Head",
+        "parameter_count": 12,
+        "total_parameter_count": 12,
+        "call_count": 1,
+        "input_shapes": [[1, 4], [], [2, 2], [3]],
+        "output_shapes": [[5]],
+        "selected": False,
+        "note": "also: tied",
+    }
+
+
+# CSV
+
+
+def test_csv_has_one_line_a_row_whatever_the_names_hold() -> None:
+    text = rows_to_csv(INSPECTION)
+    assert text.count("\n") == len(text.splitlines()) == len(ROWS) + 1
+    text.encode()
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_csv_holds_every_number_in_full() -> None:
+    for cells, row in zip(csv_rows(INSPECTION), ROWS, strict=True):
+        for name in STATISTICS:
+            value = getattr(row.activation, name)
+            assert cells[name] == ("" if value is None else repr(value)), name
+        for name, quantile in zip(QUANTILES, row.activation.quantiles or (None,) * 7, strict=True):
+            assert cells[name] == ("" if quantile is None else repr(quantile))
+        assert (cells["index"], cells["call"]) == (str(row.index), str(row.call))
+        assert cells["parameter_count"] == str(row.parameter_count)
+
+
+def test_csv_says_shapes_flags_and_aliases_in_one_cell_each() -> None:
+    rows = csv_rows(INSPECTION)
+    assert rows[0]["shape"] == "1x64x112x112"
+    assert rows[4]["flags"] == "in-place;dead channels"
+    assert rows[4]["aliases"] == r"layer1.0.shared;=tied\x3b1"
+    assert rows[7]["slot"] == "['out']"
+    assert (rows[8]["shape"], rows[8]["flags"]) == ("", "not a tensor")
+    assert rows[10]["unmeasured"] == "no statistics for per-channel quantised tensors"
+    assert rows[11]["shape"] == "scalar"
+    assert rows[13]["layer"] == ""
+
+
+def test_csv_shows_hostile_names_harmlessly() -> None:
+    cells = csv_rows(INSPECTION)[10]
+    assert cells["layer"] == r"'=cmd|' /C calc'!A0[/nope]\x1b[31m\n::error::\u202egnp.\ud800"
+    assert cells["kind"] == r"Evil\u202e[bold]"
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"])
+@pytest.mark.parametrize("column", ["layer", "kind", "slot", "aliases"])
+def test_no_name_in_a_csv_is_a_formula(start: str, column: str) -> None:
+    change: dict[str, Any] = {column: (f"{start}1+1",) if column == "aliases" else f"{start}1+1"}
+    row = replace(ROWS[0], **change)
+    assert csv_rows(with_rows(row))[0][column].startswith("'")
+
+
+def test_negative_numbers_in_a_csv_are_numbers() -> None:
+    assert csv_rows(with_rows(replace(ROWS[0], activation=statistics((1, 2), min=-2.5))))[0]["min"] == "-2.5"
+
+
+@given(st.floats(allow_nan=False), st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_survive_csv_and_json_bit_for_bit(mean: float, std: float) -> None:
+    row = replace(ROWS[0], activation=TensorStatistics((1,), "float64", 1, mean=mean, std=std))
+    cells = csv_rows(with_rows(row))[0]
+    assert (float(cells["mean"]), float(cells["std"])) == (mean, std)
+    assert math.copysign(1, float(cells["std"])) == math.copysign(1, std)
+    document = parsed(rows_to_json(with_rows(row)))
+    assert document["rows"][0]["activation"]["std"] == std
+
+
+def test_numpy_numbers_are_written_as_plain_ones() -> None:
+    measured = TensorStatistics((1,), "float32", 1, mean=np.float64(0.1), zero_fraction=np.float64(0))
+    cells = csv_rows(with_rows(replace(ROWS[0], activation=measured)))[0]
+    assert (cells["mean"], cells["zero_fraction"]) == ("0.1", "0.0")
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=[])), min_size=4, max_size=4))
+def test_any_name_at_all_can_be_written(names: list[str]) -> None:
+    layer, kind, slot, alias = names
+    row = replace(ROWS[0], layer=layer, kind=kind, slot=slot, aliases=(alias,))
+    (cells,) = csv_rows(with_rows(row))
+    assert cells["index"] == "0"
+    assert all(cell.isprintable() for cell in cells.values())
+    assert parsed(rows_to_json(with_rows(row)))["rows"][0]["index"] == 0

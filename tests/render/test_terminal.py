@@ -1,0 +1,389 @@
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from io import StringIO
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.control import strip_control_codes
+
+from hookscope.render.terminal import (
+    _fold,
+    _number,
+    _percent,
+    _probability,
+    failure_panel,
+    layer_table,
+    module_table,
+    predictions_lines,
+    uncalled_lines,
+    warnings_panel,
+)
+from hookscope.results import Flag, Inspection, LayerRow, Prediction, UncalledLayer
+from tests.render.conftest import FAILURE, INSPECTION, MODEL, MODULES, ROWS, numbered, printed, statistics
+
+anything = st.text(st.characters(exclude_categories=[]), max_size=40)
+
+
+def table_text(inspection: Inspection, width: int, *, full: bool = False) -> str:
+    return printed(layer_table(inspection, width=width, full=full), width)
+
+
+def with_rows(*rows: LayerRow) -> Inspection:
+    return replace(INSPECTION, rows=numbered(*rows))
+
+
+def row_lines(text: str) -> list[str]:
+    """Return the lines below the header rule."""
+    lines = text.splitlines()
+    rule = next(position for position, line in enumerate(lines) if line.startswith("──"))
+    return lines[rule + 1 :]
+
+
+def in_colour(renderable: RenderableType, width: int = 200) -> str:
+    console = Console(file=StringIO(), width=width, color_system="standard", force_terminal=True, legacy_windows=False)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def everything(width: int) -> Sequence[RenderableType]:
+    return (
+        layer_table(replace(INSPECTION, model=replace(MODEL, random=True)), width=width),
+        uncalled_lines(INSPECTION.uncalled),
+        warnings_panel(INSPECTION.warnings),
+        failure_panel(FAILURE),
+        predictions_lines(INSPECTION),
+        module_table(MODULES, width=width, title="resnet34 (ResNet)"),
+    )
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_golden_files(assert_golden: Callable[[str, str], None], width: int) -> None:
+    names = ("layers", "uncalled", "warnings", "failure", "predictions", "modules")
+    for name, renderable in zip(names, everything(width), strict=True):
+        assert_golden(f"{name}_{width}.txt", printed(renderable, width))
+    assert_golden(f"long_{width}.txt", table_text(LONG, width))
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79, 80, 99, 100, 120, 160, 200, 300])
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    for renderable in (*everything(width), layer_table(LONG, width=width)):
+        for line in printed(renderable, width).splitlines():
+            assert cell_len(line) <= width
+            assert line.isprintable()
+
+
+@given(name=anything, kind=anything, width=st.integers(min_value=20, max_value=220))
+def test_any_name_at_all_keeps_to_its_cell(name: str, kind: str, width: int) -> None:
+    inspection = with_rows(replace(ROWS[4], layer=name, kind=kind), ROWS[5])
+    module = replace(MODULES[4], layer=name, kind=kind, note=kind)
+    for renderable in (
+        layer_table(inspection, width=width),
+        module_table([MODULES[0], module], width=width, title=name),
+        uncalled_lines([UncalledLayer(name, kind, 1, kind)]),
+        warnings_panel([name]),
+        failure_panel(replace(FAILURE, layer=name, kind=kind, error=kind, input_shapes=(name,))),
+    ):
+        lines = printed(renderable, width).splitlines()
+        assert all(cell_len(line) <= width for line in lines)
+        assert all(line.isprintable() and not line.lstrip().startswith("::") for line in lines)
+
+
+# The layer table
+
+
+def test_eighty_columns_hold_the_essential_numbers() -> None:
+    header = table_text(INSPECTION, 80).splitlines()[1]
+    assert header.split() == ["layer", "shape", "mean", "std", "min", "max", "zeros"]
+
+
+def test_two_hundred_columns_hold_everything_useful() -> None:
+    header = re.split(r"\s{2,}", table_text(INSPECTION, 200).splitlines()[1].strip())
+    assert header == [
+        *("#", "layer", "type", "shape", "dtype", "mean", "std", "min", "median", "max", "mean |x|", "L2"),
+        *("zeros", "dead", "NaN", "Inf", "flags"),
+    ]
+
+
+def test_numbers_stand_under_their_headers() -> None:
+    first = row_lines(table_text(INSPECTION, 200))[0].split()
+    assert first == [
+        *("0", "conv1", "Conv2d", "1x64x112x112", "float32", "0.1250", "0.7500", "-2.500", "0.06250", "3.250"),
+        *("0.5000", "98.77", "0%", "0/64", "0", "0"),
+    ]
+
+
+def test_numbers_align_right_under_their_headers() -> None:
+    lines = table_text(INSPECTION, 200).splitlines()
+    for header in ("std", "max", "L2", "zeros"):
+        end = lines[1].index(f" {header} ") + len(header) + 1
+        for line in lines[3:6]:
+            assert line[end - 1] != " "
+            assert line[end : end + 1] == " "
+
+
+def test_rows_come_in_execution_order_with_call_and_slot() -> None:
+    text = table_text(INSPECTION, 200)
+    labels = [row.label for row in ROWS if row.layer in {"conv1", "relu", "head", "", "layer1.0.conv2"}]
+    assert labels == ["conv1", "relu", "relu#1", "layer1.0.conv2", "head['out']", "head['aux'][1]", "(model)"]
+    positions = [text.index(f" {label} ") for label in labels]
+    assert positions == sorted(positions)
+
+
+def test_columns_that_would_say_the_same_everywhere_are_left_out() -> None:
+    header = table_text(with_rows(ROWS[0], ROWS[1]), 200).splitlines()[1]
+    assert not {"dtype", "NaN", "Inf", "flags"} & set(header.split())
+    assert "median" in header
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("flag", get_args(Flag))
+def test_every_flag_is_in_words_and_in_colour(width: int, flag: Flag) -> None:
+    measured = statistics((1, 64, 7, 7), nan_count=2, inf_count=5, dead_channel_count=12)
+    flagged = replace(ROWS[0], layer="flagged", flags=(flag,), activation=replace(measured, unmeasured="no reason"))
+    inspection = with_rows(replace(ROWS[0], layer="plain"), flagged)
+    plain, *marked = row_lines(table_text(inspection, width))
+    details = {
+        "non-finite": "non-finite: 2 NaN, 5 Inf",
+        "dead channels": "dead channels 12/64",
+        "unmeasured": "unmeasured: no reason",
+    }
+    assert details.get(flag, flag) in " ".join(line.strip() for line in marked)
+    assert flag not in plain
+    coloured = in_colour(layer_table(inspection, width=width), width)
+    assert re.search(rf"\x1b\[[0-9;]*m[^\x1b]*{flag}", coloured)
+    (line,) = (line for line in coloured.splitlines() if "plain" in line)
+    assert "\x1b" not in line
+
+
+def test_a_row_that_asks_for_attention_is_coloured_as_a_whole() -> None:
+    lines = in_colour(layer_table(with_rows(ROWS[0], ROWS[4], ROWS[5], ROWS[6]), width=200)).splitlines()
+    assert [bool(re.search(r"\x1b\[33m *\S*3\.250", line)) for line in lines[3:5]] == [False, True]
+    assert re.search(r"\x1b\[1;31m *\S*1\.000e4", lines[5])
+
+
+def test_a_long_name_loses_its_middle_and_keeps_its_end() -> None:
+    assert "…weight.original0 " in table_text(INSPECTION, 80)
+    assert _fold("encoder.layers.11.mlp.fc2", 11) == "enc…mlp.fc2"
+    assert _fold("short", 5) == "short"
+
+
+@given(anything, st.integers(min_value=1, max_value=30))
+def test_a_folded_name_fits(name: str, width: int) -> None:
+    folded = _fold(name, width)
+    assert cell_len(folded) <= width
+    assert folded == name or "…" in folded
+
+
+def test_the_title_names_model_weights_and_input() -> None:
+    assert table_text(INSPECTION, 200).splitlines()[0] == (
+        "resnet34 (ResNet) · weights: ResNet34_Weights.IMAGENET1K_V1 · 2 inputs"
+    )
+    one = replace(INSPECTION, inputs=INSPECTION.inputs[:1])
+    assert table_text(one, 200).splitlines()[0].endswith(" · cat.jpg")
+
+
+def test_random_weights_are_said_in_the_title() -> None:
+    inspection = replace(INSPECTION, model=replace(MODEL, random=True, weights="random, seed 0"))
+    assert table_text(inspection, 80).splitlines()[1].startswith("RANDOM WEIGHTS")
+    assert "RANDOM WEIGHTS" not in table_text(INSPECTION, 80)
+
+
+def test_a_pass_that_reached_no_layer_says_so() -> None:
+    assert table_text(with_rows(), 80).splitlines()[1] == "No layer finished."
+
+
+# Folding
+
+LONG = with_rows(
+    *(
+        replace(
+            ROWS[5] if position in (70, 71, 100) else ROWS[2] if position == 80 else ROWS[0], layer=f"block{position}"
+        )
+        for position in range(144)
+    )
+)
+
+
+def shown_blocks(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"block(\d+)", text)]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_long_table_keeps_its_ends_and_every_row_that_asks_for_attention(width: int) -> None:
+    text = table_text(LONG, width)
+    assert shown_blocks(text) == [*range(20), 70, 71, 100, *range(124, 144)]
+    gaps = re.findall(r"… (\d+) rows not shown, --full shows all", " ".join(text.split()))
+    assert [int(gap) for gap in gaps] == [50, 28, 23]
+    assert len(shown_blocks(text)) + sum(map(int, gaps)) == 144
+
+
+def test_full_shows_every_row() -> None:
+    text = table_text(LONG, 80, full=True)
+    assert shown_blocks(text) == list(range(144))
+    assert "not shown" not in text
+
+
+def test_sixty_rows_are_not_folded() -> None:
+    assert shown_blocks(table_text(with_rows(*LONG.rows[:60]), 80)) == list(range(60))
+    assert shown_blocks(table_text(with_rows(*LONG.rows[:61]), 80)) == [*range(20), *range(41, 61)]
+
+
+def test_a_single_row_is_not_folded_away() -> None:
+    rows = [replace(ROWS[5] if position % 2 else ROWS[0], layer=f"block{position}") for position in range(100)]
+    assert shown_blocks(table_text(with_rows(*rows), 80)) == list(range(100))
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (-0.0, "0"),
+        (0.125, "0.1250"),
+        (-0.4237, "-0.4237"),
+        (1e-9, "1.000e-9"),
+        (0.0012344, "0.001234"),
+        (0.00099996, "0.001000"),
+        (0.99996, "1.000"),
+        (9999.4, "9999"),
+        (9999.6, "1.000e4"),
+        (123456.0, "1.235e5"),
+        (-65504.0, "-6.550e4"),
+        (5e-324, "4.941e-324"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_have_four_significant_digits(value: float | None, shown: str) -> None:
+    assert _number(value) == shown
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_shown_number_is_right_to_four_digits_and_never_zero_by_rounding(value: float) -> None:
+    shown = _number(value)
+    assert (shown == "0") == (value == 0)
+    assert float(shown) == float(f"{value:.3e}")
+    assert len(shown) <= 11
+
+
+@pytest.mark.parametrize(
+    ("fraction", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0%"),
+        (1e-9, "<0.1%"),
+        (0.0011, "0.1%"),
+        (0.4375, "43.8%"),
+        (0.99999, ">99.9%"),
+        (1.0, "100%"),
+    ],
+)
+def test_only_an_exact_fraction_is_called_nothing_or_all(fraction: float | None, shown: str) -> None:
+    assert _percent(fraction) == shown
+
+
+@pytest.mark.parametrize(
+    ("probability", "shown"), [(0.0, "0.00"), (0.004, "<0.01"), (0.4, "0.40"), (0.9999, ">0.99"), (1.0, "1.00")]
+)
+def test_only_a_certain_class_is_called_certain(probability: float, shown: str) -> None:
+    assert _probability(probability) == shown
+
+
+# Beside the table
+
+
+def test_layers_never_called_are_grouped_by_reason() -> None:
+    assert printed(uncalled_lines(INSPECTION.uncalled), 200).splitlines() == [
+        "Never called: 10 selected layers",
+        "  its weights are used without calling it (1): attention.out_proj",
+        "  it never ran (9): aux0.fc, aux1.fc, aux2.fc, aux3.fc, aux4.fc, aux5.fc … and 3 more, --full names all",
+    ]
+    full = printed(uncalled_lines(INSPECTION.uncalled, full=True), 200)
+    assert r"aux7.fc, =cmd|" in full
+    assert "more" not in full
+
+
+def test_nothing_to_say_prints_nothing() -> None:
+    quiet = replace(INSPECTION, predictions=())
+    for renderable in (uncalled_lines([]), warnings_panel([]), predictions_lines(quiet)):
+        assert printed(renderable, 80).strip() == ""
+
+
+def test_predictions_are_a_line_an_input() -> None:
+    assert printed(predictions_lines(INSPECTION), 100).splitlines() == [
+        "sample_images/cat.jpg: Egyptian cat 0.40 · tiger cat 0.23 · tabby 0.22",
+        "noise:                 class 0 >0.99 · class 1 <0.01 · class 2 0.00",
+    ]
+
+
+def test_predictions_of_many_inputs_are_folded() -> None:
+    many = replace(
+        INSPECTION,
+        inputs=tuple(replace(INSPECTION.inputs[0], name=f"{number}.jpg") for number in range(25)),
+        predictions=tuple(Prediction(number, (0,), ("tench",), (0.5,)) for number in range(25)),
+    )
+    lines = printed(predictions_lines(many), 80).splitlines()
+    assert lines[9] == "9.jpg: tench 0.50"
+    assert lines[10:] == ["… 15 more inputs, --full shows all"]
+    assert len(printed(predictions_lines(many, full=True), 80).splitlines()) == 25
+
+
+def test_a_failure_names_module_inputs_and_error() -> None:
+    text = printed(failure_panel(FAILURE), 80)
+    assert "The model raised" in text
+    assert "layer1.0.conv2 (Conv2d)" in text
+    assert "1x64x56x56, mask=1x56" in text
+    assert r"RuntimeError: expected 32 channels, got \x1b[31m64[/]" in text
+    assert "inputs none" in printed(failure_panel(replace(FAILURE, input_shapes=())), 80)
+
+
+def test_warnings_are_framed_under_the_word() -> None:
+    assert "─ Warnings ─" in printed(warnings_panel(["a", "b"]), 80)
+    assert "─ Warning ─" in printed(warnings_panel(["a"]), 80)
+
+
+# The module table
+
+
+def test_modules_are_a_tree_of_their_names() -> None:
+    lines = [line.split("  ResNet")[0].rstrip() for line in printed(everything(200)[5], 200).splitlines()]
+    names = [re.match(r" *\S+", line) for line in lines[3:10]]
+    assert [name and name.group() for name in names] == [
+        *("(model)", "  conv1", "  layer1", "    0", "      conv1", "      relu", "  detection.head.proj"),
+    ]
+
+
+def test_modules_say_type_parameters_calls_shapes_and_selection() -> None:
+    lines = row_lines(printed(everything(200)[5], 200))
+    assert re.split(r"\s{2,}", lines[1].strip()) == [
+        *("conv1", "Conv2d", "9,408", "1", "1x3x224x224", "1x64x112x112", "● selected"),
+    ]
+    assert "selected" not in lines[2]
+    assert re.split(r"\s{2,}", lines[6].strip()) == [
+        *("detection.head.proj", "Head", "12", "1", "1x4, scalar +2", "5", "also: tied"),
+    ]
+
+
+def test_modules_end_in_their_totals() -> None:
+    assert printed(everything(80)[5], 80).splitlines()[-1] == "8 modules · 2 selected · 21,797,672 parameters"
+    part = printed(module_table(MODULES[4:6], width=80, title=""), 80)
+    assert part.splitlines()[-1] == "2 modules · 1 selected · 36,864 parameters"
+
+
+def test_notes_find_room_at_eighty_columns() -> None:
+    assert "└ also: tied" in printed(everything(80)[5], 80)
+
+
+def test_no_control_code_reaches_the_terminal() -> None:
+    for renderable in everything(80):
+        text = printed(renderable, 80)
+        assert strip_control_codes(text) == text
+        text.encode()

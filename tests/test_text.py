@@ -1,0 +1,132 @@
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookscope.text import safe_text, shape_text, slug, strict_json
+
+# All code points, lone surrogates included, which `st.text()` leaves out.
+anything = st.text(st.characters(exclude_categories=[]))
+
+
+@pytest.mark.parametrize(
+    ("hostile", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+        ("two\nlines\r", r"two\nlines\r"),
+        ("tab\tnul\0bell\a", r"tab\tnul\x00bell\x07"),
+        ("\u202egnp.exe\u2066", r"\u202egnp.exe\u2066"),
+        ("zero\u200bwidth\ufeff", r"zero\u200bwidth\ufeff"),
+        ("line\u2028separator", r"line\u2028separator"),
+        ("caf\udce9", r"caf\udce9"),
+        ("tag\U000e0041", r"tag\U000e0041"),
+        ("::error::x", r"\x3a:error::x"),
+        ("a  ::stop-commands::", r"a  \x3a:stop-commands::"),
+        ("x##[error]y", r"x\x23#[error]y"),
+    ],
+)
+def test_text_that_steers_a_terminal_or_a_log_is_spelled_out(hostile: str, shown: str) -> None:
+    assert safe_text(hostile) == shown
+
+
+@pytest.mark.parametrize(
+    "name", ["layer1.0.conv1", "Ünïcödé.カタカナ", "C:\\models\\x.pt", "[red]x[/]", "std::vector ## [x]", "😀", ""]
+)
+def test_ordinary_text_stays_as_it_is(name: str) -> None:
+    assert safe_text(name) == name
+
+
+@given(anything)
+def test_safe_text_is_one_printable_line_and_stays_so(text: str) -> None:
+    safe = safe_text(text)
+    assert safe.isprintable()
+    assert len(safe.splitlines()) <= 1
+    assert safe_text(safe) == safe
+    safe.encode()
+
+
+@given(st.text(st.sampled_from(":# [a\n\t\x1b\u2003"), max_size=12))
+def test_no_line_a_renderer_could_make_is_a_workflow_command(text: str) -> None:
+    safe = safe_text(text)
+    assert "##[" not in safe
+    assert not re.search(r"(^|\s)::", safe)
+
+
+def test_a_shape_reads_like_a_product() -> None:
+    assert shape_text((1, 64, 112, 112)) == "1x64x112x112"
+    assert shape_text((7,)) == "7"
+    assert shape_text(()) == "scalar"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("layer1.0.conv1#1['out']", "layer1.0.conv1-1-out"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("net.py:build", "net.py-build"),
+        ("...", "unnamed"),
+        ("", "unnamed"),
+        ("カタカナ", "カタカナ"),
+        ("-rf", "rf"),
+    ],
+)
+def test_a_slug_keeps_what_a_file_name_may_hold(text: str, name: str) -> None:
+    assert slug(text) == name
+
+
+@given(anything, st.integers(min_value=8, max_value=100))
+def test_a_slug_is_always_one_safe_part_of_a_path(text: str, max_bytes: int) -> None:
+    name = slug(text, max_bytes)
+    assert PurePosixPath(name).parts == (name,)
+    assert name not in (".", "..")
+    assert re.fullmatch(r"[\w][\w.-]*", name)
+    assert len(name.encode()) <= max_bytes
+    assert slug(name, max_bytes) == name
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(), json_values))
+def test_json_gives_back_what_went_in(document: dict[str, Any]) -> None:
+    text = strict_json(document)
+    assert text.isascii()
+    assert text.endswith("}\n")
+    assert json.loads(text) == document
+    assert list(json.loads(text)) == list(document)
+
+
+def test_json_knows_no_nan_no_infinity_and_no_lone_surrogate() -> None:
+    text = strict_json({"a": float("nan"), "b": [float("inf"), {"\ud800": "x\udfff"}]})
+    assert json.loads(text) == {"a": None, "b": [None, {r"\ud800": r"x\udfff"}]}
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+def test_json_takes_numpy_numbers_tuples_and_paths() -> None:
+    document = {"a": np.float32(0.5), "b": np.int64(3), "c": (1, 2), "d": PurePosixPath("x/y"), "e": True}
+    assert json.loads(strict_json(document)) == {"a": 0.5, "b": 3, "c": [1, 2], "d": "x/y", "e": True}
+
+
+def test_json_has_one_key_and_one_list_item_a_line() -> None:
+    document = {"seed": 7, "model": {"name": "x", "shape": [1, 2]}, "rows": [{"a": 1}, {"a": 2}], "none": []}
+    assert strict_json(document).splitlines() == [
+        "{",
+        '  "seed": 7,',
+        '  "model": {"name": "x", "shape": [1, 2]},',
+        '  "rows": [',
+        '    {"a": 1},',
+        '    {"a": 2}',
+        "  ],",
+        '  "none": []',
+        "}",
+    ]
