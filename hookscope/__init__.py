@@ -1,1 +1,118 @@
-"""hookscope: see what happens inside a PyTorch network."""
+"""hookscope: see what happens inside a PyTorch network.
+
+The command line is `hookscope`; this is the same as a library. Names are loaded on first use, so that importing
+hookscope does not import torch.
+
+    >>> import hookscope
+    >>> model = hookscope.load_model("demo")
+    >>> batches = hookscope.load_batches(["sample_images/cat.jpg"], model.preprocessing)
+    >>> inspection = hookscope.inspect(model, batches, ["type:conv"], grids_for=1)
+    >>> hookscope.draw_grid(inspection.feature_maps[0]).save("first.png")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hookscope.errors import (
+        CheckpointError,
+        HookscopeError,
+        ImageError,
+        InputError,
+        LayerNotFoundError,
+        ModelError,
+        ModelNotFoundError,
+        NothingMatchedError,
+        OutputError,
+        UntrustedFileError,
+        UsageError,
+    )
+    from hookscope.hooks import ModuleCall, Observation, capture
+    from hookscope.inputs import Batch, load_batches, load_input, noise_batch
+    from hookscope.inspection import ForwardError, inspect, list_modules
+    from hookscope.layers import select_layers
+    from hookscope.measure import tensor_statistics
+    from hookscope.models import LoadedModel, load_model, model_names
+    from hookscope.render.grids import draw_grid
+    from hookscope.render.tables import inspection_to_json, rows_to_csv
+    from hookscope.render.terminal import layer_table
+    from hookscope.results import FeatureMaps, Inspection, LayerRow, Preprocessing, TensorStatistics
+
+__all__ = [
+    "Batch",
+    "CheckpointError",
+    "FeatureMaps",
+    "ForwardError",
+    "HookscopeError",
+    "ImageError",
+    "InputError",
+    "Inspection",
+    "LayerNotFoundError",
+    "LayerRow",
+    "LoadedModel",
+    "ModelError",
+    "ModelNotFoundError",
+    "ModuleCall",
+    "NothingMatchedError",
+    "Observation",
+    "OutputError",
+    "Preprocessing",
+    "TensorStatistics",
+    "UntrustedFileError",
+    "UsageError",
+    "capture",
+    "draw_grid",
+    "inspect",
+    "inspection_to_json",
+    "layer_table",
+    "list_modules",
+    "load_batches",
+    "load_input",
+    "load_model",
+    "model_names",
+    "noise_batch",
+    "rows_to_csv",
+    "select_layers",
+    "tensor_statistics",
+]
+
+# Where each name lives.
+_HOMES = {
+    "errors": (
+        "CheckpointError",
+        "HookscopeError",
+        "ImageError",
+        "InputError",
+        "LayerNotFoundError",
+        "ModelError",
+        "ModelNotFoundError",
+        "NothingMatchedError",
+        "OutputError",
+        "UntrustedFileError",
+        "UsageError",
+    ),
+    "hooks": ("ModuleCall", "Observation", "capture"),
+    "inputs": ("Batch", "load_batches", "load_input", "noise_batch"),
+    "inspection": ("ForwardError", "inspect", "list_modules"),
+    "layers": ("select_layers",),
+    "measure": ("tensor_statistics",),
+    "models": ("LoadedModel", "load_model", "model_names"),
+    "render.grids": ("draw_grid",),
+    "render.tables": ("inspection_to_json", "rows_to_csv"),
+    "render.terminal": ("layer_table",),
+    "results": ("FeatureMaps", "Inspection", "LayerRow", "Preprocessing", "TensorStatistics"),
+}
+_HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_BY_NAME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hookscope' has no attribute {name!r}")
+    value: object = getattr(import_module(f"hookscope.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_BY_NAME})

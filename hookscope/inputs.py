@@ -603,7 +603,10 @@ def _prepare_tensor(tensor: torch.Tensor, kind: InputKind, name: str, steps: lis
 
 
 def load_batches(
-    paths: Iterable[Path], preprocessing: Preprocessing, batch_size: int, on_error: Callable[[ImageError], None]
+    paths: Iterable[Path | str],
+    preprocessing: Preprocessing,
+    batch_size: int = 8,
+    on_error: Callable[[ImageError], None] | None = None,
 ) -> Iterator[Batch]:
     """Read files into batches, one batch in memory at a time.
 
@@ -614,12 +617,13 @@ def load_batches(
         paths: Files to read, as `find_inputs` returns them.
         preprocessing: How a picture becomes an input.
         batch_size: Most inputs in a batch.
-        on_error: Called for a file that cannot be used; the file is skipped.
+        on_error: Called for a file that cannot be used, which is then skipped; without it the error is raised.
 
     Yields:
         Batches whose `indices` count the usable files from 0.
 
     Raises:
+        ImageError: If a file cannot be used and there is no `on_error`.
         UsageError: If `batch_size` is below 1, or as in `load_input`.
     """
     if batch_size < 1:
@@ -637,12 +641,14 @@ def load_batches(
 
 
 def _load_usable(
-    paths: Iterable[Path], preprocessing: Preprocessing, on_error: Callable[[ImageError], None]
+    paths: Iterable[Path | str], preprocessing: Preprocessing, on_error: Callable[[ImageError], None] | None
 ) -> Iterator[tuple[torch.Tensor, InputRecord]]:
     for path in paths:
         try:
-            loaded = load_input(path, preprocessing)
+            loaded = load_input(Path(path), preprocessing)
         except ImageError as error:
+            if on_error is None:
+                raise
             on_error(error)
         else:
             yield loaded

@@ -1365,3 +1365,9 @@ def test_a_fresh_process_reads_without_torchvision_and_without_stray_output(tmp_
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "1 (3, 224, 224) False\n"
     assert done.stderr == ""
+
+
+def test_raises_the_first_bad_file_where_nobody_asked_for_errors(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
+    with pytest.raises(ImageError, match=r"missing\.png"):
+        list(load_batches([str(tmp_path / "good.png"), tmp_path / "missing.png"], Preprocessing()))

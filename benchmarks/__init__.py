@@ -1,0 +1,1 @@
+"""Measurements of hookscope's cost, as ratios taken in one run: `python -m benchmarks`."""

@@ -1,0 +1,150 @@
+"""The command line's frame: which commands there are, and what exit code an ending means."""
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from types import FrameType
+from typing import Annotated, NoReturn, TextIO
+
+import typer
+
+from hookscope.cli.activations import activations
+from hookscope.cli.console import report
+from hookscope.cli.layers import layers
+from hookscope.cli.models import models
+from hookscope.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    HookscopeError,
+    OutputError,
+    UsageError,
+)
+
+_STREAM_FAILURES = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+app = typer.Typer(
+    name="hookscope",
+    help="""See what happens inside a PyTorch network.
+
+    Point it at a model and an image: it hooks the layers you name, runs the model once, and writes feature-map grids,
+    shape tables and statistics to disk.
+
+    \b
+    hookscope activations demo cat.jpg --layer conv
+    hookscope layers resnet34 --layer 'layer4.*'
+    hookscope models 'resnet*'
+    """,
+    epilog="Exit codes: 0 done, 2 usage, 3 a file cannot be read or written, 4 refused as unsafe, 5 nothing matched, "
+    "6 the model raised, 70 a bug in hookscope.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(activations)
+app.command()(layers)
+app.command()(models)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hookscope {version('hookscope')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _hookscope(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Hold the options that come before a command."""
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived; on the way out everything half-done is undone."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with the code its ending means."""
+    signal.signal(signal.SIGTERM, _terminate)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # whoever started this has closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        getattr(sys, name).reconfigure(errors="backslashreplace")
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            code = _stream_failed(error, stream)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line.
+
+    Args:
+        arguments: Without the program's name; none at all prints the help, but is a usage error.
+
+    Returns:
+        The exit code; a message has been printed to stderr unless it is 0.
+    """
+    try:
+        result = app(args=list(arguments) or ["--help"], prog_name="hookscope", standalone_mode=False)
+    except SystemExit as error:
+        # Both typer and Rich answer a closed pipe with exit code 1, which would look like a failed check.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        return _stream_failed(error.__context__, sys.stdout)
+    except BaseException as error:  # noqa: BLE001 - any ending has its exit code
+        return _ended_by(error)
+    if not arguments:
+        return UsageError.exit_code
+    return result if isinstance(result, int) else EXIT_DONE
+
+
+def _ended_by(error: BaseException) -> int:
+    """Report what ended a command early; return its exit code."""
+    if isinstance(error, typer.Abort):  # typer's word for Ctrl-C, but for any EOFError too
+        error = error.__cause__ or error
+    wrong_usage = getattr(error, "format_message", None)
+    if isinstance(error, HookscopeError):
+        code = report(error)
+    elif wrong_usage is not None:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "hookscope"
+        code = report(UsageError(f"{wrong_usage().rstrip('.')}. See `{path} --help`."))
+    elif isinstance(error, KeyboardInterrupt):
+        code = EXIT_INTERRUPTED
+    elif isinstance(error, _Terminated):
+        code = EXIT_TERMINATED
+    elif isinstance(error, OSError) and error.filename is None and error.errno in _STREAM_FAILURES:
+        code = _stream_failed(error, sys.stdout)
+    else:  # whatever is left is a bug, and must not look like a failed check
+        with suppress(OSError):
+            traceback.print_exception(error)
+            typer.echo("hookscope: this is a bug in hookscope. Please report it with the lines above.", err=True)
+        code = EXIT_BUG
+    return code
+
+
+def _stream_failed(error: OSError, stream: TextIO) -> int:
+    """Silence a stream that cannot be written, or Python would try once more while it exits, and fail."""
+    with suppress(OSError):  # a stream without a file descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if error.errno == errno.EPIPE:  # whoever was reading has seen enough
+        return EXIT_BROKEN_PIPE
+    return report(OutputError(f"Standard output cannot be written: {error.strerror}."))
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise _Terminated

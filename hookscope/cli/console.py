@@ -1,0 +1,59 @@
+"""What commands print with: consoles, a progress bar, and errors as one line."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import typer
+
+from hookscope.errors import HookscopeError
+from hookscope.text import safe_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def report(error: HookscopeError) -> int:
+    """Print an error as one line to stderr and return its exit code."""
+    with suppress(OSError):  # where stderr cannot be written, the exit code is what is left to say it
+        typer.echo(f"hookscope: error: {safe_text(str(error))}", err=True)
+    return error.exit_code
+
+
+def consoles(*, json: bool) -> "tuple[Console, Console]":
+    """Return the console for tables, and the one for messages, which is on stderr.
+
+    Args:
+        json: Whether stdout is taken by JSON; tables then go to stderr too.
+    """
+    from rich.console import Console
+
+    # Names may hold what Rich would take for markup or an emoji.
+    def plain(*, stderr: bool) -> Console:
+        return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    messages = plain(stderr=True)
+    return (messages if json else plain(stderr=False)), messages
+
+
+@contextmanager
+def progress_bar(console: "Console", total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show how many of `total` inputs are finished, on a terminal only.
+
+    Args:
+        console: Where to draw.
+        total: Inputs in all.
+        shown: False for no bar.
+
+    Yields:
+        A function to call with the number of inputs finished.
+    """
+    if not shown or not console.is_terminal:
+        yield lambda _finished: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("running"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("running", total=total)
+        yield lambda finished: progress.update(task, completed=finished)

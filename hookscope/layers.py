@@ -1,0 +1,186 @@
+"""Select modules by name, type and position: what `--layer` means."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from hookscope.errors import LayerNotFoundError, UsageError, nearest
+
+_GLOB = re.compile(r"[*?\[\]]")
+_POSITION = re.compile(r"(?P<body>.*)@(?P<position>-?\d+)\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One parsed `--layer` value.
+
+    Attributes:
+        text: As the user wrote it.
+        matches: Tells whether a (dotted name, class name) is meant.
+        exclude: Whether matching modules are taken away instead.
+        position: Which of the matching modules, in execution order; None for all.
+        leaves_only: Whether only leaves are meant: the pattern is a bare position.
+    """
+
+    text: str
+    matches: Callable[[str, str], bool]
+    exclude: bool
+    position: int | None
+    leaves_only: bool
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Parse a `--layer` value.
+
+    A plain word matches a case-insensitive part of the dotted name or the class name. `*?[]` make it a glob over the
+    whole of either, `/…/` a regular expression searched in either. `name:` and `type:` narrow it to one of them, a
+    leading `!` excludes, a trailing `@3` or `@-1` takes one match by its position in execution order; `@3` alone counts
+    among the leaves.
+
+    Args:
+        text: What the user wrote.
+
+    Returns:
+        The pattern.
+
+    Raises:
+        UsageError: If the pattern is empty, or its regular expression is not one.
+    """
+    exclude, body = text.startswith("!"), text.removeprefix("!")
+    position = None
+    if found := _POSITION.match(body):
+        body, position = found["body"], int(found["position"])
+    in_name, in_type = True, True
+    for prefix in ("name:", "type:"):
+        if body.startswith(prefix):
+            body = body.removeprefix(prefix)
+            in_name, in_type = prefix == "name:", prefix == "type:"
+            break
+    if not body and position is None:
+        raise UsageError(f"--layer {text!r} is empty: give a part of a layer's name or type, e.g. --layer conv.")
+    test = _test(body, text)
+    return Pattern(
+        text, lambda name, kind: (in_name and test(name)) or (in_type and test(kind)), exclude, position, not body
+    )
+
+
+def _is_regex(body: str) -> bool:
+    body = body.removeprefix("name:").removeprefix("type:")
+    return len(body) > 2 and body.startswith("/") and body.endswith("/")
+
+
+def _test(body: str, text: str) -> Callable[[str], bool]:
+    """Return the test that one name or class name is put to."""
+    if _is_regex(body):
+        try:
+            expression = re.compile(body[1:-1])
+        except (re.error, OverflowError) as error:
+            raise UsageError(f"--layer {text!r} is not a regular expression: {error}.") from error
+        return lambda candidate: expression.search(candidate) is not None
+    folded = body.lower()
+    if _GLOB.search(body):
+        whole = re.compile(fnmatch.translate(folded))
+        return lambda candidate: whole.match(candidate.lower()) is not None
+    return lambda candidate: folded in candidate.lower()
+
+
+def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tuple[str, ...]]]:
+    """Return every module once, by its first dotted name, and the further names of those that have several."""
+    first: dict[int, str] = {}
+    modules: dict[str, nn.Module] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        known = first.setdefault(id(module), name)
+        if known == name:
+            modules[name] = module
+        else:
+            aliases[known] = (*aliases.get(known, ()), name)
+    return modules, aliases
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the network inside `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
+    while True:
+        if "_orig_mod" in model._modules:
+            inner = model._modules["_orig_mod"]
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        else:
+            return model
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def select_layers(
+    model: nn.Module, patterns: Sequence[str] = (), execution_order: Callable[[], Sequence[str]] | None = None
+) -> dict[str, nn.Module]:
+    """Return the modules that the patterns select.
+
+    Args:
+        model: The network; names are those of its `named_modules()`.
+        patterns: `--layer` values, see `parse_pattern`. Without one that includes, every leaf is meant.
+        execution_order: Gives the names of all modules in the order in which they first finish; asked only when a
+            pattern chooses by position.
+
+    Returns:
+        Modules by dotted name, in the order of `named_modules()`.
+
+    Raises:
+        LayerNotFoundError: If a pattern, or all together, select nothing.
+        UsageError: If a pattern is malformed, or needs the execution order and none can be had.
+    """
+    parsed = [parse_pattern(text) for text in patterns]
+    modules, aliases = module_index(model)
+    leaves = {name for name, module in modules.items() if all(part is None for part in module._modules.values())}
+    kinds = {name: type(module).__name__ for name, module in modules.items()}
+    order: Sequence[str] | None = None
+    selected: set[str] = set()
+    if all(pattern.exclude for pattern in parsed):
+        selected.update(leaves)
+    for pattern in sorted(parsed, key=lambda pattern: pattern.exclude):
+        matching = [
+            name
+            for name, kind in kinds.items()
+            if any(pattern.matches(known, kind) for known in (name, *aliases.get(name, ())))
+            and (name in leaves or not pattern.leaves_only)
+        ]
+        if not matching:
+            raise LayerNotFoundError(_no_match(pattern.text, modules, kinds))
+        if pattern.position is not None:
+            if order is None:
+                if execution_order is None:
+                    raise UsageError(f"--layer {pattern.text!r} chooses by execution order, which is not known here.")
+                order = execution_order()
+            matching = [_at(pattern, matching, order)]
+        if pattern.exclude:
+            selected.difference_update(matching)
+        else:
+            selected.update(matching)
+    if not selected:
+        raise LayerNotFoundError(f"The patterns {', '.join(map(repr, patterns))} leave no layer: drop an exclusion.")
+    return {name: module for name, module in modules.items() if name in selected}
+
+
+def _at(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:
+    """Return the matching name at the pattern's position among those that run."""
+    running = [name for name in order if name in set(matching)]
+    position = pattern.position or 0
+    if not running:
+        raise LayerNotFoundError(f"--layer {pattern.text!r} asks for a position, but 0 matching layers run as modules.")
+    if not -len(running) <= position < len(running):
+        raise LayerNotFoundError(
+            f"--layer {pattern.text!r} asks for position {position}, but {len(running)} matching layers run: "
+            f"positions go from {-len(running)} to {len(running) - 1}."
+        )
+    return running[position]
+
+
+def _no_match(text: str, modules: Mapping[str, nn.Module], kinds: Mapping[str, str]) -> str:
+    body = re.sub(r"^!?(name:|type:)?", "", text).strip("/*")
+    parts = {part for name in modules for part in name.split(".")}
+    known = sorted({*modules, *kinds.values(), *parts} - {""}, key=lambda name: (len(name), name))
+    return f"No layer matches {text!r}.{nearest(body, known)} List them with `hookscope layers MODEL`."

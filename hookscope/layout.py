@@ -1,0 +1,162 @@
+"""Tell what the axes of an activation mean: which counts channels, and how its values lie in space.
+
+A tensor does not say whether it is (N, C, H, W) or (N, H, W, C). The module that made it often does; modules that do
+not care about axes (activation functions, containers) pass on what the latest tensor of that shape was.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+Arrangement = Literal["maps", "frames", "tokens", "vector"]
+
+# Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4). Our choice of limit.
+_MAX_EXTRA_TOKENS = 8
+# A pyramid halves its grid at most this often below the first one seen. Our choice.
+_MAX_HALVINGS = 5
+
+# Where modules that count their own channels keep the number, and the axis they put it on: the second or the last.
+_CHANNEL_COUNTS: tuple[tuple[tuple[type[nn.Module], ...], str, Literal["second", "last"]], ...] = (
+    ((_ConvNd,), "out_channels", "second"),
+    ((_NormBase,), "num_features", "second"),
+    ((nn.GroupNorm,), "num_channels", "second"),
+    ((nn.Linear,), "out_features", "last"),
+    ((nn.LayerNorm, nn.RMSNorm), "normalized_shape", "last"),
+    ((nn.Embedding,), "embedding_dim", "last"),
+    ((nn.MultiheadAttention,), "embed_dim", "last"),
+)
+
+
+class AxisReader:
+    """Reads channel axes along one forward pass, remembering the shapes it has seen."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self._axis_by_shape: dict[tuple[int, ...], int] = {}
+        self._habits: dict[type[nn.Module], tuple[str, str]] = {}
+        self.grids: list[tuple[int, ...]] = []
+
+    def channel_axis(self, module: nn.Module, shape: tuple[int, ...]) -> int | None:
+        """Return the axis of `shape` that counts channels.
+
+        Call it once per output, in execution order.
+
+        Args:
+            module: The module that returned the tensor.
+            shape: The tensor's shape; axis 0 is taken for the batch.
+
+        Returns:
+            1 for channels-first, the last axis for channels-last, None below two axes. Spatial sizes of maps are
+            remembered in `grids`, latest last.
+        """
+        if len(shape) < 2:
+            return None
+        habit = self._habits.get(type(module))
+        if habit is None:
+            habit = self._habits[type(module)] = _habit(type(module))
+        axis = _stated(module, shape, *habit)
+        if axis is None:
+            axis = self._axis_by_shape.get(shape[1:])
+        if axis is None:
+            axis = _guessed(shape)
+        self._axis_by_shape[shape[1:]] = axis
+        if len(shape) > 3:
+            grid = shape[2:] if axis == 1 else shape[1:-1]
+            if grid not in self.grids:
+                self.grids.append(grid)
+        return axis
+
+
+def _stated(module: nn.Module, shape: tuple[int, ...], attribute: str, side: str) -> int | None:
+    """Return the axis that the module's own channel count, its class or its permutation points to."""
+    last = len(shape) - 1
+    if attribute:
+        return _matching(getattr(module, attribute), shape, side)
+    if side:
+        return 1
+    dims = getattr(module, "dims", None)  # torchvision's Permute
+    if isinstance(dims, Sequence) and len(dims) == len(shape) and dims[0] == 0:
+        return 1 if dims[1] == last else last if dims[last] == 1 else None
+    return None
+
+
+def _habit(kind: type[nn.Module]) -> tuple[str, str]:
+    """Return the attribute that holds the class's channel count, if any, and its usual side, if it has one."""
+    for classes, attribute, side in _CHANNEL_COUNTS:
+        if issubclass(kind, classes):
+            return attribute, "second" if kind.__name__.endswith("2d") else side  # LayerNorm2d keeps (N, C, H, W)
+    return "", "second" if kind.__module__ == "torch.nn.modules.pooling" else ""
+
+
+def _matching(count: int | Sequence[int], shape: tuple[int, ...], side: str) -> int | None:
+    """Return the axis whose size is the channel count; the module's usual side where both or neither fit."""
+    if not isinstance(count, int):
+        if len(count) != 1:  # normalised over several axes: which of them counts channels is not said
+            return None
+        count = count[0]
+    fitting = [axis for axis in (1, len(shape) - 1) if shape[axis] == count]
+    if len(set(fitting)) == 1:
+        return fitting[0]
+    return 1 if side == "second" else len(shape) - 1
+
+
+def _guessed(shape: tuple[int, ...]) -> int:
+    """Return the likelier channel axis of a shape nobody has vouched for: maps are mostly square, tokens come last."""
+    last = len(shape) - 1
+    if len(shape) == 3:
+        return last
+    if len(shape) > 3 and shape[last - 1] != shape[last] and shape[last - 2] == shape[last - 1]:
+        return last
+    return 1
+
+
+def arrange(
+    values: Tensor, channel_axis: int | None, grids: Sequence[tuple[int, ...]]
+) -> tuple[Arrangement, Tensor, Tensor | None, str]:
+    """Arrange one input's activation for drawing.
+
+    Args:
+        values: The activation without the batch axis, any number of axes.
+        channel_axis: As `AxisReader.channel_axis` gave it, counted with the batch axis.
+        grids: Spatial sizes seen in the same forward pass, (H, W) or (T, H, W); later ones are preferred.
+
+    Returns:
+        The arrangement; the values as its `FeatureMaps` documentation says, (C, H, W), (C, T, H, W) or (F,), a view
+        where possible; extra tokens (K, C) or None; a remark or "".
+    """
+    if values.dim() < 2 or channel_axis is None:
+        return "vector", values.reshape(-1), None, ""
+    by_channel = values.movedim(channel_axis - 1, 0)
+    if by_channel.dim() == 3:
+        return "maps", by_channel, None, ""
+    if by_channel.dim() == 4:
+        return "frames", by_channel, None, ""
+    if by_channel.dim() == 2:
+        grid = _token_grid(by_channel.shape[1], grids) if channel_axis == 2 else None
+        if grid is None:
+            axes = "channel" if channel_axis == 1 else "token sequence without a grid: one channel"
+            return "maps", by_channel.unsqueeze(0), None, f"{axes} per row"
+        extra = by_channel.shape[1] - math.prod(grid)
+        tokens = by_channel[:, extra:].reshape(-1, *grid)
+        leading = by_channel[:, :extra].t() if extra else None
+        return ("tokens" if len(grid) == 2 else "frames"), tokens, leading, ""
+    # More axes than a picture has: the leading spatial ones are laid out as frames.
+    return "frames", by_channel.flatten(1, -3), None, f"axes {tuple(values.shape)} flattened to frames"
+
+
+def _token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits."""
+    for halvings in range(_MAX_HALVINGS + 1):  # what was seen before what would have to be halved
+        for *frames, height, width in reversed(grids):
+            candidate = (*frames, height >> halvings, width >> halvings)
+            if min(candidate) > 1 and 0 <= token_count - math.prod(candidate) <= _MAX_EXTRA_TOKENS:
+                return candidate
+    for extra in range(_MAX_EXTRA_TOKENS + 1):
+        side = math.isqrt(max(0, token_count - extra))
+        if side > 1 and side * side == token_count - extra:
+            return (side, side)
+    return None

@@ -1,0 +1,205 @@
+"""The command line as tests run it: in a process of its own, or inside this one, always without a network."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+SAMPLES = Path(__file__).parents[2] / "sample_images"
+CAT = SAMPLES / "cat.jpg"
+
+NETWORKS = """
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+
+
+def tiny(width=4, channels=3, dtype=torch.float32):
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(width, 2 * width, 3, stride=2),
+        nn.ReLU(),
+    ).to(dtype)
+
+
+def grey():
+    return tiny(channels=1)
+
+
+def nothing():
+    return nn.Sequential(nn.Identity())
+
+
+def long(depth=70):
+    return nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(depth)))
+
+
+class Raises(nn.Module):
+    def forward(self, x):
+        raise ValueError("no such luck\\nand a second line")
+
+
+def raises_in_20th_layer():
+    return nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(19)), Raises(), nn.Conv2d(3, 3, 1))
+
+
+def raises_when_built():
+    raise RuntimeError("cannot be built")
+
+
+class Talks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        print("built")
+        self.conv = nn.Conv2d(3, 2, 3)
+
+    def forward(self, x):
+        print("ran")
+        return self.conv(x)
+
+
+class Sleeps(nn.Module):
+    def forward(self, x):
+        print("asleep", file=sys.stderr, flush=True)
+        time.sleep(60)
+        return x
+
+
+def sleeps_in_forward():
+    return nn.Sequential(nn.Conv2d(3, 2, 3), Sleeps())
+
+
+def sleeps_when_built():
+    Sleeps()(None)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command line ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines of stderr that report an error."""
+        return [line for line in self.stderr.splitlines() if line.startswith("hookscope: error: ")]
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of every command: 80 columns, no cached weights, and a proxy that refuses connections."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    colours = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "no_proxy", "NO_PROXY")
+    for name in colours:
+        kept.pop(name, None)
+    refusing = "http://127.0.0.1:9"
+    cache = str(tmp_path_factory.mktemp("torch-home"))
+    # A test may limit the size of files, and Python would leave cut bytecode behind.
+    fixed = {"COLUMNS": "80", "TORCH_HOME": cache, "PYTHONDONTWRITEBYTECODE": "1"}
+    return kept | fixed | {"https_proxy": refusing, "HTTPS_PROXY": refusing}
+
+
+@pytest.fixture(scope="session")
+def command(environment: dict[str, str]) -> Run:
+    """Run `python -m hookscope` in a process of its own."""
+
+    def run_command(*arguments: object, cwd: Path, columns: int = 80, **options: Any) -> Ended:
+        done = subprocess.run(
+            [sys.executable, "-m", "hookscope", *map(str, arguments)],
+            cwd=cwd,
+            env=environment | {"COLUMNS": str(columns)},
+            **({"stdout": subprocess.PIPE} | options),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout or "", done.stderr)
+
+    return run_command
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path,
+    networks: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """Run a command line inside this process, in `tmp_path`, beside the networks of this file."""
+    from hookscope.cli.app import run as run_in_process
+
+    for name in ("COLUMNS", "TORCH_HOME", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, environment[name])
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(networks.read_text(encoding="utf-8"), encoding="utf-8")
+
+    def run_here(*arguments: object) -> Ended:
+        capsys.readouterr()
+        code = run_in_process([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ended(code, captured.out, captured.err)
+
+    return run_here
+
+
+@pytest.fixture(scope="session")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python file of small networks."""
+    path = tmp_path_factory.mktemp("networks") / "net.py"
+    path.write_text(NETWORKS, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[Path]:
+    """Five different small pictures, named so that alphabetical and natural order differ."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    paths = [folder / f"{number}.png" for number in (1, 2, 3, 10, 11)]
+    with Image.open(CAT) as cat:
+        for number, path in enumerate(paths):
+            cat.crop((40 * number, 20 * number, 40 * number + 64, 20 * number + 64)).save(path)
+    return paths
+
+
+def rows_of(run_path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a run's `layers.json`."""
+    rows: list[dict[str, Any]] = json.loads((run_path / "layers.json").read_bytes())["rows"]
+    return rows
+
+
+def record_of(run_path: Path) -> dict[str, Any]:
+    """Read a run's `run.json`."""
+    record: dict[str, Any] = json.loads((run_path / "run.json").read_bytes())
+    return record
+
+
+def names_below(folder: Path) -> set[str]:
+    """Return the paths of everything below a folder, hidden files included."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def table_lines(text: str, names: Sequence[str]) -> list[str]:
+    """Return the lines of a printed table that hold one of `names` as a word."""
+    return [line for line in text.splitlines() if set(line.split()) & set(names)]

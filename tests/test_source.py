@@ -1,0 +1,76 @@
+"""What must hold of the source itself; the tools are those a person runs, with the settings in pyproject.toml."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from hookscope.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        ("-m", "ruff", "check", "--no-cache"),
+        ("-m", "ruff", "format", "--check", "--no-cache"),
+        ("-m", "mypy", "--no-incremental"),
+        ("-c", "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache'])"),
+    ],
+    ids=["ruff check", "ruff format", "mypy", "import-linter"],
+)
+def test_the_tools_find_nothing(tool: tuple[str, ...]) -> None:
+    ended = subprocess.run([sys.executable, *tool], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_stands_in_the_readme(command: str) -> None:
+    registered = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    assert registered.help
+    assert all(getattr(parameter, "help", None) for parameter in registered.params)
+    assert re.search(rf"^### `hookscope {command}\b", README, re.MULTILINE)
+    assert re.search(rf"^\$ hookscope {command}\b", README, re.MULTILINE) or command == "models"
+
+
+def test_the_readme_opens_with_two_shell_commands() -> None:
+    blocks = re.findall(r"^```bash\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert [block.count("\n") for block in blocks[:2]] == [1, 1]
+    assert "hookscope activations demo sample_images/cat.jpg --layer conv" in blocks[0]
+    assert "pytest" in blocks[1]
+
+
+def test_every_file_the_readme_links_to_exists() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_exit_code_stands_in_the_readme() -> None:
+    from hookscope import errors
+
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    codes |= {each.exit_code for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "exit_code")}
+    table = README[README.index("## Exit codes") :]
+    for code in codes - {errors.EXIT_CHECK_FAILED}:  # no command checks anything yet
+        assert re.search(rf"\b{code}\b", table), code
+
+
+def test_pinned_versions_have_no_urls_and_cover_what_is_required() -> None:
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert "//" not in pinned
+    names = {
+        re.split(r"[=<>~! ]", line)[0].lower().replace("_", "-") for line in pinned.splitlines() if line[:1].isalpha()
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    assert {re.split(r"[=<>~!\[ ]", each)[0].lower() for each in required} - {"hookscope"} <= names
