@@ -36,10 +36,14 @@ def slug(text: str, max_bytes: int = 80) -> str:
 
     Args:
         text: Any text.
-        max_bytes: Longest result in UTF-8. The end is cut off. File systems allow 255 for a whole name.
+        max_bytes: Longest result in UTF-8; of a longer text both ends are kept. File systems allow 255 for a name.
     """
     kept = re.sub(r"[^\w.-]+", "-", text).strip("-.")
-    return kept.encode()[:max_bytes].decode(errors="ignore").rstrip("-.") or "unnamed"
+    encoded = kept.encode()
+    if len(encoded) > max_bytes:
+        half = (max_bytes - 2) // 2
+        kept = "--".join(part.decode(errors="ignore").strip("-.") for part in (encoded[:half], encoded[-half:]))
+    return kept or "unnamed"
 
 
 def strict_json(document: Mapping[str, Any]) -> str:

@@ -73,6 +73,10 @@ def test_a_shape_reads_like_a_product() -> None:
         ("", "unnamed"),
         ("カタカナ", "カタカナ"),
         ("-rf", "rf"),
+        (".hidden", "hidden"),
+        ("a/b\\c:d\x00e\nf", "a-b-c-d-e-f"),
+        ("\ud800x", "x"),
+        ("a" * 100 + "z" * 100, "a" * 39 + "--" + "z" * 39),
     ],
 )
 def test_a_slug_keeps_what_a_file_name_may_hold(text: str, name: str) -> None:

@@ -6,7 +6,6 @@ The whole canvas is one array of palette indices, put together by array operatio
 import io
 import math
 import re
-import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from hookscope.render.palettes import colour_levels, distinct_colour, is_diverging
 from hookscope.results import FeatureMaps
+from hookscope.text import slug
 
 Indices = NDArray[np.uint8]  # palette indices, (height, width)
 
@@ -75,7 +75,6 @@ _MAX_EXTRA_TOKENS = 16
 _TITLE_LIMIT = 300  # characters
 _REMARK_LIMIT = 200  # characters
 
-_SLUG_LIMIT = 80  # characters, our choice: with an index and a suffix far below the 255 bytes of common file systems
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,19 +218,6 @@ def encode_png(image: Image.Image) -> bytes:
     # Level 1: higher ones take up to three times as long for files 1 to 4 % smaller (36 grids of resnet34).
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()
-
-
-def slug(text: str) -> str:
-    """Return `text` as a part of file names on any system: only A-Z a-z 0-9 . _ -, at most 80 of them, never empty.
-
-    Accents are dropped, every other run of characters becomes one hyphen. Of a long text both ends are kept.
-    """
-    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip(".-")
-    if len(safe) > _SLUG_LIMIT:
-        half = (_SLUG_LIMIT - 2) // 2
-        safe = f"{safe[:half]}--{safe[-half:]}"
-    return safe or "unnamed"
 
 
 def grid_name(maps: FeatureMaps, total: int, *, input_count: int = 1) -> str:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from hookscope.errors import UsageError
 from hookscope.render import grids, palettes
-from hookscope.render.grids import draw_grid, encode_png, grid_name, slug
+from hookscope.render.grids import draw_grid, encode_png, grid_name
 from hookscope.results import FeatureMaps
 
 MAGENTA = (255, 0, 255)
@@ -590,39 +590,6 @@ def test_any_shape_and_any_values_can_be_drawn(data: st.DataObject) -> None:
     assert image.mode == "P"
     assert bool((np.asarray(image) == grids.NON_FINITE).any()) == (not np.isfinite(values).all())
     assert bool(pictures(image)) == (values.size > 0 or (extra is not None and extra.size > 0))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("layer1.0.conv2", "layer1.0.conv2"),
-        ("(model)", "model"),
-        ("backbone['out']", "backbone-out"),
-        ("layer1.0.relu#1", "layer1.0.relu-1"),
-        ("../../etc/passwd", "etc-passwd"),
-        ("...", "unnamed"),
-        ("", "unnamed"),
-        ("猫", "unnamed"),
-        ("naïve café.jpg", "naive-cafe.jpg"),
-        ("a/b\\c:d\x00e\nf", "a-b-c-d-e-f"),
-        (".hidden", "hidden"),
-        ("-rf", "rf"),
-        ("\ud800x", "x"),
-        ("a" * 100 + "z" * 100, "a" * 39 + "--" + "z" * 39),
-    ],
-)
-def test_slugs_are_safe_file_names(text: str, expected: str) -> None:
-    assert slug(text) == expected
-
-
-@settings(deadline=None)
-@given(st.text(st.characters(), max_size=300))
-def test_every_slug_is_short_and_of_safe_characters(text: str) -> None:
-    made = slug(text)
-    assert 1 <= len(made) <= 80
-    assert set(made) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
-    assert made[0] not in ".-"
-    assert made[-1] not in ".-"
 
 
 @pytest.mark.parametrize(
