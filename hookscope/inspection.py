@@ -5,13 +5,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from hookscope.errors import ModelError
+from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import ModuleCall, Observation, capture, tensors_in
 from hookscope.inputs import Batch
 from hookscope.layers import module_index, select_layers, unwrap
@@ -32,6 +34,9 @@ from hookscope.results import (
     TensorStatistics,
     UncalledLayer,
 )
+
+# A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
+_DEAD_FRACTION = 0.5
 
 Key = tuple[str, int, str]
 """(layer, call, slot)."""
@@ -180,6 +185,7 @@ def inspect(
         network = unwrap(model)
         info, warnings = None, ()
     modules, aliases = module_index(network)
+    _refuse_lazy(modules)
     info = info or _anonymous(network, modules)
     batches = iter(_as_batches(inputs))
     first = next(batches, None)
@@ -191,7 +197,7 @@ def inspect(
     rows: dict[Key, _Row] = {}
     records: list[InputRecord] = []
     predictions: list[Prediction] = []
-    error: Exception | None = None
+    error: BaseException | None = None
     began = time.perf_counter()
     with preserved(network, seed), capture(network, selected, recorder.observe) as captured:
         batch = first
@@ -201,8 +207,8 @@ def inspect(
             try:
                 with torch.no_grad():
                     output = network(*batch.args)
-            except Exception as raised:  # noqa: BLE001 - the model's code may raise anything
-                error = raised
+            except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
+                error = _the_models_own(raised)
             recorder.reducer.settle()
             _absorb(rows, captured.restart())
             if error is not None:
@@ -242,6 +248,17 @@ def _as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
         record = InputRecord("tensor", None, None, shape, ())
         return [Batch((inputs,), tuple(range(count)), (record,) * count)]
     return [inputs] if isinstance(inputs, Batch) else inputs
+
+
+def _refuse_lazy(modules: Mapping[str, nn.Module]) -> None:
+    """Refuse lazy modules: their first input would give them parameters, so nothing could be restored."""
+    for name, module in modules.items():
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        if any(tensor is not None and is_lazy(tensor) for tensor in tensors):
+            raise UsageError(
+                f"{name or 'The model'} ({type(module).__name__}) is lazy: it has no parameters before its first "
+                f"input. Run the model once where it is built."
+            )
 
 
 def _anonymous(network: nn.Module, modules: Mapping[str, nn.Module]) -> ModelInfo:
@@ -365,6 +382,7 @@ def _flags(row: _Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
         "non-finite": bool(statistics.nan_count or statistics.inf_count),
         "all zero": constant and statistics.min == 0,
         "constant": constant and statistics.min != 0,
+        "dead channels": not constant and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION,
         "in-place": row.in_place,
         "pass-through": row.passed_through,
         "shape varies": row.shape_varies,
@@ -439,7 +457,7 @@ def _predictions(output: object, categories: Sequence[str], indices: Sequence[in
     ]
 
 
-def _locate(modules: Mapping[str, nn.Module], error: Exception) -> Failure:
+def _locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
     """Find the innermost module on the traceback: every module call leaves a frame there, hooked or not."""
     names = {id(module): name for name, module in modules.items()}
     module = modules[""]
@@ -460,6 +478,16 @@ def _locate(modules: Mapping[str, nn.Module], error: Exception) -> Failure:
         shapes,
         f"{type(error).__name__}: {lines[0] if lines else 'no message'}",
     )
+
+
+def _the_models_own(error: BaseException) -> BaseException:
+    """Return the error if the model raised it; one that comes out of a hook is ours, and is raised again."""
+    trace = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is the call of the model
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
+            raise error
+        trace = trace.tb_next
+    return error
 
 
 def _broke_off(model: str, failure: Failure) -> str:
@@ -489,9 +517,10 @@ def list_modules(
         UsageError: If a pattern is malformed.
     """
     network = unwrap(model)
+    modules, aliases = module_index(network)
+    _refuse_lazy(modules)
     passes, failure = _first_calls(network, args) if args is not None else ({}, None)
     selected = select_layers(network, layers, lambda: list(passes))
-    modules, aliases = module_index(network)
     rows = []
     for name, module in modules.items():
         seen = passes.get(name)
@@ -531,7 +560,8 @@ def _first_calls(network: nn.Module, args: Sequence[object]) -> tuple[dict[str, 
         try:
             with torch.no_grad():
                 network(*tree_map_only(Tensor, _copy, tuple(args)))  # it may overwrite what it is given
-        except Exception as error:  # noqa: BLE001 - the model's code may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+            _the_models_own(error)
             failure = _locate(dict(network.named_modules()), error)
     passes: dict[str, _FirstCall] = {}
     for seen in captured.observations:

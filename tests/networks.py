@@ -101,6 +101,12 @@ def small_mvit() -> nn.Module:
     return mvit
 
 
+def vgg_with_a_small_head() -> nn.Module:
+    vgg: nn.Module = torchvision.models.vgg11_bn(init_weights=False)
+    vgg.classifier = nn.Sequential(nn.Dropout(), nn.Linear(512 * 7 * 7, 8), nn.ReLU(inplace=True), nn.Linear(8, 5))
+    return vgg
+
+
 def s3d_of_any_size() -> nn.Module:
     """Return S3D with a pooling that does not insist on 224 x 224."""
     s3d: nn.Module = torchvision.models.video.s3d()
@@ -131,8 +137,7 @@ SMALL = {"min_size": 64, "max_size": 96}
 TORCHVISION: dict[str, Network] = {
     "resnet18": Network(vision("resnet18"), image(2, 3, 64, 64)),
     "resnext50_32x4d": Network(vision("resnext50_32x4d"), image(1, 3, 32, 32)),
-    "vgg11_bn": Network(vision("vgg11_bn", init_weights=False, num_classes=10), image(1, 3, 32, 48)),
-    "alexnet": Network(vision("alexnet", num_classes=10), image(1, 3, 64, 64)),
+    "vgg11_bn": Network(vgg_with_a_small_head, image(1, 3, 32, 48)),
     "densenet121": Network(vision("densenet121"), image(1, 3, 32, 32)),
     "mobilenet_v2": Network(vision("mobilenet_v2"), image(1, 3, 32, 48)),
     "mobilenet_v3_small": Network(vision("mobilenet_v3_small"), image(2, 3, 32, 32)),

@@ -120,6 +120,8 @@ def test_any_network_can_be_captured_in_a_with_block() -> None:
         result = network(torch.ones(2, 3))
     assert list(layers) == ["0", "2"]
     first, last = captured.observations
+    assert first.value is not None
+    assert last.value is not None
     assert torch.equal(first.value, network[0](torch.ones(2, 3)))  # before the ReLU overwrote it
     assert torch.equal(last.value, result)
     assert not network[0]._forward_hooks

@@ -278,6 +278,11 @@ def test_a_grid_that_was_seen_is_better_than_one_that_would_have_to_be_halved() 
     assert extra is not None
 
 
+def test_of_two_grids_that_fit_the_later_one_is_taken() -> None:
+    assert arrange(torch.zeros(24, 3), 2, [(4, 6), (3, 8)])[1].shape == (3, 3, 8)
+    assert arrange(torch.zeros(24, 3), 2, [(3, 8), (4, 6)])[1].shape == (3, 4, 6)
+
+
 # --- any shape ---
 
 

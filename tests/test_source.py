@@ -37,7 +37,6 @@ def test_every_command_has_help_and_stands_in_the_readme(command: str) -> None:
     assert registered.help
     assert all(getattr(parameter, "help", None) for parameter in registered.params)
     assert re.search(rf"^### `hookscope {command}\b", README, re.MULTILINE)
-    assert re.search(rf"^\$ hookscope {command}\b", README, re.MULTILINE) or command == "models"
 
 
 def test_the_readme_opens_with_two_shell_commands() -> None:

@@ -46,22 +46,41 @@ def activations(
     model: Model,
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE...", help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs."),
+        typer.Argument(metavar="IMAGE", help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs."),
     ],
     layer: Layer = None,
     weights: Weights = "auto",
     arch: Arch = None,
     model_arg: ModelArg = None,
     resize: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Resize the shorter side to 256, exactly to 240x320, or none.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Resize the shorter side to 256, exactly to 240x320, or none; default: the weights' own, else 224.",
+        ),
     ] = None,
-    crop: Annotated[str | None, typer.Option(metavar="SIZE", help="Centre crop to 224, to 192x256, or none.")] = None,
+    crop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224."
+        ),
+    ] = None,
     mean: Annotated[
         str | None,
-        typer.Option(metavar="VALUES", help="Subtracted per channel after scaling to 0-1: 0.5,0.5,0.5 or none."),
+        typer.Option(
+            metavar="VALUES",
+            help="Subtracted after scaling to 0-1: one value, one per channel, or none; default: the weights' own, "
+            "else 0.485,0.456,0.406 (ImageNet's).",
+        ),
     ] = None,
-    std: Annotated[str | None, typer.Option(metavar="VALUES", help="Divided by per channel, or none.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures per forward pass.")] = 8,
+    std: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VALUES",
+            help="Divided by, likewise; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Pictures per forward pass.")] = 8,
     grids: Annotated[bool, typer.Option("--grids/--no-grids", help="Draw feature-map grids.")] = True,
     grids_for: Annotated[int, typer.Option(min=1, metavar="N", help="Draw grids for the first N pictures.")] = 4,
     max_channels: Annotated[
@@ -69,7 +88,10 @@ def activations(
     ] = None,
     cmap: Annotated[
         str,
-        typer.Option(help="Matplotlib colour map; auto: one for maps from 0 up, another, centred, for signed ones."),
+        typer.Option(
+            metavar="NAME",
+            help="Matplotlib colour map; auto: one for maps from 0 up, another, centred, for signed ones.",
+        ),
     ] = "auto",
     scale: Annotated[
         Literal["channel", "layer"], typer.Option(help="Colour range of each channel by itself, or one for the layer.")

@@ -31,8 +31,9 @@ Layer = Annotated[
 Weights = Annotated[
     str,
     typer.Option(
+        metavar="NAME",
         help="auto: pretrained if cached or downloadable, else random with a warning; none: random; a name such as "
-        "IMAGENET1K_V1, or a file: that or an error."
+        "IMAGENET1K_V1, or a file: that or an error.",
     ),
 ]
 Arch = Annotated[
@@ -42,7 +43,9 @@ ModelArg = Annotated[
     list[str] | None,
     typer.Option("--model-arg", metavar="NAME=VALUE", help="Keyword argument for the model's factory; repeatable."),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of random weights and random numbers.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="Seed of random weights and random numbers.")
+]
 Device = Annotated[
     str,
     typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto takes an accelerator if there is one."),

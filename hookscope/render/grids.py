@@ -76,7 +76,6 @@ _TITLE_LIMIT = 300  # characters
 _REMARK_LIMIT = 200  # characters
 
 
-
 @dataclass(frozen=True, slots=True)
 class _Extent:
     """What the values of each channel span, non-finite ones left out.

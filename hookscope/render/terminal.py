@@ -204,8 +204,9 @@ def _title(inspection: Inspection) -> list[Text]:
     kind = f" ({safe_text(model.kind)})" if model.kind.lower() != model.name.lower() else ""
     names = [safe_text(PurePath(record.name).name) for record in inspection.inputs]
     inputs = names[0] if len(names) == 1 else f"{len(names)} inputs"
-    origin = f"{safe_text(model.name)}{kind} · weights: {safe_text(model.weights)} · {inputs}"
-    lines = [Text(origin, style="bold", overflow="fold")]
+    unusual = [name for name, usual in ((inspection.dtype, "float32"), (inspection.device, "cpu")) if name != usual]
+    parts = (f"{safe_text(model.name)}{kind}", f"weights: {safe_text(model.weights)}", inputs, *unusual)
+    lines = [Text(" · ".join(parts), style="bold", overflow="fold")]
     if model.random:
         lines.append(Text("RANDOM WEIGHTS: this network is untrained, nothing here was learned", style="bold red"))
     return lines
@@ -291,9 +292,29 @@ def _with_remark(name: str, remark: Text, width: int) -> Text:
     return cell.append("\n" + "\n".join(lines), style=remark.style)
 
 
-def _table(columns: Sequence[_Column], styles: Sequence[str], kept: Sequence[int], width: int) -> Table:
-    """Return the table of the rows at the positions `kept`, with a line for each gap between them."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _gap(width) - 1, 0, 0))
+def _table(columns: Sequence[_Column], styles: Sequence[str], kept: Sequence[int], width: int) -> RenderableType:
+    """Return the rows at the positions `kept` as a table that a line of its own interrupts at each gap."""
+    parts: list[RenderableType] = [_section(columns, width, show_header=True)]
+    shown_until = 0
+    for position in (*kept, len(styles)):
+        if position > shown_until:
+            parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
+            parts.append(_section(columns, width, show_header=False))
+        section = parts[-1]
+        if position < len(styles) and isinstance(section, Table):
+            section.add_row(*(column.cells[position] for column in columns), style=styles[position])
+        shown_until = position + 1
+    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part.show_header))
+
+
+def _section(columns: Sequence[_Column], width: int, *, show_header: bool) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, _gap(width) - 1, 0, 0),
+        show_header=show_header,
+    )
     for column in columns:
         table.add_column(
             column.header,
@@ -302,14 +323,6 @@ def _table(columns: Sequence[_Column], styles: Sequence[str], kept: Sequence[int
             no_wrap=not column.words,
             overflow="fold",
         )
-    shown_until = 0
-    for position in (*kept, len(styles)):
-        if position > shown_until:
-            note = Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic")
-            table.add_row(*(note if column.rank == 0 else "" for column in columns))
-        if position < len(styles):
-            table.add_row(*(column.cells[position] for column in columns), style=styles[position])
-        shown_until = position + 1
     return table
 
 

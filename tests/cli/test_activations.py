@@ -503,7 +503,8 @@ def first_grid(run: Run, folder: Path, *options: object) -> Image.Image:
 
 
 def colours(picture: Image.Image) -> set[tuple[int, ...]]:
-    return {tuple(colour) for colour in np.unique(np.asarray(picture).reshape(-1, 3), axis=0).tolist()}
+    counted = picture.getcolors(picture.width * picture.height) or []
+    return {colour for _, colour in counted if isinstance(colour, tuple)}
 
 
 def test_max_channels_makes_a_smaller_picture_of_the_same_statistics(run: Run, tmp_path: Path) -> None:
@@ -542,6 +543,24 @@ def test_saved_tensors_equal_a_plain_capture_bit_for_bit(run: Run, tmp_path: Pat
     for layer, tensor in saved.items():
         assert torch.equal(tensor, torch.cat([outputs[layer] for outputs in single]))
     assert saved["0"].min() < 0  # as the convolution gave it, before the ReLU that follows works in place
+
+
+def test_tensors_whose_shapes_differ_are_numbered_by_batch(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
+    with Image.open(pictures[0]) as picture:
+        picture.crop((0, 0, 40, 30)).save(pictures[0])
+    options = (*AS_THEY_ARE, "--layer", "@0", "--save-tensors", "--no-grids", "--out", "out")
+    ended = run("activations", "net.py:tiny", *pictures, *options)
+    saved = safetensors.numpy.load_file(tmp_path / "out" / "activations.safetensors")
+    assert {name: values.shape for name, values in saved.items()} == {"0@0": (1, 4, 28, 38), "0@1": (4, 4, 62, 62)}
+    assert rows_of(tmp_path / "out")[0]["flags"] == ["shape varies"]
+    assert "shape varies" in ended.stdout
+
+
+def test_names_are_never_read_as_markup(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
+    odd = pictures[0].rename(tmp_path / "[bold]a :cat:.png")
+    ended = run("activations", "net.py:tiny", odd, "--out", "[red]b :dog:", "--no-grids")
+    assert "[bold]a :cat:.png" in ended.stdout
+    assert ended.stdout.splitlines()[-1].endswith("are in [red]b :dog:")
 
 
 def test_an_earlier_run_is_replaced_whole(run: Run, tmp_path: Path) -> None:

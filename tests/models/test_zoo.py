@@ -441,9 +441,7 @@ def test_patches_for_building_are_gone_afterwards() -> None:
 # ---------------------------------------------------------------------------------------------------------------- demo
 
 
-def test_demo_sees_the_cat_with_the_published_probabilities() -> None:
-    import skimage.data
-
+def test_demo_sees_the_shipped_cat_with_the_published_probabilities(pytestconfig: pytest.Config) -> None:
     loaded = load_model("demo")
     assert not loaded.info.random
     assert loaded.warnings == ()
@@ -455,12 +453,13 @@ def test_demo_sees_the_cat_with_the_published_probabilities() -> None:
         mean=preprocessing.mean,
         std=preprocessing.std,
     )
-    image = transforms(Image.fromarray(skimage.data.chelsea()))  # (3, 224, 224)
+    with Image.open(pytestconfig.rootpath / "sample_images" / "cat.jpg") as picture:
+        image = transforms(picture)  # (3, 224, 224)
     with torch.no_grad():
         probabilities = loaded.module.eval()(image[None])[0].softmax(0)
     top = {loaded.info.categories[i]: probabilities[i].item() for i in probabilities.topk(3).indices}
     assert list(top) == ["Egyptian cat", "tiger cat", "tabby"]
-    assert list(top.values()) == pytest.approx([0.40, 0.23, 0.22], abs=0.01)
+    assert list(top.values()) == pytest.approx([0.40, 0.23, 0.22], abs=0.02)  # JPEG moves them a little
 
 
 def test_demo_has_every_value_of_its_file() -> None:
