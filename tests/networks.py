@@ -345,7 +345,7 @@ def counting_network() -> nn.Module:
 
 
 class StubbornlyFrozen(nn.Module):
-    """Keep BatchNorm in eval mode whatever `train` is asked for, and freeze it each time."""
+    """Keep BatchNorm in eval mode whatever `train` is asked for, and freeze it in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ class StubbornlyFrozen(nn.Module):
         super().train(mode)
         self.norm.eval()
         for parameter in self.norm.parameters():
-            parameter.requires_grad_(False)
+            parameter.requires_grad_(mode)
         return self
 
     def forward(self, x: Tensor) -> Tensor:

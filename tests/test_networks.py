@@ -31,6 +31,15 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed every global generator for the block."""
@@ -286,7 +295,48 @@ def plain_output(case: Case) -> list[Tensor]:
         return [clone(tensor) for tensor in tensors_of(case.model(*case.fresh_args()))]
 
 
-# --- what is promised ---
+# --- what is promised; that nothing is left comes first, as one network serves all of these in turn ---
+
+
+def test_nothing_is_left_after_an_inspection(case: Case) -> None:
+    before = snapshot(case.network)
+    first = case.inspect()
+    assert_unchanged(case.network, before)
+    # Seeded and restored, a second inspection shows the same to the last bit.
+    assert case.inspect().rows == first.rows
+
+
+@pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt])
+def test_nothing_is_left_after_an_interrupted_inspection(case: Case, kind: type[BaseException]) -> None:
+    error = kind("in the middle")
+    witness = Witness()
+    with evaluating(case.network), witness.watching(case.network):
+        case.network(*case.fresh_args())
+    middle = witness.outputs[len(witness.outputs) // 2][0]
+
+    def explode(*_: Any) -> None:
+        raise error
+
+    bomb = case.network.get_submodule(middle).register_forward_pre_hook(explode)
+    try:
+        before = snapshot(case.network)
+        with pytest.raises(ForwardError if isinstance(error, Exception) else KeyboardInterrupt) as caught:
+            case.inspect()
+        assert_unchanged(case.network, before)
+    finally:
+        bomb.remove()
+    if isinstance(caught.value, ForwardError):
+        assert caught.value.__cause__ is error
+        failure = caught.value.inspection.failure
+        assert failure is not None
+        assert failure.layer == middle
+        assert failure.error == "ArithmeticError: in the middle"
+        reached = [row.layer for row in caught.value.inspection.rows]
+        finished = [layer for layer, _ in witness.outputs[: witness.begun[middle]]]
+        assert list(dict.fromkeys(reached)) == list(dict.fromkeys(finished))
+    else:
+        assert caught.value is error
+    traceback.clear_frames(error.__traceback__)  # they hold the network
 
 
 def test_the_output_with_every_module_hooked_is_the_plain_one(case: Case) -> None:
@@ -349,47 +399,6 @@ def test_statistics_are_those_of_the_output_at_the_time_of_the_call(case: Case) 
     names = {name for name, _ in case.network.named_modules()}
     assert {layer.layer for layer in inspection.uncalled} == names - witness.begun.keys()
     assert all(layer.reason for layer in inspection.uncalled)
-
-
-def test_nothing_is_left_after_an_inspection(case: Case) -> None:
-    before = snapshot(case.network)
-    first = case.inspect()
-    assert_unchanged(case.network, before)
-    # Seeded and restored, a second inspection shows the same to the last bit.
-    assert case.inspect().rows == first.rows
-
-
-@pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt])
-def test_nothing_is_left_after_an_interrupted_inspection(case: Case, kind: type[BaseException]) -> None:
-    error = kind("in the middle")
-    witness = Witness()
-    with evaluating(case.network), witness.watching(case.network):
-        case.network(*case.fresh_args())
-    middle = witness.outputs[len(witness.outputs) // 2][0]
-
-    def explode(*_: Any) -> None:
-        raise error
-
-    bomb = case.network.get_submodule(middle).register_forward_pre_hook(explode)
-    try:
-        before = snapshot(case.network)
-        with pytest.raises(ForwardError if isinstance(error, Exception) else KeyboardInterrupt) as caught:
-            case.inspect()
-        assert_unchanged(case.network, before)
-    finally:
-        bomb.remove()
-    if isinstance(caught.value, ForwardError):
-        assert caught.value.__cause__ is error
-        failure = caught.value.inspection.failure
-        assert failure is not None
-        assert failure.layer == middle
-        assert failure.error == "ArithmeticError: in the middle"
-        reached = [row.layer for row in caught.value.inspection.rows]
-        finished = [layer for layer, _ in witness.outputs[: witness.begun[middle]]]
-        assert list(dict.fromkeys(reached)) == list(dict.fromkeys(finished))
-    else:
-        assert caught.value is error
-    traceback.clear_frames(error.__traceback__)  # they hold the network
 
 
 # --- single promises ---
