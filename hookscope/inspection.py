@@ -307,16 +307,27 @@ def preserved(network: nn.Module, seed: int) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-        for module, name, buffer, values in buffers:
-            module._buffers[name] = buffer
-            if buffer is not None and values is not None and not _equal(buffer, values):
-                with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                    buffer.copy_(values)
+        _restore_buffers([module for module, _ in modes], buffers)
         for parameter, gradient, requires_grad in gradients:
             if parameter.requires_grad != requires_grad:
                 parameter.requires_grad_(requires_grad)
             if parameter.grad is not gradient:
                 parameter.grad = gradient
+
+
+def _restore_buffers(
+    modules: Sequence[nn.Module], buffers: Sequence[tuple[nn.Module, str, Tensor | None, Tensor | None]]
+) -> None:
+    """Put back each (module, name, buffer, values before), and drop buffers that were registered since."""
+    known = {(id(module), name) for module, name, _, _ in buffers}
+    for module in modules:
+        for name in [name for name in module._buffers if (id(module), name) not in known]:
+            delattr(module, name)
+    for module, name, buffer, values in buffers:
+        module._buffers[name] = buffer
+        if buffer is not None and values is not None and not _equal(buffer, values):
+            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                buffer.copy_(values)
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

@@ -209,7 +209,7 @@ def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction 
     reducer = Reducer()
     reduction = reducer.reduce(tensor, channel_axis)
     reducer.settle()
-    return reduction.settled or reduction.known if isinstance(reduction, Staged) else reduction
+    return collect([reduction])[0] if isinstance(reduction, Staged) else reduction
 
 
 def _first_line(error: BaseException) -> str:
@@ -476,14 +476,15 @@ def collect(reductions: Sequence[Reduction | Staged | Pending]) -> list[Reductio
         strict=True,
     )
     completed = (_completed(each.known, scalars.tolist(), counts, sample) for each, scalars, counts, sample in fetched)
-    return [
-        next(completed)
-        if isinstance(each, Pending)
-        else each.settled or each.known
-        if isinstance(each, Staged)
-        else each
-        for each in reductions
-    ]
+    plain = []
+    for each in reductions:
+        if isinstance(each, Pending):
+            plain.append(next(completed))
+        elif isinstance(each, Staged):
+            plain.append(each.settled or each.known._replace(unmeasured="its values were not read"))
+        else:
+            plain.append(each)
+    return plain
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
