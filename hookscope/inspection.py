@@ -33,6 +33,7 @@ from hookscope.results import (
     Prediction,
     TensorStatistics,
     UncalledLayer,
+    row_label,
 )
 
 # A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
@@ -102,7 +103,7 @@ class _Recorder:
         """Reduce one output in the hook."""
         axis = None if tensor.is_nested else self.axes.channel_axis(call.module, tuple(tensor.shape))
         if self.on_tensor is not None:
-            self.on_tensor(label(call.layer, call.call, slot), tensor)
+            self.on_tensor(row_label(call.layer, call.call, slot), tensor)
         if self.grids_for > min(self.indices, default=0) and tensor.layout == torch.strided and tensor.numel():
             self._keep((call.layer, call.call, slot), tensor, axis)
         if tensor.is_inference():
@@ -138,11 +139,6 @@ class _Recorder:
             self.kept.append(_Kept(key, index, values.detach().clone(), axis, channel_count, shape, grids, note))
             if note:
                 break
-
-
-def label(layer: str, call: int, slot: str) -> str:
-    """Return the name of a row for people and files: "layer1.0.relu#1", "backbone['out']", "(model)"."""
-    return f"{layer or '(model)'}{f'#{call}' if call else ''}{slot}"
 
 
 def inspect(

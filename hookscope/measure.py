@@ -23,8 +23,8 @@ from hookscope.results import QUANTILE_LEVELS, TensorStatistics
 SAMPLE_SIZE = 256
 # A merged sample is thinned beyond this, so that memory stays flat in the number of images. Our choice.
 _SAMPLE_LIMIT = 4096
-# Sums of up to `_ROW` * `_SHORT` squares of float32 values outside this range lose digits at one end or overflow at the
-# other (float32: 1e-38..3e38).
+# Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
+# of them (float32: 1e-38..3e38).
 _SMALLEST_SQUARABLE = 1e-15
 _LARGEST_SQUARABLE = 1e15
 # var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on the centred form. Our choice.

@@ -156,6 +156,11 @@ class TensorStatistics:
         return self.dead_channel_count / self.channel_count
 
 
+def row_label(layer: str, call: int, slot: str) -> str:
+    """Return the name of a layer's output for people and files: "layer1.0.relu#1", "backbone['out']", "(model)"."""
+    return f"{layer or '(model)'}{f'#{call}' if call else ''}{slot}"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerRow:
     """One output of one call of one module.
@@ -185,8 +190,7 @@ class LayerRow:
     @property
     def label(self) -> str:
         """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
-        call = f"#{self.call}" if self.call else ""
-        return f"{self.layer or '(model)'}{call}{self.slot}"
+        return row_label(self.layer, self.call, self.slot)
 
 
 @dataclass(frozen=True, slots=True)
