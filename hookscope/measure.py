@@ -628,6 +628,7 @@ def _statistics(reduction: Reduction, quantiles: tuple[float, ...] | None) -> Te
         dead_channel_count=None if counts is None else counts.size - int(np.count_nonzero(counts)),
         quantiles=quantiles,
         sample_count=0 if reduction.sample is None else reduction.sample.size,
+        sample=reduction.sample,
     )
 
 

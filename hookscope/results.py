@@ -127,6 +127,7 @@ class TensorStatistics:
         quantiles: Values at `QUANTILE_LEVELS`, linear interpolation, of an evenly strided sample.
         sample_count: Elements in that sample; equal to `element_count` when the quantiles are exact.
         unmeasured: Why statistics are missing; None when they are not.
+        sample: The sample itself, (sample_count,), in memory order: for histograms.
     """
 
     shape: tuple[int, ...]
@@ -147,6 +148,7 @@ class TensorStatistics:
     quantiles: tuple[float, ...] | None = None
     sample_count: int = 0
     unmeasured: str | None = None
+    sample: NDArray[np.floating] | None = field(default=None, repr=False, compare=False)
 
     @property
     def dead_channel_fraction(self) -> float | None:
@@ -318,3 +320,152 @@ class ModuleRow:
     output_shapes: tuple[tuple[int, ...], ...]
     selected: bool
     note: str = ""
+
+
+GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached"]
+"""What became of a tensor in the backward pass.
+
+"gradient": it received one with a value other than zero (NaN and Inf included). "zero": it received one, exactly zero
+everywhere. "no gradient path": autograd does not track it (frozen, integer, computed under `no_grad`). "not reached":
+autograd tracks it, but the loss does not depend on it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRow:
+    """The gradient of the loss with respect to one output, or one input, of one call of one module.
+
+    Attributes:
+        index: Position among the rows in forward execution order, from 0.
+        backward_index: Position in the order in which gradients arrived in the backward pass, from 0; None without one.
+        layer: Dotted name as in `named_modules()`; "" is the whole model.
+        kind: Class name of the module.
+        call: 0 for the module's first call in the forward pass, 1 for its second.
+        slot: Path inside a nested output or input: "" for a plain tensor output, "[0]" for the first positional input.
+        role: "output" for grad_output, "input" for grad_input.
+        status: What became of it.
+        gradient: Statistics of the gradient; without one, shape and dtype are the tensor's and all else is empty.
+        remark: Why there is no gradient, or what the gradient means where that is not plain; "" otherwise.
+        aliases: Other names of the same module object.
+    """
+
+    index: int
+    backward_index: int | None
+    layer: str
+    kind: str
+    call: int
+    slot: str
+    role: Literal["output", "input"]
+    status: GradientStatus
+    gradient: TensorStatistics
+    remark: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
+        return row_label(self.layer, self.call, self.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """The gradient of the loss with respect to one parameter.
+
+    Attributes:
+        index: Position in `named_parameters()`, from 0.
+        name: Dotted name: "layer1.0.conv1.weight".
+        kind: Class name of the module that owns it.
+        trainable: Its `requires_grad`.
+        status: What became of it.
+        gradient: Statistics of the gradient; without one, shape and dtype are the parameter's and all else is empty.
+        weight_l2: Root of the sum of squares of the parameter itself.
+        ratio: Gradient's L2 over `weight_l2`; None where either does not exist or the weight is zero.
+        aliases: Other names of the same (tied) parameter.
+    """
+
+    index: int
+    name: str
+    kind: str
+    trainable: bool
+    status: GradientStatus
+    gradient: TensorStatistics
+    weight_l2: float | None
+    ratio: float | None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LossRecord:
+    """The scalar that was differentiated.
+
+    Attributes:
+        name: "ce", "mse", "projection", "file.py:function" and so on.
+        target: What the output was compared with, for people: "noise (seed 0)", "class 281, tabby"; "" without one.
+        value: Its value over the whole batch; NaN and Inf are kept.
+        outputs: Labels of the outputs it was computed from: "(model)", "(model)['logits']".
+    """
+
+    name: str
+    target: str
+    value: float
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One judgement about a run, by one rule.
+
+    Attributes:
+        rule: Stable identifier: "vanishing-gradient".
+        level: "fail" for what breaks training or results, "warn" for what deserves a look.
+        where: Label of the row or name of the parameter it is about; "" for the whole network.
+        message: One sentence with the measured value and the limit.
+    """
+
+    rule: str
+    level: Literal["fail", "warn"]
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GradientInspection:
+    """Everything one forward and backward pass of a model over its inputs showed.
+
+    Attributes:
+        model: Which network.
+        inputs: What it was given, in order.
+        loss: What was differentiated; None when the forward pass raised.
+        rows: Activations, one per (layer, call, slot), in execution order: as in `Inspection`.
+        gradients: One per output of `rows`, in execution order; those of inputs among them when asked for.
+        parameters: One per parameter of the whole network, in the order of `named_parameters()`.
+        uncalled: Selected modules that never ran.
+        gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
+        predictions: Top classes per input, for classifiers.
+        verdicts: Judgements, the gravest first.
+        warnings: Sentences a reader must see.
+        failure: Set when the forward or the backward pass raised; rows then hold what was reached.
+        mode: "eval", or "train" for batch statistics and dropout as in training.
+        seed: Seed of everything random.
+        device: Where it ran: "cpu", "cuda:0".
+        dtype: Floating dtype of the parameters: "float32".
+        timings: Seconds by phase.
+    """
+
+    model: ModelInfo
+    inputs: tuple[InputRecord, ...]
+    loss: LossRecord | None
+    rows: tuple[LayerRow, ...]
+    gradients: tuple[GradientRow, ...]
+    parameters: tuple[ParameterRow, ...]
+    uncalled: tuple[UncalledLayer, ...] = ()
+    gradient_maps: tuple[FeatureMaps, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    warnings: tuple[str, ...] = ()
+    failure: Failure | None = None
+    mode: Literal["eval", "train"] = "eval"
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    timings: Mapping[str, float] = field(default_factory=dict)

@@ -34,6 +34,23 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class FileOptions:
+    """How weights are read out of a file and put into a network.
+
+    Attributes:
+        trust: Whether a file may run code while it is read: pickled modules, TorchScript, exported programs.
+        key: Where in the file the weights are: "ema.state_dict"; None to find them.
+        allow_missing: Globs over names of the network that the file need not have.
+        allow_unexpected: Globs over names of the file that the network need not know.
+    """
+
+    trust: bool = False
+    key: str | None = None
+    allow_missing: tuple[str, ...] = ()
+    allow_unexpected: tuple[str, ...] = ()
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the random number generators of PyTorch (CPU), NumPy and Python, and put them back afterwards.

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hookscope.results import (
@@ -28,6 +28,8 @@ _CSV_COLUMNS = (
     *_QUANTILE_NAMES,
     *("sample_count", "unmeasured", "flags", "aliases"),
 )
+
+_NO_STATISTICS = TensorStatistics((), "none", 0)
 
 # What a spreadsheet takes for the start of a formula (OWASP, "CSV Injection"), full-width forms included.
 _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
@@ -143,14 +145,16 @@ def _classes(prediction: Prediction) -> list[dict[str, Any]]:
 
 
 def _row(row: LayerRow) -> dict[str, Any]:
-    return asdict(row) | {"activation": _statistics(row.activation)}
+    return asdict(replace(row, activation=_NO_STATISTICS)) | {"activation": _statistics(row.activation)}
 
 
 def _statistics(statistics: TensorStatistics) -> dict[str, Any]:
-    return asdict(statistics) | {
+    result = asdict(replace(statistics, sample=None)) | {
         "quantiles": _quantiles(statistics),
         "dead_channel_fraction": statistics.dead_channel_fraction,
     }
+    del result["sample"]  # a table is for reading
+    return result
 
 
 def _quantiles(statistics: TensorStatistics) -> dict[str, float] | None:
