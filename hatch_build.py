@@ -1,0 +1,60 @@
+"""Compile hookscope/measure/fused.c into the wheel, with the C compiler that the `ziglang` package brings.
+
+Nothing of the user's machine is used but its kind. Where the library cannot be compiled the package is installed
+without it: torch then computes the same statistics, more slowly.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
+
+PACKAGE = Path("hookscope", "measure")
+LIBRARY = "fused.bin"
+
+# Kinds of machine that fused.c is known to serve, as Python and as the compiler call them.
+TARGETS = {
+    ("linux", "x86_64"): "x86_64-linux-gnu",
+    ("linux", "aarch64"): "aarch64-linux-gnu",
+    ("darwin", "x86_64"): "x86_64-macos",
+    ("darwin", "arm64"): "aarch64-macos",
+}
+# The library needs no C library, nor may the compiler put calls to one into it.
+FLAGS = ("-O3", "-ffreestanding", "-fno-builtin", "-nostdlib", "-shared", "-fPIC", "-s", "-Wall", "-Wextra", "-Werror")
+
+
+class FusedKernelHook(BuildHookInterface[Any]):
+    """Adds the compiled library to wheels, and to the source folder for editable installations."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile before the wheel is put together."""
+        target = TARGETS.get((sys.platform, platform.machine()))
+        if target is None:
+            self.app.display_warning(f"No compiled statistics for {sys.platform} on {platform.machine()}")
+            return
+        source = Path(self.root) / PACKAGE / "fused.c"
+        self._folder = tempfile.TemporaryDirectory()
+        library = source.with_name(LIBRARY) if version == "editable" else Path(self._folder.name, LIBRARY)
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *FLAGS, "-o", str(library), str(source)]
+        caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), self._folder.name)
+        compiled = subprocess.run(  # noqa: S603 - every part of it is stated above
+            command, check=False, capture_output=True, text=True, env=os.environ | caches
+        )
+        if compiled.returncode:
+            self.app.display_warning(f"Compiled statistics are left out: {compiled.stderr.strip()}")
+            return
+        if version != "editable":
+            build_data["force_include"][str(library)] = (PACKAGE / LIBRARY).as_posix()
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{next(platform_tags())}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - as called
+        """Remove what the wheel has taken in."""
+        if hasattr(self, "_folder"):
+            self._folder.cleanup()

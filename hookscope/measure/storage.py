@@ -1,0 +1,58 @@
+"""What a tensor of any layout and dtype stores: its elements in the order in which they lie in memory."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], int]:
+    """Return the stored elements as a strided tensor, the logical shape, and how many zeros are not stored."""
+    if tensor.layout == torch.strided and not tensor.is_nested:
+        return (tensor.dequantize() if tensor.is_quantized else tensor), shape, 0
+    if tensor.is_nested:
+        parts = tensor.unbind()
+        flat = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0)
+        return flat, (len(parts), *_ragged_shape([part.shape for part in parts])), 0
+    if tensor.layout == torch.sparse_coo:
+        stored = tensor.coalesce().values()
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        stored = tensor.values()
+    else:
+        return tensor.to_dense(), shape, 0
+    return stored, shape, math.prod(shape) - stored.numel()
+
+
+def _ragged_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
+    """Return the common shape of the parts, with -1 where they differ."""
+    if not shapes:
+        return ()
+    return tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
+
+
+def as_real_floats(flat: Tensor) -> Tensor:
+    """Return the elements in a real floating dtype that reductions can be accumulated in."""
+    if flat.is_complex():  # measured by modulus, which may be larger than its parts' dtype can hold
+        return flat.to(torch.complex128).abs()
+    if not flat.is_floating_point():
+        return flat.double()
+    return flat.float() if flat.itemsize < 4 else flat  # half-precision accumulators overflow, float8 has none
+
+
+def in_memory_order(values: Tensor, channel_axis: int | None) -> tuple[Tensor, tuple[int, int, int]]:
+    """Order the axes as they lie in memory, and say where the channels come.
+
+    Returns:
+        The values, permuted so that a dense tensor is contiguous, and (before, C, after): flat and then viewed so, they
+        have channels on axis 1. C is 1 for none.
+    """
+    position = channel_axis
+    if not values.is_contiguous():  # channels_last and transposed tensors are dense in another order
+        order = sorted(range(values.dim()), key=values.stride, reverse=True)
+        values = values.permute(order)
+        position = None if channel_axis is None else order.index(channel_axis)
+    if position is None:
+        return values, (1, 1, values.numel())
+    sizes = values.shape
+    return values, (math.prod(sizes[:position]), sizes[position], math.prod(sizes[position + 1 :]))

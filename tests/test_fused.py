@@ -1,0 +1,235 @@
+"""The compiled pass against NumPy in float64, in every variant that this processor runs and with any number of threads.
+
+Everything in test_measure.py runs through it as well; what is imported from there below runs a second time without it.
+"""
+
+import ctypes
+import math
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hookscope.measure import Reducer, collect, fused, summarise
+from hookscope.measure.fused import FusedReducer, Kernel, load_kernel
+from tests.test_measure import (
+    check,
+    exact,
+    random_tensor,
+    test_a_deviation_of_two_neighbouring_floats,
+    test_a_deviation_survives_a_huge_mean,
+    test_an_outlier_does_not_hide_the_rest,
+    test_constant_values_have_no_deviation_and_no_accumulated_error,
+    test_many_small_tensors_overflow_the_stage_unharmed,
+    test_measures_any_float32_values,
+    test_measures_random_values_of_any_shape,
+    test_squares_neither_vanish_nor_overflow,
+    test_squares_that_are_all_large_do_not_overflow_together,
+    test_takes_statistics_over_the_finite_values,
+    test_tensors_in_a_row_do_not_disturb_each_other,
+    test_the_order_in_memory_does_not_matter,
+)
+
+__all__ = [
+    "test_a_deviation_of_two_neighbouring_floats",
+    "test_a_deviation_survives_a_huge_mean",
+    "test_an_outlier_does_not_hide_the_rest",
+    "test_constant_values_have_no_deviation_and_no_accumulated_error",
+    "test_many_small_tensors_overflow_the_stage_unharmed",
+    "test_measures_any_float32_values",
+    "test_measures_random_values_of_any_shape",
+    "test_squares_neither_vanish_nor_overflow",
+    "test_squares_that_are_all_large_do_not_overflow_together",
+    "test_takes_statistics_over_the_finite_values",
+    "test_tensors_in_a_row_do_not_disturb_each_other",
+    "test_the_order_in_memory_does_not_matter",
+]
+
+KERNEL = load_kernel()
+
+compiled = pytest.mark.skipif(KERNEL is None, reason="installed without the compiled library")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_library() -> Iterator[None]:
+    """Let torch measure in the imported tests; those below bring the kernel they test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "load_kernel", lambda: None)
+        yield
+
+
+def variants() -> list[str]:
+    capability = torch.backends.cpu.get_cpu_capability()
+    reach = {"AVX2": 2, "AVX512": 3}.get(capability, 1)
+    return ["reduce_default", "reduce_avx2", "reduce_avx512"][:reach]
+
+
+def fused_reducer(variant: str = "", threads: bool = True) -> FusedReducer:
+    assert KERNEL is not None
+    reduce = KERNEL.reduce
+    if variant:
+        reduce = getattr(ctypes.CDLL(str(fused.LIBRARY)), variant)
+        reduce.restype, reduce.argtypes = None, KERNEL.reduce.argtypes  # type: ignore[attr-defined]
+    reducer = FusedReducer()
+    reducer._kernel = Kernel(reduce, KERNEL.runtime if threads else None)
+    return reducer
+
+
+def check_fused(reducer: FusedReducer, tensor: Tensor, channel_axis: int | None) -> None:
+    reduction = reducer.reduce(tensor, channel_axis)
+    assert reduction is not None
+    check(summarise([reduction])[0], exact(tensor), channel_axis)
+    assert reduction.sample is not None
+    if tensor.is_contiguous():
+        assert (reduction.sample == exact(tensor).reshape(-1)[:: reduction.stride]).all()
+    if channel_axis is not None:
+        expected = np.moveaxis(exact(tensor) != 0, channel_axis, 0).reshape(tensor.shape[channel_axis], -1).sum(1)
+        assert (reduction.channel_nonzero == expected).all()
+
+
+@pytest.mark.skipif(
+    sys.platform not in ("linux", "darwin") or platform.machine() not in ("x86_64", "aarch64", "arm64"),
+    reason="the library is not compiled for this kind of machine",
+)
+def test_the_library_is_there_and_finds_torchs_threads() -> None:
+    assert KERNEL is not None, "install hookscope again: pip install -e ."
+    assert KERNEL.runtime is not None or sys.platform == "darwin"
+
+
+@compiled
+@pytest.mark.parametrize("variant", variants())
+@settings(max_examples=120, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 40), min_size=1, max_size=4).filter(lambda shape: 1 < math.prod(shape) <= 60_000),
+    axis=st.integers(0, 3),
+    zeros=st.sampled_from([0.0, 0.5, 0.99]),
+    shift=st.sampled_from([0.0, -1.0, 1e4]),
+    scale=st.sampled_from([1e-10, 1.0, 1e10]),
+    seed=st.integers(0, 2**31),
+)
+def test_every_variant_agrees_with_float64(
+    variant: str, shape: Sequence[int], axis: int, zeros: float, shift: float, scale: float, seed: int
+) -> None:
+    tensor = ((random_tensor(shape, seed, torch.float64) + shift) * scale).float()
+    tensor[torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed)) < zeros] = 0
+    tensor.view(-1)[0], tensor.view(-1)[-1] = scale, 2 * scale  # what is constant is torch's
+    check_fused(fused_reducer(variant), tensor, axis if axis < len(shape) else None)
+
+
+@compiled
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("threads", [1, 2, 5, 40])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((1, 64, 56, 56), 1),
+        ((2, 3, 150, 151), 1),
+        ((2, 197, 301), 2),
+        ((3, 40_001), 1),
+        ((70_000,), 0),
+        ((1, 1, 65_537), 1),
+        ((32_768,), None),
+    ],
+)
+def test_threads_share_a_tensor_without_losing_any_of_it(
+    variant: str, threads: int, shape: Sequence[int], axis: int | None
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check_fused(fused_reducer(variant), random_tensor(shape, 1).relu(), axis)
+        check_fused(fused_reducer(variant), random_tensor(shape, 2), axis)
+        check_fused(fused_reducer(variant, threads=False), random_tensor(shape, 3).relu(), axis)
+    finally:
+        torch.set_num_threads(before)
+
+
+@compiled
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 511, 512, 513, 1040, 8191, 40_000])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_nothing_beside_the_tensor_is_read(variant: str, count: int, offset: int) -> None:
+    memory = torch.full((count + 100,), math.nan)
+    tensor = memory[offset : offset + count]
+    tensor.copy_(random_tensor([count], seed=count))
+    if count == 1:
+        assert fused_reducer(variant).reduce(tensor, 0) is None
+    else:
+        check_fused(fused_reducer(variant), tensor, 0)
+        check_fused(fused_reducer(variant), tensor, None)
+
+
+@compiled
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf, 1e16, -1e16])
+@pytest.mark.parametrize("count", [2, 33, 40_001])
+def test_rare_values_are_left_to_torch_wherever_they_are(variant: str, value: float, count: int) -> None:
+    reducer = fused_reducer(variant)
+    for position in {0, count // 2, count - 2, count - 1}:
+        tensor = random_tensor([count], seed=position)
+        tensor[position] = value
+        assert reducer.reduce(tensor, 0) is None
+
+
+@compiled
+@pytest.mark.parametrize("value", [0.0, -0.0, 0.1, 1e-30, 1e30])
+def test_constant_values_are_left_to_torch(value: float) -> None:
+    assert fused_reducer().reduce(torch.full((5, 700), value), 1) is None
+
+
+@compiled
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4).double(),
+        torch.randn(3, 4).half(),
+        torch.randn(3, 8)[:, ::2],
+        torch.randn(3, 1).expand(3, 4),
+        torch.empty(0, 3),
+        torch.empty(3, 4, device="meta"),
+        torch.randn(3, 4).to_sparse(),
+        torch.nn.Parameter(torch.randn(3, 4)),
+        torch.randn(3, 4, dtype=torch.complex64).conj().imag,
+        torch._efficientzerotensor((3, 4)),
+    ],
+    ids=["double", "half", "gaps", "expanded", "empty", "meta", "sparse", "subclass", "negated", "without memory"],
+)
+def test_other_tensors_are_left_to_torch(tensor: Tensor) -> None:
+    assert fused_reducer().reduce(tensor, 1) is None
+
+
+@compiled
+def test_dense_tensors_in_another_order_are_read_in_theirs() -> None:
+    tensor = random_tensor([2, 6, 9, 11], seed=6).relu().to(memory_format=torch.channels_last)
+    check_fused(fused_reducer(), tensor, 1)
+    check_fused(fused_reducer(), random_tensor([40, 900], seed=1).relu().t(), 1)
+
+
+@compiled
+def test_a_tensor_inside_a_function_transform_is_measured_by_torch() -> None:
+    assert KERNEL is not None
+    reducer = Reducer()
+    reducer._fused = fused_reducer()
+    reductions = []
+
+    def observed(tensor: Tensor) -> Tensor:
+        reductions.append(reducer.reduce(tensor.detach(), 0))
+        return tensor.sum()
+
+    values = random_tensor([3, 50], seed=1)
+    torch.func.grad(observed)(values)
+    reducer.settle()
+    check(summarise(collect(reductions))[0], exact(values), 0)
+
+
+def test_a_missing_library_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fused, "LIBRARY", tmp_path / "fused.bin")
+    assert load_kernel.__wrapped__() is None
+    assert FusedReducer().reduce(torch.randn(3, 4), 1) is None
