@@ -1,0 +1,210 @@
+"""Files that run code when they are read: pickles, TorchScript and exported programs. Only for those who trust them.
+
+Nothing here asks whether they do. Whoever calls it has.
+"""
+
+import hashlib
+import logging
+import pickle
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import CheckpointError
+from hookscope.files.fileformat import file_kind
+from hookscope.models.building import LoadedModel, exception_line, parameter_count, seeded
+from hookscope.models.pyfile import importable
+from hookscope.models.shape import default_preprocessing, with_channels
+from hookscope.results import ModelInfo, Preprocessing
+from hookscope.text import printable
+
+# What pickle says of a class, or function, that is no longer where it was.
+_MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
+
+
+def read_pickle(path: Path) -> object:
+    """Unpickle a file: torch's zip, its two older formats, or a bare pickle. Tensors come to the CPU.
+
+    Classes are looked for in the current folder first, as if Python had been started there.
+
+    Raises:
+        CheckpointError: If it cannot be unpickled, or belongs to classes that cannot be imported.
+    """
+    shown = printable(str(path))
+    try:
+        # By its name alone, torch would take some file for safetensors.
+        with path.open("rb") as file, importable(Path.cwd(), is_file=False), _known_warnings_silenced():
+            if file_kind(path) == "pickle":
+                return pickle.load(file)  # noqa: S301 - trusted
+            return torch.load(file, map_location="cpu", weights_only=False)
+    except CheckpointError:
+        raise
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"{shown} needs the Python module '{printable(str(error.name), 80)}', which cannot be imported here: "
+            f"install it, or run hookscope in the folder it lies in."
+        ) from error
+    except (Exception, SystemExit) as error:
+        missing = _MISSING_CLASS.search(str(error)) if isinstance(error, AttributeError) else None
+        if missing is None:
+            raise CheckpointError(f"{shown} cannot be unpickled: {exception_line(error)}") from error
+        raise CheckpointError(
+            f"{shown} needs '{printable(missing['name'], 80)}' of the Python module "
+            f"'{printable(missing['module'], 80)}', which does not have it here: run hookscope where it does, or save "
+            "`model.state_dict()` and name the network with --arch."
+        ) from error
+
+
+def load_torchscript(path: Path, seed: int) -> LoadedModel:
+    """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
+
+    `module.state_dict()` has the names of the original's, for an eager network to take over. Buffers that the original
+    kept out of its state dict are among them: TorchScript does not record which those were.
+
+    Args:
+        path: The file.
+        seed: Of the random number generators while it loads.
+
+    Raises:
+        CheckpointError: If it cannot be loaded.
+    """
+    import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
+
+    from hookscope.models.torchscript import hookable  # noqa: PLC0415 - only for such files
+
+    def load() -> Any:
+        with seeded(seed):
+            return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
+
+    try:
+        with _known_warnings_silenced():
+            module, remarks = hookable(load)
+    except (Exception, SystemExit) as error:
+        shown = printable(str(path))
+        raise CheckpointError(
+            f"{shown} cannot be loaded as TorchScript: {exception_line(error)}; download or save it again."
+        ) from error
+    return _described(path, module, default_preprocessing(module), remarks)
+
+
+def load_exported_program(path: Path, seed: int) -> LoadedModel:
+    """Load an exported program (.pt2) as a tree of modules with the original names and class names.
+
+    It runs once on its example inputs, if the file has them, to see that the tree computes the same.
+
+    Args:
+        path: The file.
+        seed: Of the random number generators while it loads and runs.
+
+    Raises:
+        CheckpointError: If it cannot be loaded.
+    """
+    from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
+
+    try:
+        with seeded(seed), path.open("rb") as file, _known_warnings_silenced(), _logged_failures() as failures:
+            program: Any = torch.export.load(file)
+            module, remarks = unflattened(program, seed)
+            shape = _input_shape(program)
+    except (Exception, SystemExit) as error:
+        shown, cause = printable(str(path)), exception_line(failures[0] if failures else error)
+        raise CheckpointError(
+            f"{shown} cannot be loaded as an exported program: {cause}; download or export it again."
+        ) from error
+    preprocessing = default_preprocessing(module)
+    if shape is not None:
+        preprocessing = _fitting(preprocessing, shape, path)
+        if shape and isinstance(shape[0], int) and shape[0] != 1:
+            shown = ", ".join("any" if size is None else str(size) for size in shape)
+            remarks = (*remarks, f"exported for inputs of shape ({shown}), so it takes batches of exactly {shape[0]}.")
+    sizes = () if shape is None else (shape[0] or 1, *shape[1:])
+    known = tuple(size for size in sizes if size is not None)
+    loaded = _described(path, module, preprocessing, remarks)
+    return replace(loaded, example_shape=known if known and len(known) == len(sizes) else None)
+
+
+def _input_shape(program: Any) -> tuple[int | None, ...] | None:
+    """Return the shape of the program's input, None for sizes that may vary; None if it does not take one tensor."""
+    names = program.graph_signature.user_inputs
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    if len(values) != 1 or len(names) != 1 or not isinstance(values[0], Tensor):
+        return None
+    return tuple(size if isinstance(size, int) else None for size in values[0].shape)
+
+
+def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> Preprocessing:
+    """Return preprocessing that makes images of the shape (N, C, H, W), or clips of (N, C, T, H, W)."""
+    if len(shape) not in (4, 5) or shape[1] not in (1, 3):
+        return base
+    channels, frames, (height, width) = shape[1], shape[2] if len(shape) == 5 else 1, shape[-2:]
+    base = with_channels(base, channels)
+    base = replace(base, kind="image" if len(shape) == 4 else "video", frames=frames or base.frames)
+    if height is None or width is None:
+        return base
+    return replace(
+        base,
+        resize=height if height == width else (height, width),
+        crop=(height, width),
+        source=f"the input that {printable(path.name)} was exported for",
+    )
+
+
+def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, remarks: tuple[str, ...]) -> LoadedModel:
+    name = printable(path.name)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    info = ModelInfo(
+        name=name,
+        kind=type(module).__name__,
+        weights=name,
+        random=False,
+        sha256=digest,
+        parameter_count=parameter_count(module),
+    )
+    return LoadedModel(module, info, preprocessing, tuple(f"{name}: {remark}" for remark in remarks))
+
+
+# What torch says about its own use of what it gives up, or about how a file was made: nothing to act on here.
+_SAID_BY_TORCH = (
+    (r"`?torch\.jit\.", FutureWarning),
+    (r"`?torch\.jit\.", DeprecationWarning),
+    ("TypedStorage is deprecated", UserWarning),
+    ("This version of file is deprecated", UserWarning),
+    ("Attempted to insert a get_attr Node with no underlying reference", UserWarning),
+)
+
+
+@contextmanager
+def _known_warnings_silenced() -> Iterator[None]:
+    """Silence what torch is known to say about its own ways of loading."""
+    with warnings.catch_warnings():
+        for message, category in _SAID_BY_TORCH:
+            warnings.filterwarnings("ignore", message=message, category=category)
+        yield
+
+
+@contextmanager
+def _logged_failures() -> Iterator[list[BaseException]]:
+    """Collect the exceptions that torch.export logs, instead of showing them: what it raises afterwards is vague."""
+    failures: list[BaseException] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            failures.append(record.exc_info[1])
+        return False
+
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
+    for logger in loggers:
+        logger.addFilter(collect)
+    try:
+        yield failures
+    finally:
+        for logger in loggers:
+            logger.removeFilter(collect)

@@ -1,0 +1,292 @@
+# ruff: noqa: SLF001 - graphs and handles of scripts are private to torch; `torchscript.hookable` survives their absence
+"""The graphs of TorchScript: which calls of layers stand in them, and how these are made through Python.
+
+Graphs belong to types, so that all instances of one scripted type share theirs.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+# A traced module has one method per call: forward, forward1, forward2; an overloaded one forward__0, forward__1.
+_FORWARD = re.compile(r"forward(__)?\d*\Z")
+
+# Values that come back from Python as what they were. Objects of scripted classes, futures and the like do not.
+_PLAIN = frozenset(
+    {
+        "TensorType",
+        "IntType",
+        "FloatType",
+        "ComplexType",
+        "NumberType",
+        "BoolType",
+        "StringType",
+        "NoneType",
+        "DeviceObjType",
+        "OptionalType",
+        "UnionType",
+        "ListType",
+        "DictType",
+        "TupleType",
+    }
+)
+
+# How torch's schema language writes them. What is not here is returned as Any, and its type found by looking at it.
+_WRITTEN = {
+    "TensorType": "Tensor",
+    "IntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "StringType": "str",
+    "OptionalType": "{}?",
+    "ListType": "{}[]",
+    "DictType": "Dict({}, {})",
+}
+
+# Operators that take a flag for training, and where.
+_MODAL = {
+    "aten::batch_norm": 5,
+    "aten::dropout": 2,
+    "aten::dropout_": 2,
+    "aten::feature_dropout": 2,
+    "aten::feature_dropout_": 2,
+    "aten::alpha_dropout": 2,
+}
+
+_ATTENTION = "aten::_native_multi_head_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a layer in a graph.
+
+    Attributes:
+        graph: The graph it stands in.
+        node: The call.
+        returns: What the operator in its place returns, in the schema language: one for each item of a longer tuple.
+    """
+
+    graph: Any
+    node: Any
+    returns: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be done to the graphs of a script, and what cannot be.
+
+    Attributes:
+        calls: To be made through Python.
+        skipped: Names of modules with a call that cannot be.
+        traced_away: Names of modules whose call tracing has emptied.
+        forced: How many operators are always in training mode.
+        attentions: Fused attention, (graph, node).
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    skipped: set[str] = field(default_factory=set)
+    traced_away: set[str] = field(default_factory=set)
+    forced: int = 0
+    attentions: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+def planned(script: Any, twin: Callable[[], Any]) -> Plan:
+    """Look through the graphs, which belong to types: instances of one type share them.
+
+    Args:
+        script: The root.
+        twin: Gives a second copy of it.
+    """
+    owners: dict[str, list[tuple[str, Any]]] = {}
+    for name, module in script.named_modules():
+        owners.setdefault(module._c._type().qualified_name(), []).append((name, module._c))
+    plan = Plan()
+    for instances in owners.values():
+        handle = instances[0][1]
+        for graph in [handle._get_method(method).graph for method in handle._method_names()]:
+            plan.forced += sum(map(_is_forced, graph.findAllNodes("prim::Constant", True)))
+            plan.attentions += [(graph, node) for node in graph.findAllNodes(_ATTENTION, True)]
+            for node in graph.findAllNodes("prim::CallMethod", True):
+                if not _FORWARD.match(node.s("name")) or node.inputsAt(0).unique() == next(graph.inputs()).unique():
+                    continue
+                if _does_nothing(node):
+                    plan.traced_away.update(_names(node.inputsAt(0), instances))
+                elif _may_cross(node, owners, twin):
+                    plan.calls.append(Call(graph, node, _returned(node.output().type())))
+                else:
+                    plan.skipped.update(_names(node.inputsAt(0), instances))
+            for node in graph.findAllNodes("prim::fork", True):  # runs what it is given in a thread of its own
+                for value in node.inputs():
+                    plan.skipped.update(_names(value, instances))
+    return plan
+
+
+def _does_nothing(call: Any) -> bool:
+    """Tell whether nothing goes in or out: tracing leaves that of a layer that returned its input."""
+    return len(list(call.inputs())) == 1 and call.output().type().kind() == "NoneType"
+
+
+def _names(value: Any, instances: list[tuple[str, Any]]) -> list[str]:
+    """Return the names of the submodules that a value in the graph of these instances is; none if that varies."""
+    path: list[str] = []
+    while value.node().kind() == "prim::GetAttr" and value.type().kind() in ("ClassType", "InterfaceType"):
+        path.insert(0, value.node().s("name"))
+        value = value.node().inputsAt(0)
+    if not path or value.node().kind() != "prim::Param":
+        return []
+    return [".".join([name, *path] if name else path) for name, _ in instances]
+
+
+def _is_forced(constant: Any) -> bool:
+    """Tell whether a constant is the True by which an operator is always in training mode."""
+    if constant.output().toIValue() is not True:
+        return False
+    return any(_MODAL.get(use.user.kind()) == use.offset for use in constant.output().uses())
+
+
+def _may_cross(call: Any, owners: dict[str, list[tuple[str, Any]]], twin: Callable[[], Any]) -> bool:
+    """Tell whether a call can be made through Python without a difference."""
+    receiver, *arguments = call.inputs()
+    result = call.output().type()
+    if not all(_is_plain(value.type()) for value in (*arguments, call.output())):
+        return False
+    if "Any" in _returned(result) and _holds_container(result):  # an empty one does not show its type
+        return False
+    if not any(_holds_container(value.type()) for value in arguments):
+        return True
+    instances = owners.get(receiver.type().qualified_name()) if receiver.type().kind() == "ClassType" else None
+    if instances is None:  # a module interface: what runs is not known
+        return False
+    graph = dict(twin().named_modules())[instances[0][0]]._c._get_method(call.s("name")).graph
+    torch._C._jit_pass_inline(graph)  # makes torch keep the graphs of what it inlines, hence the twin
+    return not _overwrites_containers(graph)
+
+
+def _overwrites_containers(graph: Any) -> bool:
+    """Tell whether a graph changes a list or dictionary that it is given: Python would hand it a copy."""
+    aliases = graph.alias_db()
+    _, *arguments = graph.inputs()
+    given = [value for value in arguments if _holds_container(value.type())]
+    changed = [value for value in _values(graph) if _is_container(value.type()) and aliases.has_writers(value)]
+    nested = [value for value in given if any(map(_holds_container, value.type().containedTypes()))]
+    return any(aliases.has_writers(value) for value in given) or any(
+        aliases.may_contain_alias(value, other) for value in nested for other in changed
+    )
+
+
+def _values(block: Any) -> Iterator[Any]:
+    """Yield every value that is computed in a graph or block."""
+    for node in block.nodes():
+        yield from node.outputs()
+        for inner in node.blocks():
+            yield from _values(inner)
+
+
+def _is_container(kind: Any) -> bool:
+    return kind.kind() in ("ListType", "DictType")
+
+
+def _holds_container(kind: Any) -> bool:
+    return _is_container(kind) or any(map(_holds_container, kind.containedTypes()))
+
+
+def _is_plain(kind: Any) -> bool:
+    return kind.kind() in _PLAIN and all(map(_is_plain, kind.containedTypes()))
+
+
+def _returned(kind: Any) -> tuple[str, ...]:
+    """Return how an operator's returns are written: a tuple becomes several, unless it has one item only."""
+    items = kind.containedTypes() if kind.kind() == "TupleType" else []
+    return tuple(map(_written, items)) if len(items) > 1 else (_written(kind),)
+
+
+def _written(kind: Any) -> str:
+    """Return a type in the schema language."""
+    inner = [_written(part) for part in kind.containedTypes()]
+    if kind.kind() == "TupleType" and len(inner) > 1:
+        pattern: str | None = f"({', '.join(['{}'] * len(inner))})"
+    else:
+        pattern = _WRITTEN.get(kind.kind())
+    return "Any" if pattern is None or "Any" in inner else pattern.format(*inner)
+
+
+def reroute(call: Call, operator: str) -> None:
+    """Put an operator in place of a call, given the module, the method's name and a tuple of the arguments."""
+    graph, node = call.graph, call.node
+    receiver, *arguments = node.inputs()
+
+    def insert(kind: str, inputs: list[Any], count: int = 1) -> Any:
+        made = graph.create(kind, inputs, count)
+        made.copyMetadata(node)
+        made.insertBefore(node)
+        return made
+
+    method = insert("prim::Constant", [])
+    method.s_("value", node.s("name"))
+    method.output().setType(torch._C.StringType.get())
+    packed = insert("prim::TupleConstruct", arguments)
+    packed.output().setType(torch._C.TupleType([value.type() for value in arguments]))
+    kind = node.output().type()
+    items = kind.containedTypes() if len(call.returns) > 1 else [kind]
+    routed = insert(operator, [receiver, method.output(), packed.output()], len(items))
+    values = []
+    for value, item, written in zip(routed.outputs(), items, call.returns, strict=True):
+        if written == "Any":
+            value.setType(torch._C.AnyType.get())
+            cast = insert("prim::unchecked_cast", [value]).output()
+        else:
+            cast = value
+        cast.setType(item)
+        values.append(cast)
+    result = values[0] if len(values) == 1 else insert("prim::TupleConstruct", values).output()
+    result.setType(kind)
+    node.output().replaceAllUsesWith(result)
+    node.destroy()
+
+
+def define_weights(graph: Any, node: Any) -> None:
+    """Let fused attention return None where it returns no weights.
+
+    Unasked for, they are a tensor that does not exist, which fails on its way to Python. (Without a script, Python gets
+    None for it.)
+    """
+    weights, wanted = node.outputsAt(1), node.inputsAt(10)
+    choice = graph.create("prim::If", [wanted], 1)
+    choice.insertAfter(node)
+    choice.addBlock().registerOutput(weights)
+    otherwise = choice.addBlock()
+    nothing = otherwise.addNode("prim::Constant", []).output()
+    nothing.setType(torch._C.NoneType.get())
+    otherwise.registerOutput(nothing)
+    choice.output().setType(torch._C.OptionalType(weights.type()))
+    weights.replaceAllUsesAfterNodeWith(choice, choice.output())
+    for use in choice.output().uses():
+        if use.user.kind() == "prim::TupleConstruct":
+            use.user.output().setType(torch._C.TupleType([value.type() for value in use.user.inputs()]))
+
+
+def groups(script: Any) -> int | None:
+    """Return the group count of a convolution: an attribute if it was scripted, a constant in its graph if traced."""
+    known = getattr(script, "groups", None)
+    if known is None:
+        known = next((node.inputsAt(8).toIValue() for node in _nodes(script, "aten::_convolution")), None)
+    return known if isinstance(known, int) else None
+
+
+def permutation(script: Any) -> list[int] | None:
+    """Return the order in which a permuting layer puts the axes: found like `groups`."""
+    known = getattr(script, "dims", None)
+    for node in _nodes(script, "aten::permute") if known is None else ():
+        known = [value.toIValue() for value in node.inputsAt(1).node().inputs()]
+    return known if isinstance(known, list) and all(isinstance(axis, int) for axis in known) else None
+
+
+def _nodes(script: Any, kind: str) -> list[Any]:
+    """Return the nodes of a kind in a module's forward."""
+    found: list[Any] = []
+    if script._c._has_method("forward"):
+        found = script._c._get_method("forward").graph.findAllNodes(kind, True)
+    return found

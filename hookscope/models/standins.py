@@ -1,0 +1,116 @@
+"""Modules that stand for the layers of TorchScript and of exported programs: what they pass for, and what to say.
+
+Such a layer knows the name of the class it was written as, but is none of its instances. Layer patterns, channel axes
+and input shapes all go by class, so it is made one, as far as torch's own layers are concerned: only their type and
+sizes are borrowed, nothing of what they do.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from hookscope.text import printable
+
+_BORROWED = (
+    _ConvNd,
+    _NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.Linear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+)
+
+_classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+
+def _no_details(_module: nn.Module) -> str:
+    """Stand in for `extra_repr`, which would ask for attributes that the layer does not have."""
+    return ""
+
+
+def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Module]:
+    """Return a subclass of `behaviour` that is named as, and where possible is an instance of, the class named.
+
+    Args:
+        behaviour: What the layer does; its methods win over the borrowed class's.
+        qualified_name: Of the class the layer was written as: "torch.nn.modules.conv.Conv2d". May come from a file;
+            nothing is imported by it.
+    """
+    known = _classes.get((behaviour, qualified_name))
+    if known is not None:
+        return known
+    home, _, name = qualified_name.rpartition(".")
+    in_torch: Any = getattr(nn, name, None) if home.startswith("torch.nn.modules") else None
+    borrowed = isinstance(in_torch, type) and issubclass(in_torch, _BORROWED)
+    bases: tuple[type, ...] = (behaviour, in_torch) if borrowed else (behaviour,)
+    # What the borrowed class does to itself on the way to another device counts on attributes of its own.
+    members: dict[str, Any] = {"extra_repr": _no_details, "_apply": nn.Module._apply}  # noqa: SLF001 - torch names it so
+    members["__module__"] = home or behaviour.__module__
+    made = type(printable(name, 80) or behaviour.__name__, bases, members)
+    _classes[behaviour, qualified_name] = made
+    return made
+
+
+def set_sizes(module: nn.Module, groups: int | None = None, permutation: Sequence[int] | None = None) -> None:
+    """Set the sizes that layers of torch are known by (`out_channels`, `in_features`, …) from the weight's shape.
+
+    A size that cannot be told is 0, or () where it is a shape.
+
+    Args:
+        module: Of a class from `layer_class`, with its parameters in place.
+        groups: Of a convolution; None if not known.
+        permutation: Of a layer that permutes axes, torchvision's `dims`.
+    """
+    weight = getattr(module, "weight", None)
+    shape = tuple(weight.shape) if isinstance(weight, Tensor) else ()
+    for name, size in _sizes(module, shape, groups).items():
+        setattr(module, name, size)
+    if permutation is not None and type(module).__name__ == "Permute":
+        setattr(module, "dims", list(permutation))  # noqa: B010 - modules declare no such attribute
+
+
+def _sizes(module: nn.Module, shape: tuple[int, ...], groups: int | None) -> dict[str, int | tuple[int, ...]]:
+    first, second = (*shape, 0, 0)[:2]
+    sizes: dict[str, int | tuple[int, ...]] = {}
+    match module:
+        case _ConvTransposeNd():  # (C in, C out / groups, …)
+            sizes = {"in_channels": first, "out_channels": second * (groups or 0)}
+        case _ConvNd():  # (C out, C in / groups, …)
+            sizes = {"in_channels": second * (groups or 0), "out_channels": first}
+        case nn.Linear():
+            sizes = {"in_features": second, "out_features": first}
+        case _NormBase():
+            mean = getattr(module, "running_mean", None)
+            sizes = {"num_features": mean.shape[0] if isinstance(mean, Tensor) else first}
+        case nn.GroupNorm():
+            sizes = {"num_channels": first}
+        case nn.LayerNorm() | nn.RMSNorm():
+            sizes = {"normalized_shape": shape}
+        case nn.Embedding() | nn.EmbeddingBag():
+            sizes = {"num_embeddings": first, "embedding_dim": second}
+        case nn.MultiheadAttention():
+            inner = getattr(getattr(module, "out_proj", None), "weight", None)
+            sizes = {"embed_dim": inner.shape[0] if isinstance(inner, Tensor) else 0}
+    return sizes
+
+
+def some_layers(names: Sequence[str]) -> str:
+    """Return "7 layers (a, b, c, …)"."""
+    shown = ", ".join(printable(name, 80) for name in names[:3]) + (", …" if len(names) > 3 else "")
+    return f"{len(names)} layer{'' if len(names) == 1 else 's'} ({shown})"
+
+
+def always_training(count: int) -> str:
+    """Return the sentence for operators such as dropout whose mode was fixed when the file was made: training."""
+    operators = f"{count} batch normalisation or dropout operator{'s stay' if count > 1 else ' stays'}"
+    return f"{operators} in training mode whatever is asked for: the network was not in eval mode when it was saved."

@@ -1,0 +1,261 @@
+# ruff: noqa: SLF001 - what torch lays out is completed through the attributes it is made of
+"""Exported programs as a tree of ordinary modules on which hooks fire.
+
+torch can lay the flat graph of an exported program out into modules of the original names. It leaves to do: each
+further call of a layer is a module of its own there (`relu@1`), classes are all called InterpreterModule, and tensors
+that were constants stay behind when the network moves to another device. Here these become calls of one module again,
+each with the graph that was recorded for it.
+"""
+
+import copy
+import importlib
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.unflatten import InterpreterModule, InterpreterModuleDispatcher, UnflattenedModule
+from torch.utils._pytree import tree_leaves
+
+from hookscope.models.building import replaced, seeded
+from hookscope.models.standins import always_training, layer_class, set_sizes, some_layers
+
+# A module, since torch.export has a function of the same name.
+_torchs_own = importlib.import_module("torch.export.unflatten")
+
+# Operators that take a flag for training, and where.
+_MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "feature_dropout_": 2, "alpha_dropout": 2}
+
+
+# What has a graph: layers, and what ran under autocast or no_grad (a GraphModule, without layers of its own).
+_CALLED = (InterpreterModule, InterpreterModuleDispatcher, torch.fx.GraphModule)
+
+
+class ProgramLayer(InterpreterModule):
+    """Stands for one layer of an exported program, whichever of its calls is being made."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph of the call at hand."""
+        body: Any = self.__dict__.get("_body", self)
+        return InterpreterModule.forward(body, *args, **kwargs)  # type: ignore[no-untyped-call] # torch's
+
+
+class ProgramRoot(UnflattenedModule):
+    """Stands for the whole program."""
+
+    def process_forward_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        """Check the arguments against those of the export; torch prints where they have another structure."""
+        with redirect_stdout(io.StringIO()):
+            return super().process_forward_inputs(*args, **kwargs)  # type: ignore[no-untyped-call] # torch's
+
+
+class _Call:
+    """A further call of a layer: hooks see the layer, the graph is the call's own."""
+
+    def __init__(self, layer: nn.Module, body: nn.Module) -> None:
+        """Keep both, not as children of whatever this is an attribute of."""
+        self._layer = layer
+        self._body = body
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._layer.__dict__["_body"] = self._body
+        try:
+            return self._layer(*args, **kwargs)
+        finally:
+            del self._layer.__dict__["_body"]
+
+
+def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return modules that stand for the layers of an exported program, with their names and class names.
+
+    Layers that left no operator in the graph are there, without ever being called.
+
+    Args:
+        program: The program.
+        seed: Of the random numbers that trying it on its own example inputs may draw.
+
+    Returns:
+        The root, in eval mode, and what a reader must be told.
+    """
+    remarks = []
+    root = _laid_out(program)
+    if root is not None and _agrees(root, program, seed):
+        for module in list(root.modules()):
+            _dress(module)
+        if absent := _absent(root):
+            remarks.append(f"absent from the exported graph: {some_layers(absent)}.")
+    else:
+        root = _closed(program)
+        remarks.append(
+            "only the output of the whole network and its parameters can be seen: torch cannot lay its layers out such "
+            "that they compute the same."
+        )
+    forced = sum(map(_is_forced, program.graph.nodes))
+    if forced:
+        remarks.append(always_training(forced))
+    root.eval()
+    return root, tuple(remarks)
+
+
+def _laid_out(program: ExportedProgram) -> nn.Module | None:
+    """Return the program as a tree of modules; None if torch cannot."""
+    try:
+        with _repeats_kept():
+            root: Any = torch.export.unflatten(program)
+    except Exception:  # noqa: BLE001 - it asserts much about graphs, which people rewrite
+        return None
+    vars(root).pop("process_forward_inputs", None)  # an attribute of the object, before the one of `ProgramRoot`
+    _keep_constants(root)
+    _join_calls([root])
+    laid_out: nn.Module = root
+    return laid_out
+
+
+@contextmanager
+def _repeats_kept() -> Iterator[None]:
+    """Let each call of a layer keep its own graph.
+
+    torch 2.15 takes the graphs of two calls for the same when they differ only in the calls they make themselves.
+    """
+    known = hasattr(_torchs_own, "_deduplicate_modules")
+    with replaced(_torchs_own, "_deduplicate_modules", lambda _: {}) if known else nullcontext():
+        yield
+
+
+def _keep_constants(root: nn.Module) -> None:
+    """Make buffers of constant tensors, which as plain attributes would not move with the network."""
+    for module in list(root.modules()):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):
+                delattr(module, name)
+                module.register_buffer(name, value, persistent=False)
+
+
+def _join_calls(bodies: Sequence[nn.Module]) -> None:
+    """Among the children, make the modules that stand for calls of one layer into calls of one, all the way down.
+
+    Args:
+        bodies: A layer and the modules of its further calls, whose graphs name the children.
+    """
+    calls: dict[str, dict[int, nn.Module]] = {}
+    for body in bodies:
+        for name, child in body._modules.items():
+            layer, call = _split(name)
+            if child is not None:
+                calls.setdefault(layer, {}).setdefault(call, child)
+    children: dict[str, nn.Module] = {}
+    for layer, by_call in calls.items():
+        children[layer] = _joined(layer, by_call, bodies)
+    for body in bodies:
+        vars(body)["_modules"] = children
+
+
+def _joined(layer: str, by_call: Mapping[int, nn.Module], bodies: Sequence[nn.Module]) -> nn.Module:
+    """Return the module that stands for a layer, given one for each of its calls."""
+    ordered = [by_call[call] for call in sorted(by_call)]
+    kept = next((child for child in ordered if isinstance(child, InterpreterModule)), ordered[0])
+    if isinstance(kept, InterpreterModule):
+        kept.__class__ = ProgramLayer
+    for call, child in by_call.items():
+        if child is not kept:
+            _share_tensors(kept, child)
+        if call:
+            runs = isinstance(kept, ProgramLayer) and isinstance(child, InterpreterModule)
+            for body in bodies:
+                vars(body)[f"{layer}@{call}"] = _Call(kept, child) if runs else kept
+    together = dict.fromkeys([kept, *ordered])
+    dispatched = [child._call_modules for child in together if isinstance(child, InterpreterModuleDispatcher)]
+    _join_calls([*together, *itertools.chain.from_iterable(dispatched)])
+    return kept
+
+
+def _split(name: str) -> tuple[str, int]:
+    """Return layer and call: "relu@1" is the second call of "relu"."""
+    base, mark, call = name.rpartition("@")
+    return (base, int(call)) if mark and call.isdigit() else (name, 0)
+
+
+def _share_tensors(kept: nn.Module, other: nn.Module) -> None:
+    """Let another call of a layer have the layer's own tensors, wherever these are moved."""
+    for part in ("_parameters", "_buffers"):
+        tensors = vars(kept)[part]
+        tensors.update({name: tensor for name, tensor in vars(other)[part].items() if name not in tensors})
+        vars(other)[part] = tensors
+    vars(kept)["_non_persistent_buffers_set"] |= vars(other)["_non_persistent_buffers_set"]
+
+
+def _agrees(root: nn.Module, program: ExportedProgram, seed: int) -> bool:
+    """Tell whether the modules compute what the program computes, on the inputs it was exported with."""
+    if program.example_inputs is None:
+        return True
+    args, kwargs = program.example_inputs
+    before = {name: buffer.clone() for name, buffer in root.named_buffers()}
+    results = []
+    for network in (program.module(), root):
+        with seeded(seed), torch.no_grad():
+            try:
+                given = copy.deepcopy((args, kwargs))
+                results.append(tree_leaves(network(*given[0], **given[1])))
+            except Exception:  # noqa: BLE001 - whatever it is: the program's own failure shows when it is run
+                return network is not root
+    with torch.no_grad():
+        for name, buffer in root.named_buffers():
+            buffer.copy_(before[name])
+    return len(results[0]) == len(results[1]) and all(map(_equal, *results))
+
+
+def _equal(first: object, second: object) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.shape == second.shape and torch.allclose(first, second, equal_nan=True)
+    return type(first) is type(second)
+
+
+def _closed(program: ExportedProgram) -> nn.Module:
+    """Return the program as one module, whose mode is switched without complaint: it changes nothing."""
+    module: nn.Module = program.module()
+    for switch in ("train", "eval"):
+        vars(module).pop(switch, None)
+    return module
+
+
+def _dress(module: nn.Module) -> None:
+    """Give a module the class name and the sizes of the layer it stands for."""
+    written_as = vars(module).get("_ty")
+    if not isinstance(written_as, str):
+        return
+    behaviour = ProgramRoot if isinstance(module, UnflattenedModule) else type(module)
+    module.__class__ = layer_class(behaviour, written_as)
+    first_call = module._call_modules[0] if isinstance(module, InterpreterModuleDispatcher) else module
+    operators = {name: node for node in vars(first_call)["graph"].nodes if (name := _operator(node))}
+    groups = None
+    for name, node in operators.items():
+        if name.startswith("conv"):
+            position = 8 if name == "convolution" else 6
+            groups = node.args[position] if len(node.args) > position else node.kwargs.get("groups", 1)
+    permute = operators.get("permute")
+    set_sizes(module, groups, None if permute is None else permute.args[1])
+
+
+def _operator(node: Any) -> str:
+    """Return the name of the ATen operator that a node calls, "" for another kind of node."""
+    return str(node.target._schema.name).removeprefix("aten::") if hasattr(node.target, "_schema") else ""
+
+
+def _is_forced(node: Any) -> bool:
+    """Tell whether a node is an operator such as dropout in training mode."""
+    position = _MODAL.get(_operator(node), len(node.args))
+    return len(node.args) > position and node.args[position] is True
+
+
+def _absent(root: nn.Module) -> list[str]:
+    """Return the names of the outermost modules with nothing in the graph, neither of their own nor below."""
+    absent: list[str] = []
+    for name, module in root.named_modules():
+        alive = any(isinstance(part, _CALLED) for part in module.modules())
+        if name and not alive and not any(name.startswith(f"{known}.") for known in absent):
+            absent.append(name)
+    return absent

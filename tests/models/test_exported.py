@@ -1,0 +1,195 @@
+"""Pickles, and what else runs code when it is read: only where it is trusted."""
+
+import importlib
+import io
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookscope.errors import CheckpointError, UntrustedFileError
+from hookscope.models import load_model
+from hookscope.models.building import FileOptions
+from hookscope.models.exported import read_pickle
+from tests.models.saved import save_exported, save_scripted, tensors_of
+from tests.networks import conv_net
+
+# -------------------------------------------------------------------------------------------------------------- pickles
+
+
+def save_legacy(content: object, path: Path) -> None:
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+def save_bare(content: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content))
+
+
+@pytest.mark.parametrize("save", [torch.save, save_legacy, save_bare])
+def test_a_module_comes_out_of_every_kind_of_pickle(tmp_path: Path, save: Callable[[object, Path], None]) -> None:
+    network = conv_net().eval()
+    path = tmp_path / "model.safetensors"  # the content decides
+    save({"model": network, "epoch": 3}, path)
+    content = read_pickle(path)
+    assert isinstance(content, dict)
+    assert content["epoch"] == 3
+    x = torch.randn(1, 3, 8, 8)
+    assert torch.equal(content["model"](x), network(x))
+
+
+def test_tensors_saved_on_an_accelerator_come_to_the_cpu(tmp_path: Path) -> None:
+    save_legacy({"w": torch.ones(2)}, tmp_path / "model.pt")
+    body = (tmp_path / "model.pt").read_bytes()
+    assert body.count(b"X\x03\x00\x00\x00cpu") == 1
+    (tmp_path / "model.pt").write_bytes(body.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"))
+    content = read_pickle(tmp_path / "model.pt")
+    assert isinstance(content, dict)
+    assert torch.equal(content["w"], torch.ones(2))
+
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file with a network whose class lies beside it and has not been imported."""
+    (tmp_path / "its_net.py").write_text(NET)
+    with monkeypatch.context() as context:
+        context.syspath_prepend(str(tmp_path))
+        torch.save(importlib.import_module("its_net").Net(), tmp_path / "model.pt")
+    del sys.modules["its_net"]
+    yield tmp_path / "model.pt"
+    sys.modules.pop("its_net", None)
+
+
+def test_classes_are_found_in_the_current_folder_and_only_while_reading(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(elsewhere.parent)
+    before = list(sys.path)
+    assert type(read_pickle(elsewhere)).__name__ == "Net"
+    assert sys.path == before
+
+
+def test_a_missing_module_is_named_with_what_to_do(elsewhere: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_pickle(elsewhere)
+    assert str(caught.value) == (
+        f"{elsewhere} needs the Python module 'its_net', which cannot be imported here: install it, or run hookscope "
+        "in the folder it lies in."
+    )
+
+
+def test_a_missing_class_is_named_with_what_to_do(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere.parent / "its_net.py").write_text("")
+    monkeypatch.chdir(elsewhere.parent)
+    with pytest.raises(CheckpointError) as caught:
+        read_pickle(elsewhere)
+    assert str(caught.value) == (
+        f"{elsewhere} needs 'Net' of the Python module 'its_net', which does not have it here: run hookscope where it "
+        "does, or save `model.state_dict()` and name the network with --arch."
+    )
+
+
+class Raises:
+    """Raises while it is unpickled."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return raise_, (self.kind,)
+
+
+def raise_(kind: str) -> None:
+    if kind == "attribute":
+        raise AttributeError("no such\nthing")
+    raise SystemExit(0) if kind == "exit" else ValueError(f"{kind}\nand more")
+
+
+@pytest.mark.parametrize(
+    ("kind", "phrase"),
+    [("exit", "SystemExit: 0"), ("value \x1b[31m", "ValueError: value"), ("attribute", "AttributeError: no such")],
+)
+@pytest.mark.parametrize("save", [torch.save, save_legacy, save_bare])
+def test_whatever_unpickling_raises_becomes_one_line(
+    tmp_path: Path, save: Callable[[object, Path], None], kind: str, phrase: str
+) -> None:
+    save(Raises(kind), tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=phrase) as caught:
+        read_pickle(tmp_path / "model.pt")
+    assert str(caught.value).isprintable()
+
+
+def test_a_tar_that_is_not_torchs_is_one_line(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "model.tar", "w") as archive:
+        for name in ("sys_info", "pickle", "tensors", "storages"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(CheckpointError, match=r"model\.tar cannot be unpickled: "):
+        read_pickle(tmp_path / "model.tar")
+
+
+# ---------------------------------------------------------------------------------------------------------------- trust
+
+
+class Touch:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("save", [torch.save, save_legacy, save_bare])
+def test_a_pickle_runs_with_trust_and_not_without(tmp_path: Path, save: Callable[[object, Path], None]) -> None:
+    canary = tmp_path / "canary"
+    save({"model": conv_net(), "x": Touch(canary)}, tmp_path / "model.pt")
+    with pytest.raises(UntrustedFileError):
+        load_model(str(tmp_path / "model.pt"))
+    assert not canary.exists()
+    load_model(str(tmp_path / "model.pt"), options=FileOptions(trust=True))
+    assert canary.exists()
+
+
+def test_without_trust_nothing_is_imported_that_would_run_a_file(tmp_path: Path) -> None:
+    save_scripted(conv_net(), (), tmp_path / "script.pt")
+    save_exported(conv_net(), (torch.randn(1, 3, 8, 8),), tmp_path / "program.pt")
+    torch.save(conv_net(), tmp_path / "pickle.pt")
+    code = """
+import sys
+from hookscope.errors import UntrustedFileError
+from hookscope.models import load_model
+for name in ("script.pt", "program.pt", "pickle.pt"):
+    try:
+        load_model(name)
+    except UntrustedFileError as error:
+        assert "--trust" in str(error), error
+    else:
+        raise SystemExit("loaded")
+assert not [name for name in sys.modules if name.startswith("hookscope.models.") and name.endswith("exported")]
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True, timeout=300)
+
+
+def test_outputs_are_read_in_one_order() -> None:
+    a, b, c = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert [len(each) for each in tensors_of({"x": (a, [b, None]), "y": c})] == [1, 2, 3]

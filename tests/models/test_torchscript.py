@@ -1,0 +1,377 @@
+"""TorchScript under hooks: what they see is what they see of the eager network."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from hookscope.errors import CheckpointError
+from hookscope.inspection import ForwardError, inspect
+from hookscope.models import torchscript
+from hookscope.models.building import LoadedModel
+from hookscope.models.exported import load_torchscript
+from hookscope.models.shape import infer_input_shape
+from tests.models.saved import EIGHT, SAVERS, assert_near, build, quiet, save_scripted, save_traced, witness
+from tests.networks import conv_net
+
+# Networks are compared in double precision; a trace holds the scale of attention in single.
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, and the same out of a file."""
+
+    name: str
+    form: str
+    eager: nn.Module
+    args: tuple[Any, ...]
+    loaded: LoadedModel
+
+
+@pytest.fixture(scope="module", params=[f"{form} {name}" for name in EIGHT for form in ("scripted", "traced")])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    form, name = request.param.split()
+    eager, args = build(EIGHT[name])
+    eager, args = eager.double(), (args[0].double(),)  # what differs then is not rounding
+    path = tmp_path_factory.mktemp(form) / "model.pt"
+    SAVERS[form](eager, args, path)
+    return Case(name, form, eager, args, load_torchscript(path, 0))
+
+
+def load(network: nn.Module, folder: Path, args: tuple[Any, ...] | None = None) -> LoadedModel:
+    """Save a network as TorchScript, traced if there is something to trace it with, and load it."""
+    if args is None:
+        save_scripted(network.eval(), (), folder / "model.pt")
+    else:
+        save_traced(network.eval(), args, folder / "model.pt")
+    return load_torchscript(folder / "model.pt", 0)
+
+
+# ------------------------------------------------------------------------------------------------- as the eager network
+
+
+def test_names_and_classes_of_modules_and_tensors_are_the_original_ones(case: Case) -> None:
+    module = case.loaded.module
+    assert {name: type(each).__name__ for name, each in module.named_modules()} == {
+        name: type(each).__name__ for name, each in case.eager.named_modules()
+    }
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in case.eager.named_parameters()]
+    assert module.state_dict().keys() == case.eager.state_dict().keys()
+    for name, tensor in case.eager.state_dict().items():
+        assert torch.equal(module.state_dict()[name], tensor)
+    assert all(isinstance(parameter, nn.Parameter) and parameter.requires_grad for parameter in module.parameters())
+
+
+def test_every_call_has_the_activation_and_the_gradient_that_the_eager_one_has(case: Case) -> None:
+    expected, outputs = witness(case.eager, case.args)
+    seen, again = witness(case.loaded.module, case.args)
+    # A trace does not hold calls that changed nothing.
+    missing = expected.activations.keys() - seen.activations.keys()
+    assert missing <= (expected.passed_through if case.form == "traced" else set())
+    assert seen.activations.keys() <= expected.activations.keys()
+    assert seen.kinds.items() <= expected.kinds.items()
+    assert seen.gradients.keys() == expected.gradients.keys() - missing
+    assert sum(bool(gradient.any()) for gradient in seen.gradients.values()) > 20
+    for key, tensor in seen.activations.items():
+        assert_near(tensor, expected.activations[key], TOLERANCE)
+    for key, tensor in seen.gradients.items():
+        assert_near(tensor, expected.gradients[key], TOLERANCE)
+    for first, second in zip(again, outputs, strict=True):
+        assert_near(first, second, TOLERANCE)
+    parameters = dict(case.loaded.module.named_parameters())
+    for name, parameter in case.eager.named_parameters():
+        assert_near(parameters[name].grad, parameter.grad, TOLERANCE)
+
+
+def test_an_inspection_shows_the_rows_of_the_eager_network(case: Case) -> None:
+    expected = {row.label: row for row in inspect(case.eager, case.args[0], ["*"]).rows}
+    rows = inspect(case.loaded, case.args[0], ["*"]).rows
+    passed = {label for label, row in expected.items() if "pass-through" in row.flags}
+    # Traced attention returns one tensor, without the None beside it.
+    labels = {f"{row.label}[0]" if f"{row.label}[0]" in expected else row.label: row for row in rows}
+    assert labels.keys() <= expected.keys()
+    assert expected.keys() - labels.keys() <= (passed if case.form == "traced" else set())
+    for label, row in labels.items():
+        wanted = expected[label]
+        assert (row.kind, row.parameter_count, row.flags) == (wanted.kind, wanted.parameter_count, wanted.flags)
+        for name in ("shape", "dtype", "element_count", "channel_axis", "channel_count"):
+            assert getattr(row.activation, name) == getattr(wanted.activation, name), (label, name)
+        assert row.activation.l2 == pytest.approx(wanted.activation.l2, rel=1e-6)
+
+
+def test_what_the_trace_left_out_is_named(case: Case) -> None:
+    absent = witness(case.eager, case.args)[0].passed_through - witness(case.loaded.module, case.args)[0].passed_through
+    layers = {layer for layer, _, _ in absent}
+    if not layers:
+        assert case.loaded.warnings == ()
+        return
+    (warning,) = case.loaded.warnings
+    assert warning.startswith(f"model.pt: tracing kept nothing of {len(layers)} layer")
+    assert all(layer in layers for layer in warning.partition("(")[2].partition(")")[0].split(", ") if layer != "…")
+
+
+def test_the_expected_input_is_inferred_as_of_the_eager_network(case: Case) -> None:
+    assert infer_input_shape(case.loaded.module) == infer_input_shape(case.eager)
+
+
+# ----------------------------------------------------------------------------------------------------- state and errors
+
+
+def test_a_layer_traced_twice_has_two_calls(tmp_path: Path) -> None:
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    module = load(nn.Sequential(block, nn.Tanh(), block), tmp_path, (torch.randn(2, 4),)).module
+    assert [name for name, _ in module.named_parameters()] == ["0.0.weight", "0.0.bias"]
+    assert [(row.layer, row.call) for row in inspect(module, torch.randn(2, 4), ["*"]).rows] == [
+        ("0.0", 0), ("0.1", 0), ("0", 0), ("1", 0), ("0.0", 1), ("0.1", 1), ("0", 1), ("", 0),
+    ]  # fmt: skip
+
+
+def test_tied_parameters_stay_tied_and_frozen_ones_frozen(tmp_path: Path) -> None:
+    eager = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    eager[1].weight = eager[0].weight
+    eager[0].bias.requires_grad_(False)
+    module = load(eager, tmp_path).module
+    assert [name for name, _ in module.named_parameters()] == ["0.weight", "0.bias", "1.bias"]
+    assert module.get_submodule("0").weight is module.get_submodule("1").weight
+    assert [parameter.requires_grad for parameter in module.parameters()] == [True, False, True]
+
+
+def test_an_inspection_leaves_mode_buffers_and_gradients_as_they_were(tmp_path: Path) -> None:
+    save_scripted(conv_net().train(), (), tmp_path / "model.pt")
+    module = load_torchscript(tmp_path / "model.pt", 0).module
+    module.get_submodule("4").eval()
+    modes = [each.training for each in module.modules()]
+    assert modes[0]
+    assert not all(modes)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    next(module.parameters()).grad = torch.ones(6, 3, 3, 3)
+    inspect(module, torch.randn(2, 3, 8, 8), ["*"])
+    assert [each.training for each in module.modules()] == modes
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
+    assert torch.equal(next(module.parameters()).grad, torch.ones(6, 3, 3, 3))
+
+
+def test_mode_decides_what_a_script_computes(tmp_path: Path) -> None:
+    eager = conv_net()
+    module = load(eager, tmp_path).module
+    x = torch.randn(4, 3, 8, 8)
+    for mode in (True, False):
+        results = []
+        for network in (eager, module):
+            torch.manual_seed(0)
+            results.append(network.train(mode)(x))
+        assert torch.equal(*results)
+    for name, buffer in module.named_buffers():  # the pass in train mode updated both alike
+        assert torch.equal(buffer, eager.get_buffer(name))
+
+
+def test_moving_to_another_dtype_moves_parameters_and_buffers(tmp_path: Path) -> None:
+    eager = conv_net()
+    module = load(eager, tmp_path).module.double()
+    x = torch.randn(2, 3, 8, 8).double()
+    assert {tensor.dtype for tensor in module.state_dict().values()} == {torch.float64, torch.int64}
+    assert torch.equal(module(x), eager.double()(x))
+
+
+def test_a_script_runs_as_written_however_often(tmp_path: Path) -> None:
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 3).tanh() + 1
+
+    module = load(Chain(), tmp_path).module
+    for _ in range(4):  # by then torch would have fused the operators, and their gradients
+        output = module(torch.ones(2, requires_grad=True))
+        assert type(output.grad_fn).__name__.startswith("AddBackward")
+
+
+def test_weights_pour_into_the_eager_network_and_back(tmp_path: Path) -> None:
+    eager, other = conv_net(), conv_net()
+    module = load(eager, tmp_path).module
+    other.load_state_dict(module.state_dict())
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(other.eval()(x), eager(x))
+
+
+def test_a_buffer_that_the_script_assigns_is_restored(tmp_path: Path) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.tensor(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.steps = self.steps + 1
+            return x * self.steps
+
+    module = load(nn.Sequential(Counting()), tmp_path).module
+    assert module(torch.ones(1)) == 1
+    assert module.get_buffer("0.steps") == 1
+    (row,) = inspect(module, torch.ones(1)).rows
+    assert row.activation.max == 2
+    assert module.get_buffer("0.steps") == 1
+    assert module(torch.ones(1)) == 2
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_failing_layer_is_found_and_the_cause_is_the_operators(tmp_path: Path, traced: bool) -> None:
+    eager, args = build(EIGHT["resnet"])
+    loaded = load(eager, tmp_path, args if traced else None)
+    with pytest.raises(ForwardError) as caught:
+        inspect(loaded, torch.randn(1, 4, 32, 32))
+    failure = caught.value.inspection.failure
+    assert failure is not None
+    assert (failure.layer, failure.kind) == ("conv1", "Conv2d")
+    assert failure.error.startswith("RuntimeError: Given groups=1, weight of size [64, 3, 7, 7], expected input")
+    assert inspect(loaded, args[0]).failure is None
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
+def test_what_a_hook_raises_comes_out_as_it_is_and_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
+    eager, args = build(EIGHT["resnet"])
+    module = load(eager, tmp_path).module
+
+    def explode(*_: object) -> None:
+        raise error
+
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        handle = getattr(module.get_submodule("layer2.0.bn1"), register)(explode)
+        with pytest.raises(type(error)) as caught:
+            module(*args)
+        handle.remove()
+        assert caught.value is error
+        assert error.__cause__ is None
+        assert torch.equal(module(*args), eager(*args))
+    with pytest.raises(RuntimeError, match="expected input"):  # and not the former error
+        module(torch.randn(1, 4, 32, 32))
+
+
+# -------------------------------------------------------------------------------------------------------- limited sight
+
+
+def check_limited(loaded: LoadedModel, eager: nn.Module, x: Tensor, reason: str) -> None:
+    (warning,) = loaded.warnings
+    assert warning.startswith("model.pt: only the output of the whole network and its parameters can be seen: ")
+    assert reason in warning
+    torch.testing.assert_close(loaded.module(x), eager(x))
+    rows = inspect(loaded, x, ["*"]).rows
+    assert [(row.layer, row.kind) for row in rows] == [("", type(eager).__name__)]
+
+
+def test_a_frozen_script_shows_its_output(tmp_path: Path) -> None:
+    eager = conv_net().eval()
+    with quiet():
+        torch.jit.save(torch.jit.freeze(torch.jit.script(eager)), tmp_path / "model.pt")
+    loaded = load_torchscript(tmp_path / "model.pt", 0)
+    check_limited(loaded, eager, torch.randn(2, 3, 8, 8), "the file does not say where its layers are called")
+    assert not loaded.module.train().training
+
+
+def test_a_torch_with_other_graphs_leaves_output_and_parameter_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reroute(call: Any, _operator: str) -> None:
+        call.node.destroy_in_another_way()
+
+    monkeypatch.setattr(torchscript, "reroute", reroute)
+    eager = conv_net().eval()
+    loaded = load(eager, tmp_path)
+    check_limited(loaded, eager, torch.randn(2, 3, 8, 8), "this version of torch does not let hooks in")
+    x = torch.randn(2, 3, 8, 8)
+    loaded.module(x).square().sum().backward()
+    eager(x).square().sum().backward()
+    for (name, parameter), (known, expected) in zip(
+        loaded.module.named_parameters(), eager.named_parameters(), strict=True
+    ):
+        assert name == known
+        torch.testing.assert_close(parameter.grad, expected.grad)
+
+
+def test_a_single_layer_lacks_nothing(tmp_path: Path) -> None:
+    loaded = load(nn.Linear(3, 2), tmp_path)
+    assert loaded.warnings == ()
+    (row,) = inspect(loaded, torch.randn(1, 3)).rows
+    assert (row.layer, row.kind, row.parameter_count) == ("", "Linear", 8)
+
+
+def test_a_trace_in_training_mode_is_said_to_stay_in_it(tmp_path: Path) -> None:
+    save_traced(conv_net().train(), (torch.randn(2, 3, 8, 8),), tmp_path / "model.pt")
+    (warning,) = load_torchscript(tmp_path / "model.pt", 0).warnings
+    assert warning == (
+        "model.pt: 3 batch normalisation or dropout operators stay in training mode whatever is asked for: the network "
+        "was not in eval mode when it was saved."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- odd dtypes
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:torch.ao.quantization is deprecated")
+@pytest.mark.parametrize("form", ["scripted", "traced"])
+def test_a_quantised_script_shows_its_layers(tmp_path: Path, form: str) -> None:
+    with quiet():
+        eager = torchvision.models.quantization.shufflenet_v2_x0_5(weights=None, quantize=True).eval()
+    x = torch.randn(1, 3, 64, 64)
+    SAVERS[form](eager, (x,), tmp_path / "model.pt")
+    loaded = load_torchscript(tmp_path / "model.pt", 0)
+    expected = {row.label: row.activation.l2 for row in inspect(eager, x, ["type:ConvReLU2d", "type:Linear"]).rows}
+    seen = {row.label: row.activation.l2 for row in inspect(loaded, x, ["type:ConvReLU2d", "type:Linear"]).rows}
+    assert len(seen) > 30
+    assert seen == pytest.approx(expected)
+
+
+def test_a_half_precision_script_runs_in_half_precision(tmp_path: Path) -> None:
+    eager = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).bfloat16()
+    loaded = load(eager, tmp_path)
+    x = torch.randn(2, 4).bfloat16()
+    assert torch.equal(loaded.module(x), eager(x))
+    assert {row.activation.dtype for row in inspect(loaded, x).rows} == {"bfloat16"}
+
+
+def test_convolutions_keep_their_channel_counts_with_groups(tmp_path: Path) -> None:
+    eager = nn.Sequential(
+        nn.Conv2d(4, 8, 3, groups=2),
+        nn.ConvTranspose2d(8, 6, 3, groups=2),
+        nn.GroupNorm(2, 6),
+        nn.Conv2d(6, 6, 1, groups=6),
+        nn.InstanceNorm2d(6),
+    )
+    for args in (None, (torch.randn(1, 4, 6, 6),)):
+        module = load(eager, tmp_path, args).module
+        for name, layer in eager.named_children():
+            for size in ("in_channels", "out_channels", "num_channels"):
+                assert getattr(module.get_submodule(name), size, None) == getattr(layer, size, None)
+
+
+# ---------------------------------------------------------------------------------------------------------- not to load
+
+
+def test_a_damaged_archive_is_one_line(tmp_path: Path) -> None:
+    save_scripted(nn.Linear(2, 2), (), tmp_path / "model.pt")
+    content = (tmp_path / "model.pt").read_bytes()
+    (tmp_path / "model.pt").write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match=r"model.pt cannot be loaded as TorchScript: RuntimeError: ") as caught:
+        load_torchscript(tmp_path / "model.pt", 0)
+    assert str(caught.value).isprintable()
+
+
+def test_what_a_file_holds_is_recorded(tmp_path: Path) -> None:
+    loaded = load(conv_net(), tmp_path)
+    assert loaded.info.name == loaded.info.weights == "model.pt"
+    assert loaded.info.kind == "Sequential"
+    assert loaded.info.sha256 == hashlib.sha256((tmp_path / "model.pt").read_bytes()).hexdigest()
+    assert loaded.info.parameter_count == sum(each.numel() for each in conv_net().parameters())
+    assert loaded.preprocessing.channels == 3

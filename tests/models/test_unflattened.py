@@ -1,0 +1,355 @@
+"""Exported programs under hooks: what they see is what they see of the eager network."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import CheckpointError
+from hookscope.inspection import ForwardError, inspect
+from hookscope.models import unflattened
+from hookscope.models.building import LoadedModel
+from hookscope.models.exported import load_exported_program
+from hookscope.models.shape import example_shape, infer_input_shape
+from tests.models.saved import EIGHT, assert_near, build, quiet, save_exported, witness
+from tests.networks import conv_net
+
+# Networks are compared in double precision.
+TOLERANCE = 1e-9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, and the same out of a file."""
+
+    name: str
+    eager: nn.Module
+    args: tuple[Any, ...]
+    loaded: LoadedModel
+
+
+@pytest.fixture(scope="module", params=EIGHT)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    eager, args = build(EIGHT[request.param])
+    eager, args = eager.double(), (args[0].double(),)  # what differs then is not rounding
+    path = tmp_path_factory.mktemp("exported") / "model.pt2"
+    save_exported(eager, args, path)
+    return Case(request.param, eager, args, load_exported_program(path, 0))
+
+
+def load(network: nn.Module, folder: Path, *args: Any) -> LoadedModel:
+    save_exported(network.eval(), args, folder / "model.pt2")
+    return load_exported_program(folder / "model.pt2", 0)
+
+
+# ------------------------------------------------------------------------------------------------- as the eager network
+
+
+def test_names_of_modules_and_tensors_are_the_original_ones(case: Case) -> None:
+    module = case.loaded.module
+    kinds = {name: type(each).__name__ for name, each in case.eager.named_modules()}
+    assert dict(module.named_modules()).keys() <= kinds.keys()
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in case.eager.named_parameters()]
+    assert module.state_dict().keys() == case.eager.state_dict().keys()
+    for name, tensor in case.eager.state_dict().items():
+        assert torch.equal(module.state_dict()[name], tensor)
+    assert not any(each.training for each in module.modules())
+
+
+def test_every_call_has_the_activation_and_the_gradient_that_the_eager_one_has(case: Case) -> None:
+    expected, outputs = witness(case.eager, case.args)
+    seen, again = witness(case.loaded.module, case.args)
+    # Calls that changed nothing are in no graph.
+    missing = expected.activations.keys() - seen.activations.keys()
+    assert missing <= expected.passed_through
+    assert seen.activations.keys() <= expected.activations.keys()
+    assert seen.kinds.items() <= expected.kinds.items()
+    assert seen.gradients.keys() == expected.gradients.keys() - missing
+    assert sum(bool(gradient.any()) for gradient in seen.gradients.values()) > 20
+    for key, tensor in seen.activations.items():
+        assert_near(tensor, expected.activations[key], TOLERANCE)
+    for key, tensor in seen.gradients.items():
+        assert_near(tensor, expected.gradients[key], TOLERANCE)
+    for first, second in zip(again, outputs, strict=True):
+        assert_near(first, second, TOLERANCE)
+    parameters = dict(case.loaded.module.named_parameters())
+    for name, parameter in case.eager.named_parameters():
+        assert_near(parameters[name].grad, parameter.grad, TOLERANCE)
+
+
+def test_an_inspection_shows_the_rows_of_the_eager_network(case: Case) -> None:
+    expected = {row.label: row for row in inspect(case.eager, case.args[0], ["*"]).rows}
+    rows = inspect(case.loaded, case.args[0], ["*"]).rows
+    # Attention returns one tensor in the graph, without the None beside it.
+    labels = {f"{row.label}[0]" if f"{row.label}[0]" in expected else row.label: row for row in rows}
+    assert labels.keys() <= expected.keys()
+    assert all("pass-through" in expected[label].flags for label in expected.keys() - labels.keys())
+    for label, row in labels.items():
+        wanted = expected[label]
+        assert (row.kind, row.parameter_count, row.flags) == (wanted.kind, wanted.parameter_count, wanted.flags)
+        for name in ("shape", "dtype", "element_count", "channel_axis", "channel_count"):
+            assert getattr(row.activation, name) == getattr(wanted.activation, name), (label, name)
+        assert row.activation.l2 == pytest.approx(wanted.activation.l2, rel=1e-6)
+
+
+def test_layers_that_are_not_in_the_graph_are_counted_and_named(case: Case) -> None:
+    calls = {layer for layer, _, _ in witness(case.loaded.module, case.args)[0].activations}
+    absent = [name for name, module in case.loaded.module.named_modules() if not _any_called(name, module, calls)]
+    outermost = [name for name in absent if not any(name.startswith(f"{other}.") for other in absent)]
+    warnings = [warning for warning in case.loaded.warnings if "absent" in warning]
+    if outermost:
+        shown = ", ".join(outermost[:3]) + (", …" if len(outermost) > 3 else "")
+        plural = "" if len(outermost) == 1 else "s"
+        assert warnings == [f"model.pt2: absent from the exported graph: {len(outermost)} layer{plural} ({shown})."]
+    else:
+        assert warnings == []
+
+
+def _any_called(name: str, module: nn.Module, calls: set[str]) -> bool:
+    return any(f"{name}.{below}".strip(".") in calls for below, _ in module.named_modules())
+
+
+def test_preprocessing_makes_what_the_program_was_exported_for(case: Case) -> None:
+    assert example_shape(case.loaded.module, case.loaded.preprocessing) == (1, *case.args[0].shape[1:])
+    assert infer_input_shape(case.loaded.module) == infer_input_shape(case.eager)
+    batch = [warning for warning in case.loaded.warnings if "batches" in warning]
+    count, *sizes = case.args[0].shape
+    text = f"({', '.join(map(str, (count, *sizes)))})"
+    said = f"model.pt2: exported for inputs of shape {text}, so it takes batches of exactly {count}."
+    assert batch == ([] if count == 1 else [said])
+
+
+# ------------------------------------------------------------------------------------------------------- repeated calls
+
+
+class Rows(nn.Module):
+    """Computes with a size that the exported graph holds as a number, so that two calls have two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(4))
+        self.register_buffer("scale", torch.full((4,), 2.0))
+        self.shift = torch.full((4,), 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0] * 2, 2).reshape(x.shape[0], -1) * self.scale + self.bias - self.shift
+
+
+class Repeating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Rows(), nn.ReLU()))
+        self.items = nn.ModuleList([Rows()])
+        self.unused = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        first = self.block(x)
+        second = self.block(torch.cat([first, x]))
+        third = self.block(self.items[0](second)[:3])
+        return {"out": self.items[0](third)}
+
+
+def test_further_calls_of_a_layer_are_calls_of_one_module_at_every_depth(tmp_path: Path) -> None:
+    eager = Repeating().eval()
+    args = (torch.randn(2, 4),)
+    loaded = load(eager, tmp_path, *args)
+    expected, outputs = witness(eager, args)
+    seen, again = witness(loaded.module, args)
+    assert dict(loaded.module.named_modules()).keys() == dict(eager.named_modules()).keys()
+    assert list(seen.activations) == list(expected.activations)
+    assert ("block.1.0", 2, 0) in seen.activations
+    for key, tensor in expected.activations.items():
+        torch.testing.assert_close(seen.activations[key], tensor)
+    assert seen.gradients.keys() == expected.gradients.keys()
+    for key, tensor in expected.gradients.items():
+        torch.testing.assert_close(seen.gradients[key], tensor)
+    assert torch.equal(again[0], outputs[0])
+    assert loaded.warnings[0] == "model.pt2: absent from the exported graph: 1 layer (unused)."
+    assert [(row.layer, row.call) for row in inspect(loaded, args[0], ["*"]).rows] == [
+        (row.layer, row.call) for row in inspect(eager, args[0], ["*"]).rows
+    ]
+
+
+def test_a_hook_that_raises_in_a_further_call_leaves_the_layer_usable(tmp_path: Path) -> None:
+    eager = Repeating().eval()
+    x = torch.randn(2, 4)
+    module = load(eager, tmp_path, x).module
+    calls = []
+
+    def explode(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ArithmeticError
+
+    handle = module.get_submodule("block.1").register_forward_pre_hook(explode)
+    with pytest.raises(ArithmeticError):
+        module(x)
+    handle.remove()
+    assert torch.equal(module(x)["out"], eager(x)["out"])
+
+
+def test_all_calls_of_a_layer_and_its_constants_move_to_another_dtype_and_device(tmp_path: Path) -> None:
+    eager = Repeating().eval()
+    x = torch.randn(2, 4)
+    module = load(eager, tmp_path, x).module.to(torch.float64)
+    eager.double()
+    for rows in (eager.block[1][0], eager.items[0]):
+        rows.shift = rows.shift.double()
+    assert module.state_dict().keys() == eager.state_dict().keys()
+    with pytest.raises(RuntimeError):  # the export's own guard
+        module(x.double().unsqueeze(0))
+    torch.testing.assert_close(module(x.double())["out"], eager(x.double())["out"], rtol=1e-12, atol=1e-12)
+    assert module.to("meta")(x.double().to("meta"))["out"].is_meta
+
+
+def test_signatures_that_the_export_preserved_do_not_hide_layers(tmp_path: Path) -> None:
+    eager = Repeating().eval()
+    args = (torch.randn(2, 4),)
+    with quiet(), (tmp_path / "model.pt2").open("wb") as file:
+        program = torch.export.export(eager, args, preserve_module_call_signature=("block",))
+        torch.export.save(program, file)
+    module = load_exported_program(tmp_path / "model.pt2", 0).module
+    expected, seen = witness(eager, args)[0], witness(module, args)[0]
+    assert list(seen.activations) == list(expected.activations)
+    for key, tensor in expected.activations.items():
+        torch.testing.assert_close(seen.activations[key], tensor)
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+def test_a_size_that_may_vary_is_no_reason_to_warn(tmp_path: Path) -> None:
+    eager = conv_net().eval()
+    sizes = {"input": {0: torch.export.Dim("batch", min=2, max=64), 2: torch.export.Dim("height", min=8, max=64)}}
+    with quiet(), (tmp_path / "model.pt2").open("wb") as file:
+        torch.export.save(torch.export.export(eager, (torch.randn(2, 3, 8, 10),), dynamic_shapes=sizes), file)
+    loaded = load_exported_program(tmp_path / "model.pt2", 0)
+    assert loaded.warnings == ()
+    assert loaded.preprocessing.source == "defaults"
+    x = torch.randn(5, 3, 12, 10)
+    torch.testing.assert_close(loaded.module(x), eager(x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "crop", "resize", "kind", "mean"),
+    [
+        ((1, 3, 40, 40), 3, (40, 40), 40, "image", (0.485, 0.456, 0.406)),
+        ((1, 3, 24, 40), 3, (24, 40), (24, 40), "image", (0.485, 0.456, 0.406)),
+        ((1, 1, 40, 40), 1, (40, 40), 40, "image", (0.449,)),
+        ((1, 3, 4, 24, 24), 3, (24, 24), 24, "video", (0.485, 0.456, 0.406)),
+        ((1, 7, 40, 40), 3, (224, 224), 224, "image", (0.485, 0.456, 0.406)),
+        ((1, 5), 3, (224, 224), 224, "image", (0.485, 0.456, 0.406)),
+    ],
+)
+def test_preprocessing_follows_the_exported_shape(
+    tmp_path: Path, shape: tuple[int, ...], channels: int, crop: Any, resize: Any, kind: str, mean: Any
+) -> None:
+    preprocessing = load(nn.Sequential(nn.ReLU(), nn.Tanh()), tmp_path, torch.randn(shape)).preprocessing
+    assert (preprocessing.channels, preprocessing.crop, preprocessing.resize) == (channels, crop, resize)
+    assert preprocessing.kind == kind
+    assert preprocessing.mean == pytest.approx(mean)
+    if len(shape) == 5:
+        assert preprocessing.frames == 4
+
+
+def test_another_batch_size_is_the_models_error_and_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load(conv_net(), tmp_path, torch.randn(2, 3, 8, 8))
+    with pytest.raises(ForwardError, match=r"shape\[0\] to be equal to 2, but got 3"):
+        inspect(loaded, torch.randn(3, 3, 8, 8))
+    with pytest.raises(TypeError):
+        loaded.module(torch.randn(2, 3, 8, 8), torch.randn(1))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_failing_layer_is_found(tmp_path: Path) -> None:
+    loaded = load(conv_net(), tmp_path, torch.randn(2, 3, 8, 8))
+    loaded.module.get_submodule("3").weight.data = torch.ones(4, 5, 3, 3)
+    with pytest.raises(ForwardError) as caught:
+        inspect(loaded, torch.randn(2, 3, 8, 8))
+    failure = caught.value.inspection.failure
+    assert failure is not None
+    assert (failure.layer, failure.kind) == ("3", "Conv2d")
+    assert failure.error.startswith("RuntimeError: Given groups=1, weight of size [4, 5, 3, 3]")
+
+
+def test_mode_can_be_switched_and_is_put_back_though_it_changes_nothing(tmp_path: Path) -> None:
+    eager = conv_net()
+    module = load(eager, tmp_path, torch.randn(2, 3, 8, 8)).module.train()
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(module(x), eager(x))
+    inspect(module, x)
+    assert all(each.training for each in module.modules())
+
+
+def test_a_program_exported_in_training_mode_is_said_to_stay_in_it(tmp_path: Path) -> None:
+    save_exported(conv_net().train(), (torch.randn(2, 3, 8, 8),), tmp_path / "model.pt2")
+    loaded = load_exported_program(tmp_path / "model.pt2", 0)
+    assert any("3 batch normalisation or dropout operators stay in training mode" in text for text in loaded.warnings)
+    buffers = {name: buffer.clone() for name, buffer in conv_net().named_buffers()}
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in loaded.module.named_buffers())
+
+
+def test_layers_that_would_compute_something_else_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = Repeating().eval()
+    x = torch.randn(2, 4)
+    # As torch 2.15 lays them out: it runs the graph of one call for all that look alike from outside.
+    monkeypatch.setattr(unflattened, "_repeats_kept", quiet)
+    loaded = load(eager, tmp_path, x)
+    assert loaded.warnings[0] == (
+        "model.pt2: only the output of the whole network and its parameters can be seen: torch cannot lay its layers "
+        "out such that they compute the same."
+    )
+    assert torch.equal(loaded.module(x)["out"], eager(x)["out"])
+    assert [name for name, _ in loaded.module.named_parameters()] == [name for name, _ in eager.named_parameters()]
+    assert [row.layer for row in inspect(loaded, x, ["*"]).rows][-1] == ""
+    loaded.module(x)["out"].sum().backward()
+    eager(x)["out"].sum().backward()
+    torch.testing.assert_close(loaded.module.get_parameter("block.0.weight").grad, eager.block[0].weight.grad)
+
+
+def test_a_program_that_torch_cannot_lay_out_shows_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.export, "unflatten", fail)
+    eager = conv_net().eval()
+    x = torch.randn(1, 3, 8, 8)
+    loaded = load(eager, tmp_path, x)
+    assert "only the output of the whole network" in loaded.warnings[0]
+    assert torch.equal(loaded.module.train()(x), eager(x))
+
+
+def test_a_program_that_cannot_be_read_is_one_line_with_the_cause(tmp_path: Path) -> None:
+    save_exported(nn.Linear(2, 2), (torch.ones(1, 2),), tmp_path / "model.pt2")
+    content = (tmp_path / "model.pt2").read_bytes()
+    (tmp_path / "model.pt2").write_bytes(content.replace(b'"operators"', b'"0perators"').replace(b"linear", b"lineaR"))
+    with pytest.raises(CheckpointError, match=r"model.pt2 cannot be loaded as an exported program: \w+: ") as caught:
+        load_exported_program(tmp_path / "model.pt2", 0)
+    assert str(caught.value).isprintable()
+    assert "warnings above" not in str(caught.value)
+
+
+def test_any_suffix_will_do_and_the_digest_is_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    save_exported(conv_net(), (torch.randn(1, 3, 8, 8),), path)
+    loaded = load_exported_program(path, 0)
+    assert loaded.info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (loaded.info.name, loaded.info.kind, loaded.info.weights) == ("model.pt", "Sequential", "model.pt")
+    assert loaded.info.parameter_count == sum(each.numel() for each in conv_net().parameters())
