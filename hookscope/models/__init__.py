@@ -2,22 +2,26 @@
 
 from typing import TYPE_CHECKING
 
-from hookscope.models.building import LoadedModel
-from hookscope.models.checkpoint import Checkpoint, load_into, read_checkpoint, read_state_dict
+from hookscope.models.building import FileOptions, LoadedModel
+from hookscope.models.checkpoint import Checkpoint, read_checkpoint, read_state_dict
+from hookscope.models.pyfile import load_function
 from hookscope.models.shape import example_shape, infer_channels, infer_input_shape
 from hookscope.models.spec import ModelSpec, build_on_meta, load_model, parse_model
+from hookscope.models.statedict import load_into
 
 if TYPE_CHECKING:
     from hookscope.models.zoo import model_names
 
 __all__ = [
     "Checkpoint",
+    "FileOptions",
     "LoadedModel",
     "ModelSpec",
     "build_on_meta",
     "example_shape",
     "infer_channels",
     "infer_input_shape",
+    "load_function",
     "load_into",
     "load_model",
     "model_names",

@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from hookscope.results import ModelInfo, Preprocessing
-from hookscope.text import safe_text
+from hookscope.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,14 @@ class LoadedModel:
         info: Which network with which weights, for the record.
         preprocessing: How an image becomes its input.
         warnings: Sentences a reader must see, such as that the weights are random.
+        example_shape: Of an input that it is known to take, batch axis first; None if nothing is known.
     """
 
     module: nn.Module
     info: ModelInfo
     preprocessing: Preprocessing
     warnings: tuple[str, ...] = ()
+    example_shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +154,6 @@ def parameter_count(module: nn.Module) -> int:
         unpacked = part() if callable(part) else None
         count += unpacked.numel() if isinstance(unpacked, torch.Tensor) else 0
     return count
-
-
-def printable(text: str, limit: int = 200) -> str:
-    """Return `text` on one line that is safe to show, cut after `limit` characters."""
-    return safe_text(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
 def exception_line(error: BaseException) -> str:

@@ -22,10 +22,18 @@ import torch
 from torch import nn
 
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.building import LoadedModel, exception_line, parameter_count, printable, seeded
-from hookscope.models.checkpoint import load_into, looks_like_file, read_checkpoint
+from hookscope.models.building import (
+    FileOptions,
+    LoadedModel,
+    exception_line,
+    parameter_count,
+    seeded,
+)
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
 from hookscope.models.shape import default_preprocessing
+from hookscope.models.statedict import load_into
 from hookscope.results import ModelInfo
+from hookscope.text import printable
 
 _numbers = itertools.count()
 
@@ -57,21 +65,25 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
 def load_python(
     source: str,
     factory: str,
-    weights: str,
+    weights: str | Checkpoint,
     arguments: Mapping[str, Any],
     seed: int,
     *,
     on_meta: bool = False,
+    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
 ) -> LoadedModel:
     """Build a network with a factory from a Python file or an importable module.
 
     Args:
         source: A path that ends in ".py", or a dotted module name, looked for in the current folder first.
         factory: Name in it, dots allowed, of a callable that returns a Module, or of a Module.
-        weights: "auto" and "none" leave the network as it was made; a state dict file is loaded into it.
+        weights: "auto" and "none" leave the network as it was made; a state dict file, or one that has been read, is
+            loaded into it.
         arguments: For the callable.
         seed: Of the random number generators while the file is imported and the callable runs.
-        on_meta: Put the network on the meta device, and make it there if the factory can. No weights are loaded.
+        on_meta: Put the network on the meta device, and make it there if the factory can. Weights are read and have to
+            fit, but are not loaded.
+        options: How a file is read and loaded.
 
     Raises:
         InputError: If the file does not exist or cannot be read.
@@ -83,21 +95,19 @@ def load_python(
     """
     is_file = source.endswith(".py")
     name = f"{Path(source).name if is_file else source}:{factory}"
-    if weights not in ("auto", "none") and not looks_like_file(weights):
+    if isinstance(weights, str) and weights not in ("auto", "none") and not looks_like_file(weights):
         raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a state dict file.")
     if is_file:
         _check_readable(Path(source))
-    with _importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):
+    with importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):
         with seeded(seed):
             home = _import_file(Path(source)) if is_file else _import_module(source)
         made = _attribute(home, factory, source)
         with seeded(seed):
             module = _make(made, arguments, name, on_meta=on_meta)
-    checkpoint = None if on_meta or weights in ("auto", "none") else read_checkpoint(Path(weights))
-    origin = "not loaded" if on_meta else f"as built by {name}"
-    if checkpoint:
-        origin = printable(Path(weights).name)
-        load_into(module, checkpoint.state, origin)
+    checkpoint = _checkpoint(weights, options)
+    notes = load_into(module, checkpoint.state, checkpoint.name, options) if checkpoint else ()
+    origin = "not loaded" if on_meta else checkpoint.name if checkpoint else f"as built by {name}"
     info = ModelInfo(
         name=name,
         kind=type(module).__name__,
@@ -107,11 +117,35 @@ def load_python(
         parameter_count=parameter_count(module),
         arguments=dict(arguments),
     )
-    return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings if checkpoint else ())
+    warnings_ = checkpoint.warnings + notes if checkpoint else ()
+    return LoadedModel(module, info, default_preprocessing(module), warnings_)
+
+
+def _checkpoint(weights: str | Checkpoint, options: FileOptions) -> Checkpoint | None:
+    if isinstance(weights, Checkpoint):
+        return weights
+    return None if weights in ("auto", "none") else read_checkpoint(Path(weights), options)
+
+
+def load_function(path: Path, name: str) -> Callable[..., Any]:
+    """Import a Python file and return the callable of that name in it.
+
+    Raises:
+        InputError: If the file does not exist or cannot be read.
+        ModelNotFoundError: If there is no such name in it.
+        ModelError: If the file raises while it is imported.
+        UsageError: If what has the name cannot be called.
+    """
+    _check_readable(path)
+    with importable(path.parent, is_file=True):
+        found = _attribute(_import_file(path), name, str(path))
+    if not callable(found):
+        raise UsageError(f"{printable(f'{path.name}:{name}')} is a {type(found).__name__}, not a function.")
+    return found
 
 
 @contextmanager
-def _importable(folder: Path, *, is_file: bool) -> Iterator[None]:
+def importable(folder: Path, *, is_file: bool) -> Iterator[None]:
     """Let imports find what lies in `folder`, as if Python had been started there, and leave no bytecode in it."""
     if is_file:
         for sibling in _siblings:
@@ -188,7 +222,7 @@ def _attribute(home: ModuleType, factory: str, source: str) -> object:
         return operator.attrgetter(factory)(home)
     except AttributeError as error:
         offered = [name for name, value in vars(home).items() if callable(value) and not name.startswith("_")]
-        hint = nearest(factory, offered) or " Name a function that returns a Module, or a Module."
+        hint = nearest(factory, offered) or " Name a function in it."
         raise ModelNotFoundError(f"{printable(source)} has no '{printable(factory)}'.{hint}") from error
 
 

@@ -1,14 +1,14 @@
-"""What input a network expects, as far as its first layer tells."""
+"""What input a network expects, as far as its first layer tells, and how to make it expect another."""
 
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
+from hookscope.errors import UsageError
 from hookscope.results import Preprocessing
 
-# ImageNet's mean and std averaged over the three channels (our choice for grey pictures).
-_GREY_MEAN = 0.449
-_GREY_STD = 0.226
+_COLOURS = 3
 
 # Our choices where the first layer leaves them open: torchvision's usual image, its 3-D ResNets' clip, any signal.
 _IMAGE_PIXELS = 224
@@ -54,11 +54,62 @@ def default_preprocessing(module: nn.Module) -> Preprocessing:
     """
     defaults = Preprocessing()
     if infer_channels(module) == 1:
-        defaults = replace(defaults, channels=1, mean=(_GREY_MEAN,), std=(_GREY_STD,))
+        defaults = with_channels(defaults, 1)
     if isinstance(_first_layer(module), nn.Conv3d):
         crop = (_CLIP_PIXELS, _CLIP_PIXELS)
         defaults = replace(defaults, kind="video", frames=_CLIP_FRAMES, resize=_CLIP_PIXELS, crop=crop)
     return defaults
+
+
+def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
+    """Return the preprocessing for another number of channels.
+
+    Each is normalised by the average mean and std of the former ones: 0.449 and 0.226 for ImageNet's (our choice).
+    """
+    if channels == preprocessing.channels:
+        return preprocessing
+    mean, std = (
+        (round(sum(values) / len(values), 6),) * channels if values else ()
+        for values in (preprocessing.mean, preprocessing.std)
+    )
+    return replace(preprocessing, channels=channels, mean=mean, std=std)
+
+
+def set_input_channels(module: nn.Module, channels: int) -> None:
+    """Rebuild, in place, every convolution over three channels as the same over another number.
+
+    In torchvision's networks these are the ones that see the picture: the first one, and RAFT's two.
+
+    Raises:
+        UsageError: If there is none, as in int8 networks.
+    """
+    seeing = [
+        (name, layer)
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.in_channels == _COLOURS
+    ]
+    if not seeing:
+        raise UsageError(f"{type(module).__name__} has no convolution over 3 channels to rebuild for {channels}.")
+    for name, layer in seeing:
+        convolution: Any = type(layer)  # each class is typed for its own number of axes
+        rebuilt = convolution(
+            channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+            layer.bias is not None,
+            layer.padding_mode,
+            device=layer.weight.device,
+        )
+        rebuilt.train(layer.training).requires_grad_(layer.weight.requires_grad)
+        module.set_submodule(name, rebuilt)
+    normalising = getattr(module, "transform", None)  # torchvision's detectors do so by themselves
+    for values in ("image_mean", "image_std"):
+        if before := getattr(normalising, values, None):
+            setattr(normalising, values, [sum(before) / len(before)] * channels)
 
 
 def _first_layer(module: nn.Module) -> _Layer | None:

@@ -1,14 +1,28 @@
 """Read the MODEL argument, and load what it names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.building import LoadedModel, printable
-from hookscope.models.checkpoint import WEIGHTS_SUFFIXES, exists, looks_like_file
+from hookscope.files.fileformat import FileKind, file_kind
+from hookscope.models.building import FileOptions, LoadedModel, parameter_count
+from hookscope.models.checkpoint import (
+    WEIGHTS_SUFFIXES,
+    Checkpoint,
+    exists,
+    looks_like_file,
+    read_checkpoint,
+    vet_apart,
+)
 from hookscope.models.pyfile import load_python, parse_arguments
+from hookscope.models.shape import default_preprocessing
+from hookscope.models.statedict import foreign_names
+from hookscope.results import ModelInfo
+from hookscope.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +30,13 @@ class ModelSpec:
     """What MODEL says, before anything is loaded.
 
     Attributes:
-        form: "demo"; "torchvision", a registry name; "file" and "module", a factory in Python; "weights", a file.
+        form: "demo"; "torchvision" and "timm", a name in theirs; "file" and "module", a factory in Python; "weights", a
+            file that holds them, and perhaps the network too: its content says.
         source: The registry name, the path, or the dotted module name.
         factory: For "file" and "module", the name of the callable or Module in it; else "".
     """
 
-    form: Literal["demo", "torchvision", "file", "module", "weights"]
+    form: Literal["demo", "torchvision", "timm", "file", "module", "weights"]
     source: str
     factory: str = ""
 
@@ -32,25 +47,16 @@ def parse_model(text: str) -> ModelSpec:
     A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name.
 
     Args:
-        text: "demo", "resnet34", "torchvision:resnet34", "net.py:build", "package.module:build", "model.safetensors".
+        text: "demo", "resnet34", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build",
+            "model.safetensors", "model.safetensors.index.json".
 
     Raises:
         ModelNotFoundError: If it is none of these.
         UsageError: If it is a Python file without a factory.
     """
-    source, colon, factory = text.rpartition(":")
-    if text == "demo":
-        return ModelSpec("demo", text)
-    if text.lower().endswith(WEIGHTS_SUFFIXES):
-        return ModelSpec("weights", text)
-    if colon and source.endswith(".py"):
-        return ModelSpec("file", source, factory)
-    if text.endswith(".py"):
-        raise UsageError(
-            f"MODEL '{printable(text)}' lacks the name of what builds the network: {printable(text)}:NAME."
-        )
-    if source != "torchvision" and all(part.isidentifier() for part in source.split(".")):
-        return ModelSpec("module", source, factory)
+    spec = _by_form(text)
+    if spec is not None:
+        return spec
     from hookscope.models.zoo import model_names  # noqa: PLC0415 (torchvision takes as long to import as torch)
 
     name = text.removeprefix("torchvision:")
@@ -64,6 +70,25 @@ def parse_model(text: str) -> ModelSpec:
     )
 
 
+def _by_form(text: str) -> ModelSpec | None:
+    """Return what the form of MODEL alone says; None for a name that has to be looked up."""
+    source, colon, factory = text.rpartition(":")
+    if text == "demo":
+        return ModelSpec("demo", text)
+    if text.startswith("timm:"):
+        return ModelSpec("timm", text.removeprefix("timm:"))
+    if text.lower().endswith(WEIGHTS_SUFFIXES):
+        return ModelSpec("weights", text)
+    if colon and source.endswith(".py"):
+        return ModelSpec("file", source, factory)
+    if text.endswith(".py"):
+        raise UsageError(
+            f"MODEL '{printable(text)}' lacks the name of what builds the network: {printable(text)}:NAME."
+        )
+    is_module = source != "torchvision" and all(part.isidentifier() for part in source.split("."))
+    return ModelSpec("module", source, factory) if is_module else None
+
+
 def load_model(
     model: str,
     *,
@@ -71,6 +96,7 @@ def load_model(
     arch: str | None = None,
     model_arguments: Sequence[str] = (),
     seed: int = 0,
+    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
 ) -> LoadedModel:
     """Load the network that MODEL names, on the CPU, in the mode its builder leaves it in.
 
@@ -78,19 +104,22 @@ def load_model(
         model: As `parse_model` reads it.
         weights: "auto": trained if cached or downloadable, else random with a warning. "none": random. The name of
             trained weights, or a state dict file: that or an error.
-        arch: The network a weights file belongs to, in any form of MODEL but a weights file.
+        arch: The network a weights file belongs to, in any form of MODEL but a weights file; None to recognise it, or
+            to take the network that a trusted file holds.
         model_arguments: "NAME=VALUE" each, for the function that builds the network.
         seed: Of random weights. The random number generators come out as they went in.
+        options: How a weights file is read and loaded.
 
     Raises:
-        ModelNotFoundError: If MODEL or `arch` names nothing.
-        UsageError: If the arguments contradict each other or cannot be right.
+        ModelNotFoundError: If MODEL or `arch` names nothing, or no known network fits a weights file.
+        NothingMatchedError: If there is nothing in the file where `options` says.
+        UsageError: If the arguments contradict each other or cannot be right, or leave a choice open.
         CheckpointError: If weights cannot be had, read, or do not fit.
         InputError: If a Python file cannot be read.
-        UntrustedFileError: If reading the weights could run code.
+        UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.
     """
-    return _load(model, weights, arch, model_arguments, seed, on_meta=False)
+    return _load(model, weights, arch, model_arguments, seed, options, on_meta=False)
 
 
 def build_on_meta(
@@ -100,49 +129,168 @@ def build_on_meta(
     arch: str | None = None,
     model_arguments: Sequence[str] = (),
     seed: int = 0,
+    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
 ) -> LoadedModel:
     """Build the network that `load_model` would load, with shapes but no values, on the meta device.
 
-    Nothing is downloaded, and trained weights are not read; the state dict file of a named network is, as it decides
-    how that is built. A factory that fails on the meta device runs on the CPU first. Quantised networks stay there,
-    with random values, since they have no meta form: the device of their state dict's tensors tells.
+    Nothing is downloaded, and trained weights are not read; a weights file is, and has to fit. A factory that fails on
+    the meta device runs on the CPU first. Quantised networks, and those that a trusted file holds, stay there with
+    values: the device of their state dict's tensors tells.
 
     Args and Raises: As for `load_model`.
     """
-    return _load(model, weights, arch, model_arguments, seed, on_meta=True)
+    return _load(model, weights, arch, model_arguments, seed, options, on_meta=True)
 
 
 def _load(
-    model: str, weights: str, arch: str | None, model_arguments: Sequence[str], seed: int, *, on_meta: bool
+    model: str,
+    weights: str,
+    arch: str | None,
+    model_arguments: Sequence[str],
+    seed: int,
+    options: FileOptions,
+    *,
+    on_meta: bool,
 ) -> LoadedModel:
     spec = parse_model(model)
-    if spec.form != "weights":
-        if arch is not None:
-            raise UsageError(f"--arch goes with a weights file; MODEL '{printable(model)}' is a network already.")
-        return _load_network(spec, weights, model_arguments, seed, on_meta=on_meta)
-    shown = printable(spec.source)
-    if not exists(spec.source):
-        raise CheckpointError(f"{shown} does not exist.")
-    if arch is None:
-        raise UsageError(f"{shown} holds weights only; name their network, for example --arch resnet34.")
-    if weights != "auto":
-        raise UsageError(f"--weights cannot be given as well: MODEL '{shown}' is the weights.")
-    network = parse_model(arch)
-    if network.form == "weights":
-        raise UsageError(f"--arch '{printable(arch)}' is a weights file; name a network, for example resnet34.")
-    loaded = _load_network(network, spec.source, model_arguments, seed, on_meta=on_meta)
-    name = f"{printable(Path(spec.source).name)} ({loaded.info.name})"
-    return replace(loaded, info=replace(loaded.info, name=name))
+    arguments = parse_arguments(model_arguments)
+    if spec.form == "weights":
+        if weights != "auto":
+            raise UsageError(f"--weights cannot be given as well: MODEL '{printable(spec.source)}' is the weights.")
+        return _load_file(spec.source, arch, arguments, seed, options, on_meta=on_meta)
+    if arch is not None:
+        raise UsageError(f"--arch goes with a weights file; MODEL '{printable(model)}' is a network already.")
+    if replace(options, trust=False) != FileOptions() and not looks_like_file(weights):
+        raise UsageError(
+            "--key, --allow-missing and --allow-unexpected go with a weights file; "
+            f"MODEL '{printable(model)}' is loaded without one."
+        )
+    return _load_network(spec, weights, arguments, None, seed, options, on_meta=on_meta)
+
+
+def _load_file(
+    source: str, arch: str | None, arguments: Mapping[str, Any], seed: int, options: FileOptions, *, on_meta: bool
+) -> LoadedModel:
+    """Load a weights file: into the network that `arch` or its names tell, or the network that it holds."""
+    if not exists(source):
+        raise CheckpointError(f"{printable(source)} does not exist.")
+    network = None if arch is None else parse_model(arch)
+    if network is not None and network.form == "weights":
+        raise UsageError(f"--arch '{printable(arch or '')}' is a weights file; name a network, for example resnet34.")
+    path = Path(source)
+    kind = file_kind(path)
+    if network is None and options.trust and kind in ("torchscript", "exported program"):
+        _check_complete(path, arguments)
+        vet_apart({path: kind}, printable(source), options)
+        return _load_exported(path, kind, seed)
+    checkpoint = read_checkpoint(path, options)
+    if network is None and checkpoint.module is not None:
+        _check_complete(path, arguments)
+        return _loaded_module(checkpoint, checkpoint.module)
+    network, recognised, channels, notes = _network_of(checkpoint, network, arguments)
+    loaded = _load_network(network, checkpoint, {**recognised, **arguments}, channels, seed, options, on_meta=on_meta)
+    name = f"{checkpoint.name} ({loaded.info.name})"
+    return replace(loaded, info=replace(loaded.info, name=name), warnings=(*notes, *loaded.warnings))
+
+
+def _network_of(
+    checkpoint: Checkpoint, named: ModelSpec | None, given: Mapping[str, Any]
+) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
+    """Return the network that weights belong to, with the arguments and input channels that make it fit them.
+
+    Args:
+        checkpoint: The weights.
+        named: The network that --arch names; None to recognise it.
+        given: Arguments that --model-arg gives, which win.
+
+    Raises:
+        ModelNotFoundError: If no known network fits.
+        UsageError: If several fit.
+        CheckpointError: If the names are another framework's.
+    """
+    if named is not None and named.form in ("file", "module"):
+        return named, {}, None, ()
+    from hookscope.models import architecture  # noqa: PLC0415 (torchvision takes as long to import as torch)
+
+    shapes = architecture.state_shapes(checkpoint.state)
+    if named is not None:
+        prefix = "timm:" if named.form == "timm" else ""
+        adapted = architecture.adapt(f"{prefix}{named.source}", shapes)
+        if adapted is None:  # loading says what does not fit
+            return named, {}, None, ()
+        changes = {key: value for key, value in adapted.arguments.items() if key not in given}
+        if adapted.input_channels is not None:
+            changes["input channels"] = adapted.input_channels
+        built = ", ".join(f"{key}={value!r}" for key, value in changes.items())
+        notes = (f"{checkpoint.name}: {adapted.model} is built with {printable(built)}, as the file has it.",)
+        return named, adapted.arguments, adapted.input_channels, notes if changes else ()
+    candidates = architecture.recognise(shapes)
+    if not candidates:
+        if foreign := foreign_names(checkpoint.state):
+            raise CheckpointError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
+        raise ModelNotFoundError(
+            f"{checkpoint.name} fits no network that hookscope knows; name its own with --arch, such as "
+            "--arch net.py:build."
+        )
+    if len(candidates) > 1:
+        models = ", ".join(each.model for each in candidates)
+        raise UsageError(
+            f"{checkpoint.name} fits several networks with equal names and shapes: {models}; "
+            f"name the right one with --arch, such as --arch {candidates[0].model}."
+        )
+    found = candidates[0]
+    remarks = "".join(f"; {remark}" for remark in found.remarks)
+    note = f"{checkpoint.name}: recognised as {found.model} by its names and shapes{remarks}."
+    return parse_model(found.model), found.arguments, found.input_channels, (note,)
+
+
+def _check_complete(path: Path, arguments: Mapping[str, Any]) -> None:
+    if arguments:
+        raise UsageError(f"{printable(path.name)} holds a network already built, so it takes no --model-arg.")
+
+
+def _load_exported(path: Path, kind: FileKind, seed: int) -> LoadedModel:
+    from hookscope.models import exported  # noqa: PLC0415 (only for trusted files)
+
+    load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
+    return load(path, seed)
+
+
+def _loaded_module(checkpoint: Checkpoint, module: nn.Module) -> LoadedModel:
+    """Return the Module that a trusted file holds."""
+    info = ModelInfo(
+        name=checkpoint.name,
+        kind=type(module).__name__,
+        weights=checkpoint.name,
+        random=False,
+        sha256=checkpoint.sha256,
+        parameter_count=parameter_count(module),
+    )
+    return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings)
 
 
 def _load_network(
-    spec: ModelSpec, weights: str, model_arguments: Sequence[str], seed: int, *, on_meta: bool
+    spec: ModelSpec,
+    weights: str | Checkpoint,
+    arguments: Mapping[str, Any],
+    input_channels: int | None,
+    seed: int,
+    options: FileOptions,
+    *,
+    on_meta: bool,
 ) -> LoadedModel:
-    arguments = parse_arguments(model_arguments)
     if spec.form in ("file", "module"):
-        return load_python(spec.source, spec.factory, weights, arguments, seed, on_meta=on_meta)
+        return load_python(spec.source, spec.factory, weights, arguments, seed, on_meta=on_meta, options=options)
+    if spec.form == "timm":
+        from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
+
+        return timm_zoo.load_timm(
+            spec.source, weights, arguments, seed, on_meta=on_meta, options=options, input_channels=input_channels
+        )
     from hookscope.models import zoo  # noqa: PLC0415 (torchvision takes as long to import as torch)
 
     if spec.form == "demo":
-        return zoo.load_demo(weights, arguments, seed, on_meta=on_meta)
-    return zoo.load_torchvision(spec.source, weights, arguments, seed, on_meta=on_meta)
+        return zoo.load_demo(weights, arguments, seed, on_meta=on_meta, options=options, input_channels=input_channels)
+    return zoo.load_torchvision(
+        spec.source, weights, arguments, seed, on_meta=on_meta, options=options, input_channels=input_channels
+    )

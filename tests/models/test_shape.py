@@ -2,8 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from hookscope.errors import UsageError
 from hookscope.models import build_on_meta, example_shape, infer_channels, infer_input_shape
-from hookscope.models.shape import default_preprocessing
+from hookscope.models.shape import default_preprocessing, set_input_channels, with_channels
+from hookscope.results import Preprocessing
 
 NETWORKS = {
     "image": (nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 2, 3)), (1, 5, 224, 224), 5),
@@ -84,3 +86,23 @@ def test_example_shape_is_what_the_weights_transforms_give(name: str, shape: tup
 def test_example_shape_of_an_unknown_network_is_its_first_layers() -> None:
     network = nn.Sequential(nn.Linear(10, 2))
     assert example_shape(network, default_preprocessing(network)) == (1, 10)
+
+
+def test_other_channels_are_normalised_by_the_average_of_the_former() -> None:
+    four = with_channels(Preprocessing(mean=(0.1, 0.2, 0.6), std=(0.2, 0.3, 0.1)), 4)
+    assert (four.channels, four.mean, four.std) == (4, (0.3,) * 4, (0.2,) * 4)
+    assert with_channels(Preprocessing(mean=(), std=()), 1).mean == ()
+    assert with_channels(Preprocessing(), 3) == Preprocessing()
+
+
+def test_convolutions_over_colours_are_rebuilt_and_no_others() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 5, 2, 1, bias=False), nn.Conv2d(8, 4, 3), nn.Linear(3, 3)).eval()
+    network[0].weight.requires_grad_(False)
+    rest = list(network)[1:]
+    set_input_channels(network, 2)
+    assert str(network[0]) == "Conv2d(2, 8, kernel_size=(5, 5), stride=(2, 2), padding=(1, 1), bias=False)"
+    assert not network[0].weight.requires_grad
+    assert not network[0].training
+    assert list(network)[1:] == rest
+    with pytest.raises(UsageError, match="no convolution over 3 channels"):
+        set_input_channels(network, 5)

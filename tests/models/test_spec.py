@@ -1,13 +1,23 @@
+import hashlib
+import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+import torchvision
+from torch import nn
 
 import hookscope.models
-from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
-from hookscope.models import ModelSpec, load_model, model_names, parse_model
+from hookscope.errors import CheckpointError, ModelNotFoundError, UntrustedFileError, UsageError
+from hookscope.models import FileOptions, ModelSpec, build_on_meta, load_model, model_names, parse_model
+from hookscope.models.architecture import Candidate
+from hookscope.models.building import seeded
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +32,9 @@ from hookscope.models import ModelSpec, load_model, model_names, parse_model
         (r"C:\some\net.py:build", ModelSpec("file", r"C:\some\net.py", "build")),
         ("package.module:build", ModelSpec("module", "package.module", "build")),
         ("package:build", ModelSpec("module", "package", "build")),
-        *[(f"model{s}", ModelSpec("weights", f"model{s}")) for s in (".pt", ".pth", ".ckpt", ".bin", ".safetensors")],
+        ("timm:convnext_tiny", ModelSpec("timm", "convnext_tiny")),
+        ("timm:convnext_tiny.fb_in22k", ModelSpec("timm", "convnext_tiny.fb_in22k")),
+        *[(f"model{s}", ModelSpec("weights", f"model{s}")) for s in SUFFIXES],
         ("a:b/model.PT", ModelSpec("weights", "a:b/model.PT")),
     ],
 )
@@ -65,9 +77,9 @@ def test_python_file_without_a_factory_is_a_usage_error() -> None:
         parse_model("net.py")
 
 
-def test_weights_file_needs_its_network(tmp_path: Path) -> None:
+def test_unknown_weights_file_needs_its_network(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
-    with pytest.raises(UsageError, match="--arch"):
+    with pytest.raises(ModelNotFoundError, match=r"model\.pt fits no network .*--arch"):
         load_model(str(tmp_path / "model.pt"))
 
 
@@ -96,6 +108,162 @@ def test_unknown_arch_is_not_found(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
     with pytest.raises(ModelNotFoundError, match="'resnet43'"):
         load_model(str(tmp_path / "model.pt"), arch="resnet43")
+
+
+# ------------------------------------------------------------------------------------------------------- weights files
+
+
+SMALL = "squeezenet1_1"
+
+
+@pytest.fixture(scope="module")
+def small() -> nn.Module:
+    with seeded(3):
+        return torchvision.models.get_model(SMALL, num_classes=7).eval()
+
+
+@pytest.fixture
+def file(tmp_path: Path, small: nn.Module) -> str:
+    torch.save(
+        {"state_dict": {f"model.{key}": value for key, value in small.state_dict().items()}}, tmp_path / "model.pt"
+    )
+    return str(tmp_path / "model.pt")
+
+
+def assert_same(module: nn.Module, expected: nn.Module) -> None:
+    image = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(module.eval()(image), expected.eval()(image))
+
+
+@pytest.mark.parametrize("arch", [None, SMALL, f"torchvision:{SMALL}"])
+def test_network_of_a_weights_file_follows_the_file(file: str, small: nn.Module, arch: str | None) -> None:
+    loaded = load_model(file, arch=arch)
+    assert_same(loaded.module, small)
+    assert loaded.info.name == f"model.pt ({SMALL})"
+    assert loaded.info.weights == "model.pt"
+    assert loaded.info.arguments == {"num_classes": 7}
+    assert not loaded.info.random
+    said = "\n".join(loaded.warnings)
+    assert ("recognised as squeezenet1_1" if arch is None else "built with num_classes=7") in said
+    assert "'state_dict'" in said
+    assert "'model.' was removed" in said
+
+
+def test_arguments_given_win_over_those_of_the_file(file: str) -> None:
+    with pytest.raises(CheckpointError, match="of another shape"):
+        load_model(file, arch=SMALL, model_arguments=["num_classes=8"])
+
+
+def test_file_on_meta_is_read_and_has_to_fit(file: str, tmp_path: Path) -> None:
+    on_meta = build_on_meta(file)
+    assert all(parameter.is_meta for parameter in on_meta.module.parameters())
+    assert on_meta.info.arguments == {"num_classes": 7}
+    (tmp_path / "net.py").write_text("from torch import nn\nbuild = lambda: nn.Linear(2, 2)\n")
+    with pytest.raises(CheckpointError, match="does not fit Linear"):
+        build_on_meta(file, arch=f"{tmp_path}/net.py:build")
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "linear.pt")
+    loaded = build_on_meta(str(tmp_path / "linear.pt"), arch=f"{tmp_path}/net.py:build")
+    assert loaded.module.weight.is_meta
+
+
+def test_sharded_weights_are_loaded_by_their_index(tmp_path: Path, small: nn.Module) -> None:
+    state = {key: value.contiguous() for key, value in small.state_dict().items()}
+    safetensors.torch.save_file(state, tmp_path / "model-1.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(state, "model-1.safetensors")}))
+    assert_same(load_model(str(index)).module, small)
+
+
+def test_networks_of_equal_names_and_shapes_are_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
+    twins = tuple(Candidate(name, {}, None, "", ()) for name in ("resnet18", "resnet34"))
+    monkeypatch.setattr("hookscope.models.architecture.recognise", lambda _: twins)
+    with pytest.raises(UsageError, match=r"equal names and shapes: resnet18, resnet34; .*--arch resnet18"):
+        load_model(str(tmp_path / "model.pt"))
+
+
+def test_weights_of_another_framework_are_named_as_that(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"params/Conv_0/kernel": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="Keras, TensorFlow or JAX"):
+        load_model(str(tmp_path / "model.safetensors"))
+
+
+def test_options_reach_a_file_given_as_weights(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\nbuild = lambda: nn.Linear(2, 2)\n")
+    state = {"weight": torch.ones(2, 2), "head": torch.ones(1)}
+    torch.save({"model": {}, "ema": state}, tmp_path / "model.pt")
+    options = FileOptions(key="ema", allow_missing=("bias",), allow_unexpected=("head",))
+    loaded = load_model(f"{tmp_path}/net.py:build", weights=str(tmp_path / "model.pt"), options=options)
+    assert torch.equal(loaded.module.weight, torch.ones(2, 2))
+    assert len(loaded.warnings) == 3
+
+
+@pytest.mark.parametrize(
+    "options", [FileOptions(key="a"), FileOptions(allow_missing=("a",)), FileOptions(allow_unexpected=("a",))]
+)
+def test_file_options_without_a_file_are_usage_errors(options: FileOptions) -> None:
+    with pytest.raises(UsageError, match="go with a weights file"):
+        load_model(SMALL, weights="none", options=options)
+
+
+# --------------------------------------------------------------------------------------------------------------- trust
+
+
+@pytest.fixture
+def code(tmp_path: Path, small: nn.Module) -> dict[str, str]:
+    """The same network in files that run code: kind to path."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save(small, tmp_path / "module.pt")
+        torch.jit.script(small).save(tmp_path / "script.pt")
+        image = torch.rand(1, 3, 64, 64)
+        torch.export.save(torch.export.export(small, (image,)), tmp_path / "program.pt2")
+    return {kind: str(next(tmp_path.glob(f"{kind}.*"))) for kind in ("module", "script", "program")}
+
+
+def test_files_that_run_code_are_refused_without_trust(code: dict[str, str]) -> None:
+    for path in code.values():
+        for arch in (None, SMALL):
+            with pytest.raises(UntrustedFileError, match=r"state_dict\(\).*--trust"):
+                load_model(path, arch=arch)
+
+
+def test_trusted_files_give_the_network_they_hold(code: dict[str, str], small: nn.Module) -> None:
+    for path in code.values():
+        loaded = load_model(path, options=FileOptions(trust=True))
+        assert loaded.info.name == Path(path).name
+        assert loaded.info.sha256 == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        image = torch.rand(1, 3, 64, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded.module(image), small(image))
+
+
+def test_trusted_files_pour_their_weights_into_the_network_of_arch(code: dict[str, str], small: nn.Module) -> None:
+    for path in code.values():
+        loaded = load_model(path, arch=SMALL, options=FileOptions(trust=True))
+        assert type(loaded.module) is type(small)
+        assert_same(loaded.module, small)
+
+
+def test_trust_does_not_make_a_damaged_file_good(code: dict[str, str], small: nn.Module) -> None:
+    weight = next(small.parameters()).detach().numpy().tobytes()
+    for path in map(Path, code.values()):
+        body = bytearray(path.read_bytes())
+        body[body.index(weight) + 10] ^= 1
+        path.write_bytes(body)
+        for arch in (None, SMALL):
+            with pytest.raises(CheckpointError, match="not intact"):
+                load_model(str(path), arch=arch, options=FileOptions(trust=True))
+
+
+def test_network_in_a_file_takes_no_arguments(code: dict[str, str]) -> None:
+    for path in code.values():
+        with pytest.raises(UsageError, match="takes no --model-arg"):
+            load_model(path, model_arguments=["num_classes=3"], options=FileOptions(trust=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------- API
 
 
 def test_all_public_names_exist() -> None:

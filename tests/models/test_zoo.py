@@ -19,8 +19,9 @@ from torchvision.transforms._presets import ImageClassification
 
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models import build_on_meta, load_model, model_names
-from hookscope.models.building import replaced, silenced_known_warnings
+from hookscope.models.building import FileOptions, replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
+from hookscope.models.zoo import load_torchvision
 
 from .conftest import Server
 
@@ -323,7 +324,112 @@ def test_arguments_make_the_network_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"classifier.1.weight: file \(7, 512, 1, 1\), network \(1000, 512, 1, 1\)"
     ):
-        load_model(str(tmp_path / "mine.pt"), arch=SMALL)
+        load_model(SMALL, weights=str(tmp_path / "mine.pt"))
+
+
+def test_file_with_another_class_count_makes_its_network(tmp_path: Path) -> None:
+    torch.save(build(SMALL, num_classes=7).state_dict(), tmp_path / "mine.pt")
+    loaded = load_model(str(tmp_path / "mine.pt"))
+    assert loaded.module.num_classes == 7
+    assert loaded.info.arguments == {"num_classes": 7}
+    assert loaded.info.categories == ()
+    assert any("recognised as squeezenet1_1" in w and "7 classes instead of 1000" in w for w in loaded.warnings)
+
+
+def test_file_of_a_detector_fine_tuned_on_frozen_batchnorm_gives_frozen_batchnorm(tmp_path: Path) -> None:
+    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
+    state = build(name, num_classes=3).state_dict()
+    for key in [key for key in state if key.endswith("num_batches_tracked")]:
+        del state[key]
+    torch.save(state, tmp_path / "mine.pt")
+    loaded = load_model(str(tmp_path / "mine.pt"), arch=name)
+    kinds = {type(m).__name__ for m in loaded.module.modules()}
+    assert "FrozenBatchNorm2d" in kinds
+    assert "BatchNorm2d" not in kinds
+    assert loaded.module.roi_heads.box_predictor.cls_score.out_features == 3
+
+
+def test_file_of_other_heads_and_sizes_fits_its_network(tmp_path: Path) -> None:
+    torch.save(build("deeplabv3_mobilenet_v3_large", num_classes=2, aux_loss=True).state_dict(), tmp_path / "mine.pt")
+    loaded = load_model(str(tmp_path / "mine.pt"))
+    assert loaded.module.aux_classifier is not None
+    torch.save(build("googlenet", num_classes=2, aux_logits=False).state_dict(), tmp_path / "mine.pt")
+    assert load_model(str(tmp_path / "mine.pt")).module.aux1 is None
+
+
+def test_copy_of_a_published_file_is_known_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(trained_state("googlenet"), tmp_path / "mine.pt")
+    digest = hashlib.sha256((tmp_path / "mine.pt").read_bytes()).hexdigest()
+    weights = get_model_weights("googlenet").DEFAULT
+    monkeypatch.setattr(weights.value, "url", f"https://example.org/googlenet-{digest[:8]}.pth")
+    loaded = load_model(str(tmp_path / "mine.pt"))
+    assert len(loaded.info.categories) == 1000
+    assert loaded.info.weights == "mine.pt"
+    assert loaded.module.transform_input  # as torchvision builds it for these weights, and only for them
+    assert not load_model("googlenet", weights="none").module.transform_input
+
+
+def test_what_a_reader_must_see_of_loading_is_among_the_warnings(tmp_path: Path) -> None:
+    state = {f"module.{key}": value for key, value in build(SMALL).state_dict().items()}
+    del state["module.classifier.1.bias"]
+    torch.save(state | {"module.extra": torch.ones(1)}, tmp_path / "mine.pt")
+    options = FileOptions(allow_missing=("classifier.*",), allow_unexpected=("*extra",))
+    loaded = load_model(SMALL, weights=str(tmp_path / "mine.pt"), options=options)
+    said = " ".join(loaded.warnings)
+    assert all(part in said for part in ("'module.'", "module.extra", "classifier.1.bias"))
+
+
+# ------------------------------------------------------------------------------------------------------ input channels
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize(
+    "name", [SMALL, "mnasnet0_5", "mc3_18", "lraspp_mobilenet_v3_large", "ssdlite320_mobilenet_v3_large", "raft_small"]
+)
+def test_network_for_other_channels_takes_them_and_keeps_everything_else(name: str, channels: int) -> None:
+    ours = load_torchvision(name, "none", {}, 0, input_channels=channels)
+    usual = load_torchvision(name, "none", {}, 0)
+    assert ours.preprocessing.channels == channels
+    assert len(ours.preprocessing.mean) in (0, channels)
+    differing = [
+        key for key, value in usual.module.state_dict().items() if ours.module.state_dict()[key].shape != value.shape
+    ]
+    assert len(differing) == (2 if name == "raft_small" else 1)  # RAFT sees its frames twice
+    for key in differing:
+        layer = key.removesuffix(".weight")
+        before, now = usual.module.get_submodule(layer), ours.module.get_submodule(layer)
+        assert str(now) == str(before).replace("(3, ", f"({channels}, ", 1)
+    size = (1, channels, 128, 128)
+    inputs: tuple[Any, ...] = {
+        "mc3_18": (torch.rand(1, channels, 4, 16, 16),),
+        "ssdlite320_mobilenet_v3_large": ([torch.rand(channels, 64, 64)],),
+        "raft_small": (torch.rand(size), torch.rand(size)),
+    }.get(name, (torch.rand(1, channels, 64, 64),))
+    with torch.no_grad():
+        assert ours.module.eval()(*inputs) is not None
+
+
+def test_file_for_grey_pictures_makes_its_network(tmp_path: Path) -> None:
+    grey = build("mnasnet0_5")
+    grey.layers[0] = nn.Conv2d(1, 16, 3, padding=1, stride=2, bias=False)
+    torch.save(grey.state_dict(), tmp_path / "mine.pt")
+    loaded = load_model(str(tmp_path / "mine.pt"))
+    preprocessing = loaded.preprocessing
+    assert (preprocessing.channels, preprocessing.mean, preprocessing.std) == (1, (0.449,), (0.226,))
+    picture = torch.rand(1, 1, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(loaded.module.eval()(picture), grey.eval()(picture))
+
+
+def test_trained_weights_are_not_for_other_channels() -> None:
+    put_in_cache(SMALL)
+    loaded = load_torchvision(SMALL, "auto", {}, 0, input_channels=1)
+    assert loaded.info.random
+    assert "input channels" in loaded.warnings[0]
+    with pytest.raises(UsageError, match="1 channels"):
+        load_torchvision(SMALL, "IMAGENET1K_V1", {}, 0, input_channels=1)
+    with pytest.raises(UsageError, match="no convolution over 3 channels"):
+        load_torchvision("quantized_shufflenet_v2_x0_5", "none", {}, 0, input_channels=1)
 
 
 @pytest.mark.parametrize(
@@ -486,8 +592,8 @@ def test_demo_takes_a_file_and_nothing_else(tmp_path: Path) -> None:
     assert load_model("demo", weights=str(tmp_path / "mine.pt")).info.weights == "mine.pt"
     with pytest.raises(UsageError, match="auto, none or a file"):
         load_model("demo", weights="IMAGENET1K_V1")
-    with pytest.raises(UsageError, match="--model-arg"):
-        load_model("demo", model_arguments=["num_classes=3"])
+    with pytest.raises(UsageError, match="--model-arg width"):
+        load_model("demo", model_arguments=["width=3"])
 
 
 def test_demo_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,3 +605,14 @@ def test_demo_without_its_packages_says_what_to_install(monkeypatch: pytest.Monk
 def test_demo_on_meta_has_its_shapes() -> None:
     on_meta = build_on_meta("demo")
     assert on_meta.module(torch.zeros(1, 3, 224, 224, device="meta")).shape == (1, 1000)
+
+
+def test_what_a_file_may_lack_keeps_the_values_of_the_seed(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    whole = torchvision.models.get_model("squeezenet1_1").state_dict()
+    kept = {name: value + 1 for name, value in whole.items() if not name.startswith("classifier.")}
+    torch.save(kept, tmp_path / "headless.pt")
+    options = FileOptions(allow_missing=("classifier.*",))
+    state = load_torchvision("squeezenet1_1", str(tmp_path / "headless.pt"), {}, 5, options=options).module.state_dict()
+    assert torch.equal(state["classifier.1.weight"], whole["classifier.1.weight"])
+    assert torch.equal(state["features.0.weight"], kept["features.0.weight"])

@@ -1,0 +1,304 @@
+"""Put a state dict into a network, strictly, whatever the names were wrapped in when it was saved."""
+
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookscope.errors import CheckpointError
+from hookscope.models.building import FileOptions
+from hookscope.text import printable
+
+# What puts a network inside another: DistributedDataParallel and AveragedModel, compile, Lightning, Fabric, FSDP,
+# and the names training code likes for the attribute that holds it.
+_WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "_forward_module.",
+    "_fsdp_wrapped_module.",
+    "backbone.",
+    "net.",
+    "network.",
+    "encoder.",
+    "base_model.",
+    "base_encoder.",
+    "encoder_q.",
+    "ema_model.",
+    "ema.",
+    "student.",
+    "teacher.",
+    "classifier.",
+)
+
+# What wraps modules inside a network as well.
+_INNER_WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+# Our choice: bounds for a file made to have many readings.
+_WRAPPERS_DEEP = 4
+_FORMS_LIMIT = 24
+
+_COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
+
+
+def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
+    """Return the ways to read the names of a file, whose network may have been wrapped in others when it was saved.
+
+    Returns:
+        (prefix removed, {name in the file: name}), most conservative first: as they are, then without wrapping
+        prefixes, then without wrappers inside names. Names outside a prefix are not in its mapping: AveragedModel's
+        counter, a metric of Lightning's.
+    """
+    forms: list[tuple[str, dict[str, str]]] = [("", {name: name for name in names})]
+    for removed, mapping in forms:  # grows while it is walked: breadth first
+        if len(forms) >= _FORMS_LIMIT or removed.count(".") >= _WRAPPERS_DEEP:
+            break
+        for prefix in _wrappers(mapping.values()):
+            inner = {name: rest.removeprefix(prefix) for name, rest in mapping.items() if rest.startswith(prefix)}
+            _add(forms, removed + prefix, inner)
+    for removed, mapping in forms[:]:
+        for wrapper in _INNER_WRAPPERS:
+            _add(forms, removed + wrapper, {name: _without(rest, wrapper) for name, rest in mapping.items()})
+    return forms
+
+
+def _wrappers(names: Iterable[str]) -> list[str]:
+    """Return the prefixes worth removing: known ones, and whatever at least half of the names start with."""
+    firsts = Counter(f"{head}." for head, dot, rest in (name.partition(".") for name in names) if dot and rest)
+    half = firsts.total() / 2
+    known = [prefix for prefix in _WRAPPERS if prefix in firsts]
+    return known + [prefix for prefix, count in firsts.items() if count >= half and prefix not in known]
+
+
+def _add(forms: list[tuple[str, dict[str, str]]], removed: str, mapping: dict[str, str]) -> None:
+    distinct = len(set(mapping.values())) == len(mapping)
+    if mapping and distinct and all(mapping != other for _, other in forms):
+        forms.append((removed, mapping))
+
+
+def _without(name: str, wrapper: str) -> str:
+    return f".{name}".replace(f".{wrapper}", ".")[1:]
+
+
+def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:
+    """Say whether `state` has exactly the names and shapes that `module` has, wrapping prefixes aside."""
+    own = {name: _form(value) for name, value in module.state_dict().items()}
+    given = {name: _form(value) for name, value in state.items()}
+    return any(own == {new: given[old] for old, new in mapping.items()} for _, mapping in stripped_forms(given))
+
+
+def load_into(
+    module: nn.Module,
+    state: Mapping[str, Any],
+    origin: str,
+    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
+) -> tuple[str, ...]:
+    """Copy `state` into `module`, strictly: every name and shape must fit.
+
+    A wrapping prefix is removed when that makes the names fit. Only a BatchNorm's `num_batches_tracked` may be missing,
+    and what `options` allows: a name of the network that matches `allow_missing`; a name of the file that matches
+    `allow_unexpected`; a name of another shape that matches both.
+
+    Args:
+        module: Its parameters and buffers are overwritten, in part also when this raises.
+        state: Tensors by name.
+        origin: What to call the weights in messages: a file name.
+        options: What need not fit.
+
+    Returns:
+        Sentences a reader must see: what prefix was removed, what of the file is unused, what of the network is not in
+        the file, which patterns were not needed.
+
+    Raises:
+        CheckpointError: If names or shapes do not fit; one line naming the first few of each group.
+    """
+    own = module.state_dict()
+    misfit = f"{origin} does not fit {type(module).__name__}"
+    state = _without_transient(module, own, state)
+    removed, mapping = _best_form(own, state, options, misfit)
+    original = {new: old for old, new in mapping.items()}
+    named = {new: state[old] for new, old in original.items()}
+    outside = [name for name in state if name not in mapping]
+    # A lazy parameter takes the shape it is given.
+    formed = {key: value for key, value in own.items() if not nn.parameter.is_lazy(value)}
+    reshaped = {key: value for key, value in named.items() if key in formed and not _copies(value, own[key], key)}
+    fitting = OrderedDict((key, value) for key, value in named.items() if key not in reshaped)
+    # Without it (safetensors) modules would take the file for one of torch's first versions.
+    vars(fitting)["_metadata"] = _versions(state, removed) or getattr(own, "_metadata", None)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
+            result = module.load_state_dict(fitting, strict=False)
+    except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
+        raise CheckpointError(f"{misfit}: {type(error).__name__}.") from error
+    missing = [key for key in result.missing_keys if key not in reshaped and not key.endswith(_COUNTER)]
+    unexpected = [original.get(key, key) for key in result.unexpected_keys]
+    absent = [key for key in missing if _matches(key, options.allow_missing)]
+    unused = [key for key in unexpected if _matches(key, options.allow_unexpected)]
+    replaced = [
+        key
+        for key in reshaped
+        if _matches(key, options.allow_missing) and _matches(original[key], options.allow_unexpected)
+    ]
+    _refuse_misfits(
+        module,
+        origin,
+        removed,
+        missing=[key for key in missing if key not in absent],
+        shapes=[
+            (key, _shown_form(value, own[key]), _shown_form(own[key], value))
+            for key, value in reshaped.items()
+            if key not in replaced
+        ],
+        unexpected=[key for key in unexpected if key not in unused],
+    )
+    return tuple(
+        filter(
+            None,
+            [
+                removed and f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names.",
+                _sentence(
+                    origin, "of its tensors are not used", unused + outside + [original[key] for key in replaced]
+                ),
+                _sentence(
+                    origin, "of the network's tensors are not in it and keep their initial values", absent + replaced
+                ),
+                *_idle(options.allow_missing, missing + list(reshaped), "--allow-missing", "no name that is missing"),
+                *_idle(
+                    options.allow_unexpected,
+                    unexpected + [original[key] for key in reshaped],
+                    "--allow-unexpected",
+                    "no name that the network does not know",
+                ),
+            ],
+        )
+    )
+
+
+def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out buffers that the network keeps out of its own state dict; TorchScript stores them all the same."""
+    transient = {name for name, _ in module.named_buffers() if name not in own} & state.keys()
+    if not transient:
+        return state
+    kept = OrderedDict((name, value) for name, value in state.items() if name not in transient)
+    vars(kept)["_metadata"] = getattr(state, "_metadata", None)
+    return kept
+
+
+def _best_form(
+    own: Mapping[str, Any], state: Mapping[str, Any], options: FileOptions, misfit: str
+) -> tuple[str, dict[str, str]]:
+    """Return the first reading of the file's names that fits, else the one that fits most of them.
+
+    Raises:
+        CheckpointError: If a reading without a prefix fits, and another one would do as well with other tensors.
+    """
+    needed = {key for key in own if not key.endswith(_COUNTER) and not _matches(key, options.allow_missing)}
+    forms = stripped_forms(state)
+    used = [{new: old for old, new in mapping.items() if new in own} for _, mapping in forms]
+
+    def is_fitting(number: int) -> bool:
+        surplus = (old for old, new in forms[number][1].items() if new not in own)
+        return needed <= used[number].keys() and all(_matches(old, options.allow_unexpected) for old in surplus)
+
+    best = next(filter(is_fitting, range(len(forms))), None)
+    if best is None:
+        return max(forms, key=lambda form: sum(new in own for new in form[1].values()))
+    rivals = [
+        prefix
+        for (prefix, _), names in zip(forms, used, strict=True)
+        if best and needed <= names.keys() and len(names) >= len(used[best]) and names != used[best]
+    ]
+    if rivals:
+        places = [f"under '{printable(prefix, 40)}'" if prefix else "as they are" for prefix in rivals]
+        chosen = printable(forms[best][0], 40)
+        raise CheckpointError(
+            f"{misfit}: it has its names more than once, under '{chosen}' and {', '.join(places[:3])}; choose with "
+            f"--key, such as --key {chosen.rstrip('.')}."
+        )
+    return forms[best]
+
+
+def _versions(state: Mapping[str, Any], removed: str) -> dict[str, Any] | None:
+    """Return torch's module versions of a state dict, by the names they have without the prefix."""
+    metadata = getattr(state, "_metadata", None)
+    if not removed or not isinstance(metadata, dict):
+        return metadata
+    parts = removed.rstrip(".")
+    inner = {key.removeprefix(removed): value for key, value in metadata.items() if str(key).startswith(removed)}
+    return inner | ({"": metadata[parts]} if parts in metadata else {}) or None
+
+
+def foreign_names(names: Iterable[str]) -> str:
+    """Return a sentence that says whose the names are, if they are another framework's; else an empty text."""
+    for name in names:
+        leaf = name.replace("/", ".").rpartition(".")[2]
+        if leaf in ("kernel", "embedding") or leaf.endswith(":0") or "/" in name:
+            return f"Names like '{printable(name, 80)}' are those of Keras, TensorFlow or JAX; convert it to PyTorch."
+    return ""
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _refuse_misfits(
+    module: nn.Module,
+    origin: str,
+    removed: str,
+    *,
+    missing: list[str],
+    shapes: list[tuple[str, str, str]],
+    unexpected: list[str],
+) -> None:
+    groups = [
+        _group("missing", [printable(key, 80) for key in missing]),
+        _group("of another shape", [f"{printable(key, 80)}: file {file}, network {net}" for key, file, net in shapes]),
+        _group("unknown to the network", [printable(key, 80) for key in unexpected]),
+    ]
+    if any(groups):
+        misfits = ", ".join(filter(None, groups))
+        stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
+        hint = foreign_names(unexpected) or "Is it another network's?"
+        raise CheckpointError(f"{origin}{stripped} does not fit {type(module).__name__}: {misfits}. {hint}")
+
+
+def _sentence(origin: str, what: str, names: list[str]) -> str:
+    return f"{origin}: {_group(what, [printable(name, 80) for name in names])}." if names else ""
+
+
+def _idle(patterns: Sequence[str], names: Sequence[str], option: str, nothing: str) -> list[str]:
+    """Return a sentence for each pattern that was not needed."""
+    idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
+    return [f"{option} '{printable(pattern)}' matches {nothing}." for pattern in idle]
+
+
+def _copies(value: object, own: object, name: str) -> bool:
+    """Say whether a value of the file can be copied into the network's without losing more than precision."""
+    if _form(value) != _form(own):
+        return False
+    if not (isinstance(value, Tensor) and isinstance(own, Tensor)) or name.endswith(_COUNTER):
+        return True
+    loses_phase = value.is_complex() and not own.is_complex()
+    loses_fraction = value.is_floating_point() and not (own.is_floating_point() or own.is_complex())
+    return not (loses_phase or loses_fraction)
+
+
+def _shown_form(value: object, other: object) -> str:
+    """Return what differs from `other`: the shape, or for equal shapes the dtype."""
+    if _form(value) != _form(other) or not isinstance(value, Tensor):
+        return _form(value)
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _form(value: object) -> str:
+    """Return a tensor's shape, or what stands in its place; equal forms can be copied into each other."""
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _group(what: str, members: list[str], shown: int = 3) -> str:
+    more = ", …" if len(members) > shown else ""
+    return f"{len(members)} {what} ({', '.join(members[:shown])}{more})" if members else ""

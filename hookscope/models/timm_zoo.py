@@ -1,0 +1,283 @@
+"""timm's networks, their weights without unpickling, and their preprocessing."""
+
+import importlib
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from hookscope.errors import CheckpointError, ModelError, ModelNotFoundError, UsageError, nearest
+from hookscope.models.building import (
+    FileOptions,
+    LoadedModel,
+    exception_line,
+    seeded,
+    silenced_known_warnings,
+    skipped_initialisation,
+)
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
+from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
+from hookscope.models.shape import with_channels
+from hookscope.models.statedict import load_into
+from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
+from hookscope.results import Preprocessing
+from hookscope.text import printable
+
+# hookscope gives these itself, or they would be a way around --weights.
+_RESERVED_ARGUMENTS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
+
+_TRAINED = "timm "
+
+_REMEDY = "Fetch it where there is a network, and give the file with --weights."
+
+
+def _timm() -> ModuleType:
+    try:
+        return importlib.import_module("timm")  # an optional package, slow to import
+    except ImportError as error:
+        raise UsageError("MODEL 'timm:NAME' needs one more package: pip install 'hookscope[timm]'.") from error
+
+
+def timm_names() -> list[str]:
+    """Return the names of timm's networks, sorted, without the tags of their weights.
+
+    Raises:
+        UsageError: If timm is missing.
+    """
+    return sorted(_timm().list_models())
+
+
+def published(name: str) -> Any:
+    """Return timm's `PretrainedCfg` of a network: its weights, input and the names of its first and last layers.
+
+    Args:
+        name: "resnet50", or with the tag of its weights: "resnet50.a1_in1k".
+
+    Raises:
+        UsageError: If timm is missing.
+        ModelNotFoundError: If timm has no such network, or no such weights of it.
+    """
+    timm = _timm()
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        known = [f"timm:{known}" for known in timm.list_models()]
+        raise ModelNotFoundError(
+            f"timm has no network '{printable(architecture)}'.{nearest(f'timm:{architecture}', known)}"
+            " List them with `hookscope models timm:`."
+        )
+    try:
+        return timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg(architecture=architecture)
+    except RuntimeError as error:
+        tags = ", ".join(known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*"))
+        raise ModelNotFoundError(f"timm has no weights '{printable(tag)}' of {architecture}; it has {tags}.") from error
+
+
+def names_in(layers: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:
+    """Return the layers that timm's configuration names: none, one or several."""
+    return (layers,) if isinstance(layers, str) else tuple(layers or ())
+
+
+def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
+    """Build an untrained network of timm's.
+
+    Args:
+        name: Its name, the tag of weights included or not.
+        arguments: For `timm.create_model`.
+        input_channels: C of the pictures, if it is to be another than 3.
+
+    Raises:
+        UsageError: If timm is missing, or the network takes no such arguments.
+        ModelNotFoundError: If timm has no such network.
+        ModelError: If building it raises.
+    """
+    published(name)
+    given = dict(arguments) if input_channels is None else dict(arguments) | {"in_chans": input_channels}
+    try:
+        module: nn.Module = _timm().create_model(name, pretrained=False, **given)
+    except Exception as error:
+        if given:
+            raise UsageError(f"timm:{name} cannot be built with {shown(given)}: {exception_line(error)}") from error
+        raise ModelError(f"timm:{name} cannot be built: {exception_line(error)}") from error
+    return module
+
+
+def load_timm(
+    name: str,
+    weights: str | Checkpoint,
+    arguments: Mapping[str, Any],
+    seed: int,
+    *,
+    on_meta: bool = False,
+    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
+    input_channels: int | None = None,
+) -> LoadedModel:
+    """Build a network of timm's.
+
+    Args:
+        name: Its name: "convnext_tiny", or with the tag of its weights: "convnext_tiny.fb_in22k".
+        weights: "auto", "none", the tag of trained weights, a state dict file, or one that has been read.
+        arguments: For `timm.create_model`, such as `num_classes`.
+        seed: Of random weights, which are those of `torch.manual_seed(seed); timm.create_model(name)`.
+        on_meta: Build what would be loaded, but without values, on the meta device. Nothing is downloaded.
+        options: How a file is read and loaded.
+        input_channels: C of the pictures; None for 3.
+
+    Raises:
+        UsageError: If timm is missing, there are no such weights, or the network takes no such arguments.
+        ModelNotFoundError: If timm has no such network.
+        CheckpointError: If the weights cannot be had, read, or do not fit.
+        UntrustedFileError: If reading the weights could run code.
+        ModelError: If building the network raises.
+    """
+    if reserved := _RESERVED_ARGUMENTS & arguments.keys():
+        raise UsageError(f"--model-arg {min(reserved)} is not for timm's networks; use --weights.")
+    default = published(name)
+    input_channels = arguments.get("in_chans", input_channels)
+    if weights == "none":
+        chosen = no_weights(f"timm:{name}", seed, on_meta=on_meta)
+    elif weights == "auto":
+        altered = bool(arguments) or input_channels is not None
+        chosen = _default_weights(name, default, seed, altered=altered, on_meta=on_meta)
+    elif isinstance(weights, Checkpoint) or looks_like_file(weights):
+        chosen = file_weights(weights, options)
+    else:
+        name = f"{name.partition('.')[0]}.{weights}"
+        try:
+            config = published(name)
+        except ModelNotFoundError as error:
+            raise UsageError(f"{error} Or give auto, none or a file.") from error
+        chosen = ChosenWeights("not loaded") if on_meta else _trained_weights(config)
+    is_trained = chosen.origin.startswith(_TRAINED)
+    notes: tuple[str, ...] = ()
+    with ExitStack() as stack:
+        stack.enter_context(seeded(seed))
+        stack.enter_context(silenced_known_warnings())
+        if not (chosen.random or options.allow_missing):
+            stack.enter_context(skipped_initialisation())
+        if chosen.checkpoint and is_trained:
+            module = _build_trained(name, chosen.checkpoint, arguments, input_channels)
+        else:
+            module = build_timm(name, arguments, input_channels=input_channels)
+            if chosen.checkpoint:
+                notes = load_into(module, chosen.checkpoint.state, chosen.origin, options)
+    if on_meta:
+        module = module.to("meta")
+    info = model_info(f"timm:{name}", module, chosen, _categories(module) if is_trained else (), arguments)
+    preprocessing, remarks = _preprocessing(name, module)
+    return LoadedModel(
+        module, info, with_channels(preprocessing, input_channels or 3), chosen.warnings + notes + remarks
+    )
+
+
+def _default_weights(name: str, default: Any, seed: int, *, altered: bool, on_meta: bool) -> ChosenWeights:
+    """Return the weights timm recommends, or random ones with the reason why."""
+    if on_meta:  # timm builds the same network with all of its weights
+        return ChosenWeights("not loaded")
+    reason = ALTERED
+    if not altered:
+        try:
+            return _trained_weights(default)
+        except DownloadError as error:
+            reason = str(error)
+    return no_weights(f"timm:{name}", seed, on_meta=False, reason=reason)
+
+
+def _trained_weights(config: Any) -> ChosenWeights:
+    path = _weights_file(config)
+    origin = f"{_TRAINED}{config.architecture}.{config.tag}" if config.tag else f"{_TRAINED}{config.architecture}"
+    try:
+        return ChosenWeights(origin, checkpoint=read_checkpoint(path))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Delete this file to have {origin} downloaded again.") from error
+
+
+def _weights_file(config: Any) -> Path:
+    """Return the file of trained weights, downloaded if it is in no cache; timm itself may unpickle what it downloads.
+
+    Raises:
+        DownloadError: If there is none, or it cannot be had; without a network within 15 s.
+    """
+    url = config.url if isinstance(config.url, str) and not config.url.endswith(".npz") else None
+    if config.hf_hub_id:
+        return _hub_file(config, url)
+    if url:
+        return fetch(url)
+    raise DownloadError(f"timm publishes no weights of {config.architecture} that hookscope reads.")
+
+
+def _hub_file(config: Any, url: str | None) -> Path:
+    from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache  # noqa: PLC0415 (timm's own need)
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    repository, _, revision = config.hf_hub_id.partition("@")
+    asked = config.hf_hub_filename or "pytorch_model.bin"
+    safe = "model.safetensors" if asked == "pytorch_model.bin" else str(Path(asked).with_suffix(".safetensors"))
+    for name in (safe, asked):
+        found = try_to_load_from_cache(repository, name, revision=revision or None)
+        if isinstance(found, str):
+            return Path(found)
+    if url and is_cached(url):
+        return fetch(url)
+    address = hf_hub_url(repository, safe, revision=revision or None)
+    if reason := unreachable(address):
+        raise DownloadError(f"{address} cannot be downloaded: {reason}. {_REMEDY}")
+    try:
+        try:
+            return Path(hf_hub_download(repository, safe, revision=revision or None))
+        except LocalEntryNotFoundError:  # an EntryNotFoundError that means no connection
+            raise
+        except EntryNotFoundError:
+            return Path(hf_hub_download(repository, asked, revision=revision or None))
+    except Exception as error:  # of several libraries below: no connection, no such file, no room on the disk
+        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {_REMEDY}") from error
+
+
+def _build_trained(
+    name: str, checkpoint: Checkpoint, arguments: Mapping[str, Any], input_channels: int | None
+) -> nn.Module:
+    """Let timm put its weights in (it renames keys and drops background classes), but not read them."""
+    config = published(name)
+    if input_channels is not None or arguments.get("num_classes", config.num_classes) != config.num_classes:
+        raise UsageError(f"timm's weights of {name} are for {config.num_classes} classes and 3 input channels.")
+    overlay = {"state_dict": dict(checkpoint.state)}
+    try:
+        module: nn.Module = _timm().create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
+    except Exception as error:
+        if arguments:
+            raise UsageError(f"timm:{name} cannot be built with {shown(arguments)}: {exception_line(error)}") from error
+        raise CheckpointError(f"timm's weights of {name} do not fit it: {exception_line(error)}") from error
+    getattr(module, "pretrained_cfg", {}).pop("state_dict", None)  # it would hold the weights a second time
+    return module
+
+
+def _categories(module: nn.Module) -> tuple[str, ...]:
+    data = importlib.import_module("timm.data")
+    subset = data.infer_imagenet_subset(module)
+    if not subset:
+        return ()
+    info = data.ImageNetInfo(subset)
+    return tuple(info.index_to_description(index) for index in range(info.num_classes()))
+
+
+def _preprocessing(name: str, module: nn.Module) -> tuple[Preprocessing, tuple[str, ...]]:
+    """Return what timm's own evaluation transforms do, and a warning where that cannot be had."""
+    config = importlib.import_module("timm.data").resolve_model_data_config(module)
+    built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    height, width = built_for if isinstance(built_for, tuple) else config["input_size"][1:]
+    scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
+    squashed = config["crop_mode"] == "squash"
+    border = f"timm:{name}: timm pads pictures to a square; hookscope takes the centre instead."
+    preprocessing = Preprocessing(
+        # timm scales so that both sides are covered; the longer one covers them for any picture.
+        resize=(scaled[0], scaled[1]) if squashed else max(scaled),
+        crop=(height, width),
+        interpolation=config["interpolation"],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        source=f"timm's configuration of {name}",
+    )
+    return preprocessing, (border,) if config["crop_mode"] == "border" else ()

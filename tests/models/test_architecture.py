@@ -1,0 +1,338 @@
+import inspect
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision.models
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from hookscope.errors import ModelNotFoundError
+from hookscope.models import architecture
+from hookscope.models.architecture import Candidate, adapt, recognise, state_shapes
+from hookscope.models.building import silenced_known_warnings, skipped_initialisation
+from hookscope.models.shape import set_input_channels
+from hookscope.models.timm_zoo import names_in, published, timm_names
+
+Shapes = dict[str, tuple[int, ...]]
+
+NAMES = torchvision.models.list_models()
+INT8 = [name for name in NAMES if name.startswith("quantized_")]
+FLOAT = [name for name in NAMES if name not in INT8]
+
+
+def default_classes(name: str) -> int | None:
+    categories = torchvision.models.get_model_weights(name).DEFAULT.meta.get("categories")
+    return len(categories) if categories else None
+
+
+def shapes_of(name: str, channels: int | None = None, **options: Any) -> Shapes:
+    """Return what torchvision's own network of that name has in its state dict."""
+    if "weights_backbone" in inspect.signature(torchvision.models.get_model_builder(name)).parameters:
+        options["weights_backbone"] = None
+    if name in INT8:
+        options["quantize"] = True
+    engine = torch.backends.quantized.engine
+    device = "cpu" if name in INT8 or name.startswith("regnet") else "meta"  # those do not build there
+    try:
+        with silenced_known_warnings(), skipped_initialisation(), torch.device(device):
+            network = torchvision.models.get_model(name, **options)
+    finally:
+        torch.backends.quantized.engine = engine
+    if channels is not None:
+        set_input_channels(network, channels)
+    return state_shapes(network.state_dict())
+
+
+def timm_shapes(name: str, **options: Any) -> Shapes:
+    with skipped_initialisation(), torch.device("meta"):
+        return state_shapes(timm.create_model(name, **options).state_dict())
+
+
+def models(candidates: tuple[Candidate, ...]) -> list[str]:
+    return [candidate.model for candidate in candidates]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.fixture(scope="module")
+def all_shapes() -> dict[str, Shapes]:
+    return {name: shapes_of(name) for name in FLOAT}
+
+
+# -------------------------------------------------------------------------------------------------------- every network
+
+
+@pytest.mark.parametrize("name", FLOAT)
+def test_network_with_ten_classes_is_recognised_as_itself_or_as_a_true_tie(
+    name: str, all_shapes: dict[str, Shapes]
+) -> None:
+    ties = [other for other in FLOAT if all_shapes[other] == all_shapes[name]]
+    options = {"num_classes": 10} if default_classes(name) else {}
+    candidates = recognise(shapes_of(name, **options))
+    assert models(candidates) == ties
+    for candidate in candidates:
+        assert candidate.arguments == options
+        assert candidate.input_channels is None
+        assert candidate.prefix == ""
+
+
+@pytest.mark.parametrize("name", FLOAT)
+def test_named_network_takes_the_counts_of_the_file(name: str, all_shapes: dict[str, Shapes]) -> None:
+    own = adapt(name, all_shapes[name])
+    assert own == Candidate(name, {}, None, "", ())
+    options = {"num_classes": 10} if default_classes(name) else {}
+    for channels in (1, 4):
+        adapted = adapt(f"torchvision:{name}", shapes_of(name, channels, **options))
+        assert adapted is not None
+        assert (adapted.model, adapted.arguments, adapted.input_channels) == (name, options, channels)
+
+
+@pytest.mark.parametrize("name", ["quantized_mobilenet_v2", "quantized_shufflenet_v2_x1_0", "quantized_resnet18"])
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_int8_network_is_recognised_by_what_its_layers_pack(name: str, classes: int) -> None:
+    (candidate,) = recognise(shapes_of(name, num_classes=classes))
+    assert candidate.model == name
+    assert candidate.arguments == ({"num_classes": 10} if classes == 10 else {})
+    assert "int8" in candidate.remarks[0]
+
+
+def test_the_known_tie_differs_only_in_the_size_of_its_pictures(all_shapes: dict[str, Shapes]) -> None:
+    pair = ["fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_mobilenet_v3_large_fpn"]
+    assert all_shapes[pair[0]] == all_shapes[pair[1]]
+    candidates = recognise(all_shapes[pair[0]])
+    assert models(candidates) == pair
+    assert "so do those of fasterrcnn_mobilenet_v3_large_fpn" in candidates[0].remarks[0]
+
+
+def test_demo_is_recognised() -> None:
+    from efficientnet_lite_pytorch import EfficientNet
+
+    assert models(recognise(state_shapes(EfficientNet.from_name("efficientnet-lite0").state_dict()))) == ["demo"]
+    grey = EfficientNet.from_name("efficientnet-lite0", in_channels=1, num_classes=3)
+    (candidate,) = recognise(state_shapes(grey.state_dict()))
+    assert (candidate.model, candidate.arguments, candidate.input_channels) == ("demo", {"num_classes": 3}, 1)
+
+
+def test_slow_networks_take_less_than_three_seconds_of_one_processor(all_shapes: dict[str, Shapes]) -> None:
+    recognise(all_shapes["alexnet"])  # what torch imports on first use
+    for name in ("deeplabv3_resnet101", "efficientnet_v2_l"):
+        started = time.process_time()
+        recognise(all_shapes[name])
+        assert time.process_time() - started < 3
+
+
+# ------------------------------------------------------------------------------------------------------ forms of files
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "arguments"),
+    [
+        ("googlenet", {"aux_logits": False}, {"aux_logits": False}),
+        ("inception_v3", {"aux_logits": False, "num_classes": 4}, {"aux_logits": False, "num_classes": 4}),
+        ("fcn_resnet50", {"aux_loss": True}, {"aux_loss": True}),
+        ("deeplabv3_mobilenet_v3_large", {"aux_loss": True, "num_classes": 2}, {"aux_loss": True, "num_classes": 2}),
+        ("vit_b_16", {"image_size": 384}, {"image_size": 384}),
+        ("vit_b_32", {"image_size": 64, "num_classes": 3}, {"image_size": 64, "num_classes": 3}),
+        ("vit_h_14", {"image_size": 518}, {"image_size": 518}),  # its published weights
+    ],
+)
+def test_other_heads_and_picture_sizes_are_told(name: str, options: dict[str, Any], arguments: dict[str, Any]) -> None:
+    (candidate,) = recognise(shapes_of(name, **options))
+    assert (candidate.model, dict(candidate.arguments)) == (name, arguments)
+    for argument, remark in {
+        "aux_logits": "without auxiliary heads",
+        "aux_loss": "with auxiliary heads",
+        "image_size": f"pictures of {options.get('image_size')} pixels",
+        "num_classes": f"{options.get('num_classes')} classes instead of",
+    }.items():
+        assert any(remark in given for given in candidate.remarks) == (argument in arguments)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "module.model.", "net."])
+def test_prefix_of_a_wrapper_is_removed_and_its_own_tensors_are_left_out(
+    prefix: str, all_shapes: dict[str, Shapes]
+) -> None:
+    wrapped = {f"{prefix}{key}": shape for key, shape in all_shapes["resnet18"].items()} | {"n_averaged": ()}
+    (candidate,) = recognise(wrapped)
+    assert (candidate.model, candidate.prefix) == ("resnet18", prefix)
+    assert "1 other tensors in the file" in candidate.remarks
+
+
+def test_files_without_batch_counters_fit_and_say_so(all_shapes: dict[str, Shapes]) -> None:
+    old = {key: shape for key, shape in all_shapes["resnet18"].items() if not key.endswith("num_batches_tracked")}
+    (candidate,) = recognise(old)
+    assert candidate.model == "resnet18"
+    assert any("20 num_batches_tracked are missing" in remark for remark in candidate.remarks)  # one per BatchNorm
+
+
+def test_remarks_say_how_sure_it_is(all_shapes: dict[str, Shapes]) -> None:
+    (sure,) = recognise(all_shapes["resnet34"])
+    assert sure.remarks == ("all 218 names and shapes fit; no other torchvision network's do",)
+    (changed,) = recognise(shapes_of("resnet34", 1, num_classes=10))
+    assert changed.remarks[1:] == ("10 classes instead of 1000", "1 input channel instead of 3")
+
+
+def test_order_of_the_file_does_not_matter(all_shapes: dict[str, Shapes]) -> None:
+    assert models(recognise(dict(reversed(all_shapes["squeezenet1_1"].items())))) == ["squeezenet1_1"]
+
+
+# ----------------------------------------------------------------------------------------------------------- unrelated
+
+
+def bert() -> Shapes:
+    layer = nn.TransformerEncoderLayer(32, 4, 64)
+    shapes = {f"encoder.layer.{i}.{k}": tuple(v.shape) for i in range(4) for k, v in layer.state_dict().items()}
+    return {"embeddings.word_embeddings.weight": (30522, 32), "pooler.dense.weight": (32, 32)} | shapes
+
+
+def mlp() -> Shapes:
+    return state_shapes(nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)).state_dict())
+
+
+def u_net() -> Shapes:
+    widths = [(3, 16), (16, 32), (32, 16), (16, 1)]
+    return {f"blocks.{i}.conv.weight": (b, a, 3, 3) for i, (a, b) in enumerate(widths)}
+
+
+def changed_resnet(change: str) -> Shapes:
+    shapes = shapes_of("resnet34")
+    if change == "block missing":
+        return {key: shape for key, shape in shapes.items() if not key.startswith("layer3.5.")}
+    if change == "block more":
+        return shapes | {key.replace("layer3.5.", "layer3.6."): shape for key, shape in shapes.items()}
+    return shapes | CHANGES[change]
+
+
+CHANGES: dict[str, Shapes] = {
+    "another kernel": {"layer2.1.conv1.weight": (128, 128, 5, 5)},
+    "another width": {"layer2.1.bn1.bias": (96,)},
+    "one axis more": {"conv1.weight": (64, 3, 7, 7, 1)},
+    "a bias of another class count": {"fc.bias": (999,)},
+    "one layer more": {"layer2.1.conv3.weight": (128, 128, 3, 3)},
+}
+
+
+UNRELATED = {
+    "nothing": dict,
+    "one number": lambda: {"x": ()},
+    "BERT": bert,
+    "MLP": mlp,
+    "U-Net": u_net,
+    "int8 MLP": lambda: {"0.weight": (3, 3, 3, 3), "0.zero_point": (), "0.scale": ()},
+}
+
+
+@pytest.mark.parametrize("kind", UNRELATED)
+def test_unrelated_checkpoint_is_recognised_as_nothing(kind: str) -> None:
+    assert recognise(UNRELATED[kind]()) == ()
+
+
+@pytest.mark.parametrize("change", ["block missing", "block more", *CHANGES])
+def test_changed_network_is_recognised_as_nothing(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture, "TIMM_SECONDS", 600.0)  # on a busy machine
+    assert recognise(changed_resnet(change)) == ()
+    assert adapt("resnet34", changed_resnet(change)) is None
+
+
+def test_other_networks_and_factories_are_not_adapted(all_shapes: dict[str, Shapes]) -> None:
+    assert adapt("resnet50", all_shapes["resnet34"]) is None
+    assert adapt("net.py:build", all_shapes["resnet34"]) is None
+
+
+# ---------------------------------------------------------------------------------------------------------------- timm
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "arguments", "channels"),
+    [
+        ("convnext_tiny", {}, {}, None),
+        ("convnext_tiny", {"num_classes": 10, "in_chans": 1}, {"num_classes": 10}, 1),
+        ("test_efficientnet", {"in_chans": 4}, {}, 4),
+        ("tresnet_m", {"in_chans": 1}, {}, 1),  # folds 4 x 4 pixels into channels
+        ("test_vit", {"num_classes": 0}, {"num_classes": 0}, None),
+        ("vit_small_patch14_dinov2", {"num_classes": 10}, {"num_classes": 10}, None),  # has no classifier by default
+        ("deit_tiny_distilled_patch16_224", {"num_classes": 10}, {"num_classes": 10}, None),  # has two
+        ("mobilevit_xxs", {"num_classes": 3}, {"num_classes": 3}, None),
+    ],
+)
+def test_timm_network_is_recognised_where_torchvision_has_none(
+    name: str, options: dict[str, Any], arguments: dict[str, Any], channels: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(architecture, "TIMM_SECONDS", 600.0)  # on a busy machine
+    shapes = timm_shapes(name, **options)
+    candidates = recognise(shapes)
+    assert f"timm:{name}" in models(candidates)
+    for candidate in candidates:  # each is a true tie
+        assert (candidate.arguments, candidate.input_channels) == (arguments, channels)
+        assert timm_shapes(candidate.model.removeprefix("timm:"), **options) == shapes
+    assert adapt(f"timm:{name}", shapes) == Candidate(
+        f"timm:{name}", arguments, channels, "", candidates[0].remarks[1:]
+    )
+
+
+def test_timm_vision_transformer_takes_the_picture_size_of_the_file() -> None:
+    adapted = adapt("timm:vit_tiny_patch16_224", timm_shapes("vit_tiny_patch16_224", img_size=96))
+    assert adapted is not None
+    assert adapted.arguments == {"img_size": 96}
+
+
+def test_every_timm_network_names_the_layer_that_takes_the_picture() -> None:
+    for name in timm.list_models("test_*"):  # one of each of timm's building blocks
+        known = timm_shapes(name)
+        assert all(f"{first}.weight" in known for first in names_in(published(name).first_conv)), name
+
+
+def test_timm_is_not_asked_about_a_torchvision_checkpoint(
+    all_shapes: dict[str, Shapes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(architecture, "_timm_networks", None)
+    assert models(recognise(all_shapes["resnet50"])) == ["resnet50"]  # timm has one of equal names and shapes
+
+
+def test_without_timm_an_unknown_checkpoint_is_recognised_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = architecture.find_spec
+    monkeypatch.setattr(architecture, "find_spec", lambda name: None if name == "timm" else find_spec(name))
+    assert recognise(timm_shapes("test_vit")) == ()
+
+
+def test_running_out_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture, "TIMM_SECONDS", 0.0)
+    with pytest.raises(ModelNotFoundError, match=r"\d+ of timm's networks were not compared, as 0 s had passed"):
+        recognise(timm_shapes("test_vit"))
+    clock = iter([0.0, 0.0, 99.0])  # enough for one
+    monkeypatch.setattr(architecture, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(architecture, "TIMM_SECONDS", 20.0)
+    first = next(name for name in timm_names() if timm.get_pretrained_cfg(name).first_conv == "stem.0")
+    (candidate,) = recognise(timm_shapes(first))
+    assert candidate.model == f"timm:{first}"
+    assert "as 20 s had passed" in candidate.remarks[-1]
+
+
+# ------------------------------------------------------------------------------------------------------------ no traces
+
+
+def test_recognising_leaves_random_numbers_hooks_and_initialisation_alone(all_shapes: dict[str, Shapes]) -> None:
+    before = torch.get_rng_state(), nn.init.trunc_normal_, torch.backends.quantized.engine
+    recognise(all_shapes["swin_t"])
+    recognise(u_net())
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert nn.init.trunc_normal_ is before[1]
+    assert torch.backends.quantized.engine == before[2]
+    assert not torch_module._global_parameter_registration_hooks
+
+
+def test_shapes_of_a_state_dict_include_packed_ones() -> None:
+    packed = (torch.zeros(10, 4), torch.zeros(10))
+    state = {"w": torch.zeros(2, 3), "fc._packed_params._packed_params": packed, "dtype": torch.qint8, "none": None}
+    assert state_shapes(state) == {"w": (2, 3), "fc._packed_params._packed_params": (10, 4)}

@@ -1,0 +1,310 @@
+"""Reading hostile files as a library: the payloads are live, the lies are real, and neither gets through."""
+
+import io
+import math
+import resource
+import time
+import warnings
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
+from hookscope.models import load_into, read_checkpoint
+from tests.models import hostile
+from tests.models.hostile import ASSEMBLED, EXPORTED, GOOD, PAYLOADS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small networks gain nothing from a second thread."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+# --------------------------------------------------------------------------- the files do what the tests say they would
+
+
+def appears(canary: Path) -> bool:
+    """Wait for what a payload creates, perhaps in a process of its own."""
+    deadline = time.monotonic() + 60
+    while not canary.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return canary.exists()
+
+
+def load_carelessly(path: Path) -> None:
+    """Unpickle whatever is in a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.load(path, weights_only=False)
+
+
+@pytest.mark.parametrize("write", [hostile.torch_bytes, hostile.legacy_bytes])
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_a_payload_runs_when_it_is_unpickled(tmp_path: Path, name: str, write: Callable[[object], bytes]) -> None:
+    canary = tmp_path / "canary"
+    (tmp_path / "model.pt").write_bytes(write({"w": PAYLOADS[name](canary)}))
+    load_carelessly(tmp_path / "model.pt")
+    assert appears(canary)
+
+
+@pytest.mark.parametrize("name", ASSEMBLED)
+def test_a_payload_in_other_instructions_runs_when_it_is_unpickled(tmp_path: Path, name: str) -> None:
+    canary = tmp_path / "canary"
+    (tmp_path / "model.pt").write_bytes(hostile.zip_bytes(hostile.torch_members(ASSEMBLED[name](canary))))
+    load_carelessly(tmp_path / "model.pt")
+    assert appears(canary)
+
+
+@pytest.mark.parametrize("start", [b"", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"])
+def test_a_payload_in_a_tar_runs_when_it_is_unpickled(tmp_path: Path, start: bytes) -> None:
+    canary = tmp_path / "canary"
+    (tmp_path / "model.pt").write_bytes(hostile.tar_bytes(canary, start))
+    load_carelessly(tmp_path / "model.pt")
+    assert appears(canary)
+
+
+def test_torchscript_runs_when_it_is_loaded(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    content = hostile.torchscript_bytes(canary)
+    assert not canary.exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.load(io.BytesIO(content))
+    assert canary.exists()
+
+
+# The library would have to be built for this machine, with metadata of this version of torch.
+@pytest.mark.parametrize("name", [name for name in EXPORTED if name != "a compiled library"])
+def test_an_exported_program_runs_when_it_is_loaded(tmp_path: Path, name: str) -> None:
+    canary = tmp_path / "canary"
+    content = hostile.exported_bytes(lambda members: EXPORTED[name](members, canary))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.export.load(io.BytesIO(content))
+        except Exception:  # noqa: BLE001 - the payload's result is not what belongs there, but it has run
+            assert canary.exists()
+    assert appears(canary)
+
+
+@pytest.mark.parametrize("hide", [hostile.two_directories, hostile.two_zip64_records])
+def test_python_and_torch_can_be_shown_different_weights(hide: Callable[..., bytes]) -> None:
+    other = {name: tensor + 100 for name, tensor in GOOD.items()}
+    content = hide(hostile.torch_members(), hostile.torch_members(other))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.testzip() is None
+        shown = np.frombuffer(archive.read("archive/data/1"), np.float32)
+    read = torch.load(io.BytesIO(content), weights_only=True)
+    assert torch.equal(torch.tensor(shown), GOOD["0.bias"])
+    assert torch.equal(read["0.bias"], other["0.bias"])
+
+
+# ------------------------------------------------------------------------------------------------ nothing can be hidden
+
+METHODS = ("items", "keys", "values", "get", "__iter__", "copy", "update", "pop", "setdefault", "__len__")
+TENSOR_METHODS = (
+    "detach",
+    "isfinite",
+    "isnan",
+    "is_floating_point",
+    "numel",
+    "element_size",
+    "untyped_storage",
+    "size",
+    "dim",
+    "stride",
+    "clone",
+    "to",
+    "copy_",
+    "is_complex",
+    "cpu",
+    "contiguous",
+    "__torch_function__",
+    "__len__",
+    "__class_getitem__",
+)
+
+
+def with_nan() -> "OrderedDict[str, torch.Tensor]":
+    state = OrderedDict((name, tensor.clone()) for name, tensor in GOOD.items())
+    state["0.bias"][2] = math.nan
+    return state
+
+
+def assert_nan_is_seen(state: Any) -> None:
+    assert type(state) is OrderedDict
+    assert list(state) == list(GOOD)
+    found = {name: torch.isnan(tensor).nonzero().flatten().tolist() for name, tensor in state.items()}
+    assert found == {name: [2] if name == "0.bias" else [] for name in GOOD}
+    assert all(type(tensor) is torch.Tensor and not vars(tensor) for tensor in state.values())
+    network = hostile.network()
+    load_into(network, state, "model.pt")
+    assert torch.isnan(network[0].bias).tolist() == [False, False, True, False]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_dict_cannot_hide_tensors(tmp_path: Path, method: str) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(hostile.with_shadows({method: "Counter"}, with_nan()))
+    assert_nan_is_seen(read_checkpoint(path).state)
+
+
+@pytest.mark.parametrize("method", TENSOR_METHODS)
+def test_a_tensor_cannot_hide_its_values(tmp_path: Path, method: str) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(hostile.with_shadows({method: "set"}, with_nan(), on="0.bias"))
+    assert_nan_is_seen(read_checkpoint(path).state)
+
+
+def test_all_shadows_at_once_inside_a_training_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    outer: Any = OrderedDict(state_dict=with_nan(), epoch=3)
+    path.write_bytes(hostile.with_shadows(dict.fromkeys(METHODS, "Counter"), outer))
+    assert_nan_is_seen(read_checkpoint(path).state)
+
+
+# --------------------------------------------------------------------------------------------------------- every damage
+
+FORMATS: dict[str, Callable[[Any], bytes]] = {
+    "torch": hostile.torch_bytes,
+    "legacy": hostile.legacy_bytes,
+    "safetensors": hostile.safetensors_bytes,
+}
+SMALL = {"0.weight": torch.arange(6.0).reshape(2, 3) + 1, "0.bias": torch.arange(2.0) - 3}
+
+
+def outcome(path: Path) -> str | dict[str, torch.Tensor]:
+    """Read a damaged file: the name of the error with its code, or the tensors."""
+    try:
+        return dict(read_checkpoint(path).state)
+    except HookscopeError as error:
+        refusal = error
+    assert str(refusal).isprintable()
+    assert "weights_only" not in str(refusal)
+    return f"{type(refusal).__name__} {refusal.exit_code}"
+
+
+def same(state: object) -> bool:
+    return (
+        isinstance(state, dict)
+        and state.keys() == SMALL.keys()
+        and all(torch.equal(state[name], tensor) for name, tensor in SMALL.items())
+    )
+
+
+@contextmanager
+def without_worker() -> Iterator[None]:
+    """Read in this process, as where Python cannot fork: ten times quicker, and a crash would end the test run."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**31, before[1]))  # a damaged length can claim any memory
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("hookscope.files.worker.CAN_FORK", False)
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.fixture
+def unforked() -> Iterator[None]:
+    with without_worker():
+        yield
+
+
+@pytest.mark.usefixtures("unforked")
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_cut_at_any_byte_is_called_broken(tmp_path: Path, name: str) -> None:
+    whole, path = FORMATS[name](SMALL), tmp_path / "model.pt"
+    path.write_bytes(whole)
+    assert same(outcome(path))
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert outcome(path) == "CheckpointError 3", length
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_cut_anywhere_is_called_broken_by_the_worker_as_well(tmp_path: Path, name: str) -> None:
+    whole, path = FORMATS[name](SMALL), tmp_path / "model.pt"
+    for length in np.linspace(0, len(whole) - 1, 25, dtype=int):
+        path.write_bytes(whole[:length])
+        assert outcome(path) == "CheckpointError 3", length
+
+
+@pytest.mark.usefixtures("unforked")
+@pytest.mark.parametrize(("name", "count"), [("torch", 1200), ("legacy", 600), ("safetensors", 600)])
+def test_flipped_bits_end_well_and_change_no_weights_that_a_checksum_covers(
+    tmp_path: Path, name: str, count: int
+) -> None:
+    whole, path = FORMATS[name](SMALL), tmp_path / "model.pt"
+    generator = np.random.default_rng(7)
+    ends = Counter[str]()
+    for _ in range(count):
+        position = int(generator.integers(len(whole)))
+        path.write_bytes(hostile.flipped(whole, position, int(generator.integers(8))))
+        found = outcome(path)
+        if name == "torch":  # the other formats have no checksums
+            assert isinstance(found, str) or same(found), position
+        ends["read" if isinstance(found, dict) else found] += 1
+    assert ends.keys() <= {"read", "CheckpointError 3", "UntrustedFileError 4"}
+    assert ends["CheckpointError 3"] > count / 20
+    assert ends["read"] > 0
+
+
+def test_flipped_bits_end_well_in_the_worker(tmp_path: Path) -> None:
+    whole, path = FORMATS["torch"](SMALL), tmp_path / "model.pt"
+    generator = np.random.default_rng(8)
+    for _ in range(30):
+        position = int(generator.integers(len(whole)))
+        path.write_bytes(hostile.flipped(whole, position, int(generator.integers(8))))
+        found = outcome(path)
+        assert found in ("CheckpointError 3", "UntrustedFileError 4") or same(found), position
+
+
+STARTS: Sequence[bytes] = (
+    b"PK\x03\x04",
+    b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e",
+    b"\x80\x02",
+    b"\x80\x04\x95",
+    b'\x20\0\0\0\0\0\0\0{"',
+    b'{"weight_map": {"',
+    b"c",
+    b"",
+)
+
+
+@settings(max_examples=300)
+@given(start=st.sampled_from(STARTS), rest=st.binary(max_size=300))
+def test_bytes_behind_a_good_start_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "noise.pt"
+    path.write_bytes(start + rest)
+    with without_worker(), pytest.raises((CheckpointError, UntrustedFileError)) as caught:
+        read_checkpoint(path)
+    assert str(caught.value).isprintable()
+
+
+@settings(max_examples=300)
+@given(body=st.lists(st.sampled_from([bytes([each]) for each in range(256)]) | st.binary(max_size=8), max_size=60))
+def test_instructions_that_make_no_sense_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, body: list[bytes]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "instructions.pt"
+    path.write_bytes(hostile.raw_torch(b"".join(body)))
+    with without_worker(), pytest.raises((CheckpointError, UntrustedFileError)) as caught:
+        read_checkpoint(path)
+    assert str(caught.value).isprintable()

@@ -1,0 +1,236 @@
+"""What a weights file is said to hold, against what the tests put into it."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+from torch import nn
+
+from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
+from hookscope.models.listing import list_contents
+from hookscope.results import CheckpointContents, StoredTensor
+
+Kind = Literal["torch", "legacy torch", "safetensors"]
+KINDS: tuple[Kind, ...] = ("torch", "legacy torch", "safetensors")
+
+PLAIN = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
+PLAIN += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+YOUNG = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint16, torch.uint32, torch.uint64]
+
+
+@pytest.fixture(autouse=True)
+def only_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recognise torchvision's networks alone: timm's take a while, and are another file's matter."""
+    monkeypatch.setattr("hookscope.models.architecture.find_spec", lambda _name: None)
+
+
+def saved(path: Path, kind: Kind, state: dict[str, Any]) -> Path:
+    if kind == "safetensors":
+        safetensors.torch.save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=kind == "torch")
+    return path
+
+
+def by_key(contents: CheckpointContents) -> dict[str, StoredTensor]:
+    return {tensor.key: tensor for tensor in contents.tensors}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_is_listed_with_its_shape_dtype_and_bytes(tmp_path: Path, kind: Kind) -> None:
+    # torch itself cannot read its own legacy files of the younger dtypes
+    dtypes = PLAIN + ([] if kind == "legacy torch" else YOUNG)
+    state = {str(dtype).removeprefix("torch."): torch.ones(2, 3).to(dtype) for dtype in dtypes}
+    state |= {"scalar": torch.tensor(1.5), "empty": torch.empty(0, 3)}
+    path = saved(tmp_path / "weights.any", kind, state)
+    contents = list_contents(path)
+    listed = by_key(contents)
+    assert (contents.name, contents.kind, contents.byte_count) == ("weights.any", kind, path.stat().st_size)
+    assert listed.keys() == state.keys()
+    for name, tensor in state.items():
+        expected = (tuple(tensor.shape), str(tensor.dtype)[6:], tensor.numel() * tensor.element_size(), 0, 0, "")
+        found = listed[name]
+        facts = (found.shape, found.dtype, found.byte_count, found.nan_count, found.inf_count, found.tied_to)
+        assert facts == expected, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_and_inf_are_counted_where_they_were_planted(tmp_path: Path, kind: Kind) -> None:
+    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+    dtypes += [] if kind == "legacy torch" else [torch.float8_e5m2]
+    state = {}
+    for nans, dtype in enumerate(dtypes, start=1):
+        values = torch.linspace(-1, 1, 50)
+        values[:nans] = float("nan")
+        values[40:47] = float("-inf")
+        state[str(dtype)] = values.to(dtype)
+    state["clean"] = torch.full((1000,), 3e38)  # whose sum overflows
+    listed = by_key(list_contents(saved(tmp_path / "weights", kind, state)))
+    found = {name: (tensor.nan_count, tensor.inf_count) for name, tensor in listed.items()}
+    assert found == {str(dtype): (nans, 7) for nans, dtype in enumerate(dtypes, start=1)} | {"clean": (0, 0)}
+
+
+@pytest.mark.parametrize("kind", ["torch", "legacy torch"])
+def test_views_count_their_own_values_and_name_whose_storage_they_share(tmp_path: Path, kind: Kind) -> None:
+    whole = torch.arange(24.0).reshape(4, 6)
+    whole[0, 0] = float("nan")  # outside of "rows", inside of all others
+    whole[3, 1] = float("inf")  # outside of "even"
+    state = {"whole": whole, "same": whole, "rows": whole[1:], "turned": whole.t(), "even": whole[:, ::2]}
+    state |= {"other": whole.clone(), "none": torch.empty(0), "nothing": torch.empty(0)}
+    listed = by_key(list_contents(saved(tmp_path / "views.pt", kind, state)))
+    assert {name: each.tied_to for name, each in listed.items()} == {
+        "whole": "",
+        **dict.fromkeys(("same", "rows", "turned", "even"), "whole"),
+        **dict.fromkeys(("other", "none", "nothing"), ""),
+    }
+    assert {name: (each.nan_count, each.inf_count) for name, each in listed.items()} == {
+        **dict.fromkeys(("whole", "same", "turned", "other"), (1, 1)),
+        "rows": (0, 1),
+        "even": (1, 0),
+        **dict.fromkeys(("none", "nothing"), (0, 0)),
+    }
+
+
+def test_an_empty_tensor_does_not_share_the_storage_of_its_neighbour(tmp_path: Path) -> None:
+    state = {"a": torch.ones(3), "empty": torch.empty(0, 3), "z": torch.ones(2)}
+    contents = list_contents(saved(tmp_path / "empty.safetensors", "safetensors", state))
+    assert [tensor.tied_to for tensor in contents.tensors] == ["", "", ""]
+
+
+def test_a_training_checkpoint_says_where_the_weights_are_and_what_else_is_there(tmp_path: Path) -> None:
+    weights = {"model.conv.weight": torch.ones(4, 3), "model.conv.bias": torch.zeros(4)}
+    moments = {0: {"exp_avg": torch.ones(4, 3)}}
+    checkpoint = {"state_dict": weights, "epoch": 3, "note": "hi\x1b[31m", "lr": 0.5, "last": torch.ones(2, 2)}
+    checkpoint |= {"optimizer": {"state": moments}, "pytorch-lightning_version": "2.1.0"}
+    path = saved(tmp_path / "last.ckpt", "torch", checkpoint)
+    contents = list_contents(path)
+    assert (contents.weights_key, contents.prefix) == ("state_dict", "model.conv")
+    assert [tensor.key for tensor in contents.tensors] == list(weights)
+    assert {entry.key: (entry.kind, entry.summary) for entry in contents.entries} == {
+        "state_dict": ("dict", "2 entries, 2 tensors"),
+        "epoch": ("int", "3"),
+        "note": ("str", r"hi\x1b[31m"),
+        "lr": ("float", "0.5"),
+        "last": ("Tensor", "2x2 float32"),
+        "optimizer": ("dict", "1 entry, 1 tensor"),
+        "pytorch-lightning_version": ("str", "2.1.0"),
+    }
+    assert contents.producer == "torch.save, zip format 3, Lightning 2.1.0"
+    assert any("epoch" in warning for warning in contents.warnings)
+
+
+def test_of_several_weights_the_key_chooses(tmp_path: Path) -> None:
+    checkpoint = {"model": {"w": torch.ones(2)}, "ema": {"w": torch.full((2,), float("nan"))}}
+    path = saved(tmp_path / "two.pt", "torch", checkpoint)
+    with pytest.raises(UsageError, match="--key"):
+        list_contents(path)
+    assert [list_contents(path, key).nonfinite_count for key in ("model", "ema")] == [0, 2]
+    with pytest.raises(NothingMatchedError, match="nowhere"):
+        list_contents(path, "nowhere")
+
+
+def sharded(folder: Path, kind: Literal["safetensors", "torch"], listed: dict[str, int]) -> Path:
+    """Save `a` in a first file, `b` and `c` in a second, and an index of the names that it is to list."""
+    ending = "safetensors" if kind == "safetensors" else "bin"
+    first, second = (f"model-{number}-of-2.{ending}" for number in (1, 2))
+    saved(folder / first, kind, {"net.a": torch.ones(2, 3)})
+    saved(folder / second, kind, {"net.b": torch.tensor([1.0, float("inf")]), "net.c": torch.ones(5).half()})
+    index = folder / f"model.{ending}.index.json"
+    weight_map = {name: (first, second)[number] for name, number in listed.items()}
+    index.write_text(json.dumps({"metadata": {"total_size": 42}, "weight_map": weight_map}), "utf-8")
+    return index
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_shards_are_listed_as_one(tmp_path: Path, kind: Literal["safetensors", "torch"]) -> None:
+    index = sharded(tmp_path, kind, {"net.a": 0, "net.b": 1, "net.c": 1})
+    contents = list_contents(index)
+    assert contents.kind == f"{kind} index"
+    assert contents.byte_count == sum(path.stat().st_size for path in tmp_path.glob("model-*"))
+    assert {each.key: (each.byte_count, each.inf_count) for each in contents.tensors} == {
+        "net.a": (24, 0),
+        "net.b": (8, 1),
+        "net.c": (10, 0),
+    }
+    assert (contents.prefix, contents.nonfinite_count, contents.warnings) == ("net", 1, ())
+    with pytest.raises(UsageError, match="index of several"):
+        list_contents(index, "net")
+
+
+def test_a_tensor_that_the_index_does_not_list_is_told(tmp_path: Path) -> None:
+    contents = list_contents(sharded(tmp_path, "safetensors", {"net.a": 0, "net.b": 1}))
+    assert contents.warnings == ("model-2-of-2.safetensors: the index does not list net.c.",)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_a_tensor_that_no_shard_holds_is_an_error(tmp_path: Path, kind: Literal["safetensors", "torch"]) -> None:
+    index = sharded(tmp_path, kind, {"net.a": 0, "net.b": 1, "net.c": 1, "net.d": 1})
+    with pytest.raises(CheckpointError, match=r"lacks 'net\.d'"):
+        list_contents(index)
+
+
+def test_metadata_of_safetensors_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(1)}, path, metadata={"format": "pt", "licence": "MIT"})
+    assert list_contents(path).metadata == {"format": "pt", "licence": "MIT"}
+
+
+@pytest.mark.parametrize("kind", ["torch", "legacy torch"])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_the_packed_weights_of_a_quantised_network_are_listed_too(tmp_path: Path, kind: Kind) -> None:
+    packed = torch.quantize_per_tensor(torch.ones(3, 4), 0.1, 0, torch.qint8)
+    bias = torch.tensor([1.0, float("nan"), 2.0])
+    state = {"fc.scale": torch.tensor(1.0), "fc._packed": (packed, bias), "fc.dtype": torch.qint8}
+    listed = by_key(list_contents(saved(tmp_path / "quantised.pt", kind, state)))
+    assert {name: (each.dtype, each.byte_count, each.nan_count) for name, each in listed.items()} == {
+        "fc.scale": ("float32", 4, 0),
+        "fc._packed[0]": ("qint8", 12, 0),
+        "fc._packed[1]": ("float32", 12, 1),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_sparse_tensors_count_what_is_stored(tmp_path: Path) -> None:
+    eye = torch.eye(3)
+    eye[1, 1] = float("nan")
+    state = {"coo": eye.to_sparse(), "csr": eye.to_sparse_csr(), "whole": torch.eye(3).int().to_sparse()}
+    listed = by_key(list_contents(saved(tmp_path / "sparse.pt", "torch", state)))
+    assert {name: (each.shape, each.byte_count, each.nan_count) for name, each in listed.items()} == {
+        "coo": ((3, 3), 12, 1),
+        "csr": ((3, 3), 12, 1),
+        "whole": ((3, 3), 12, 0),
+    }
+
+
+def test_a_single_name_has_no_prefix_and_parts_of_names_are_none(tmp_path: Path) -> None:
+    one = list_contents(saved(tmp_path / "one.pt", "torch", {"a.b": torch.ones(1)}))
+    two = list_contents(saved(tmp_path / "two.pt", "torch", {"layer1.w": torch.ones(1), "layer2.w": torch.ones(1)}))
+    assert (one.prefix, two.prefix) == ("", "")
+
+
+def test_the_network_that_fits_is_named_with_its_class_count(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        state = torchvision.models.squeezenet1_1(num_classes=7).state_dict()
+    contents = list_contents(
+        saved(tmp_path / "w.pt", "torch", {f"module.{name}": each for name, each in state.items()})
+    )
+    [fitting] = contents.architectures
+    assert fitting.startswith("squeezenet1_1 (num_classes=7)")
+    assert contents.prefix == "module"
+
+
+def test_names_that_no_network_has_fit_none(tmp_path: Path) -> None:
+    assert list_contents(saved(tmp_path / "w.pt", "torch", {"strange": torch.ones(2)})).architectures == ()
+
+
+@pytest.mark.parametrize(
+    "content", [nn.Linear(2, 3), [torch.ones(2)], {}, {"epoch": 3}], ids=lambda it: type(it).__name__
+)
+def test_what_is_no_state_dict_is_refused(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(UntrustedFileError if isinstance(content, nn.Module) else CheckpointError, match=r"w\.pt"):
+        list_contents(tmp_path / "w.pt")

@@ -1,0 +1,326 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from hookscope.errors import CheckpointError
+from hookscope.models import FileOptions, read_state_dict
+from hookscope.models.statedict import fits, foreign_names, load_into, stripped_forms
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
+
+
+def test_fitting_state_dict_is_copied_whole() -> None:
+    source, target = network(), network()
+    load_into(target, source.state_dict(), "model.pt")
+    for key, tensor in source.state_dict().items():
+        assert torch.equal(target.state_dict()[key], tensor)
+
+
+def test_misfits_are_listed_on_one_line_with_counts() -> None:
+    state = network().state_dict()
+    for key in ("0.weight", "1.weight", "1.bias", "1.running_mean"):
+        del state[key]
+    state["2.weight"] = torch.ones(10, 512)
+    state["2.bias"] = torch.ones(10)
+    state["head\n::error::"] = torch.ones(1)
+    with pytest.raises(CheckpointError) as caught:
+        load_into(network(), state, "model.pt")
+    message = str(caught.value)
+    assert message.isprintable()
+    assert "model.pt does not fit Sequential" in message
+    assert "4 missing (0.weight, 1.weight, 1.bias, …)" in message
+    assert "2 of another shape (2.weight: file (10, 512), network (2, 4), 2.bias: file (10,), network (2,))" in message
+    assert r"1 unknown to the network (head\n::error::)" in message
+
+
+def test_one_wrong_key_is_enough_to_refuse() -> None:
+    with pytest.raises(CheckpointError, match="1 unknown to the network"):
+        load_into(network(), network().state_dict() | {"extra": torch.ones(1)}, "model.pt")
+    state = network().state_dict()
+    del state["2.bias"]
+    with pytest.raises(CheckpointError, match="1 missing"):
+        load_into(network(), state, "model.pt")
+
+
+def test_something_else_than_a_tensor_is_a_misfit() -> None:
+    with pytest.raises(CheckpointError, match=r"2.bias: file int, network \(2,\)"):
+        load_into(network(), network().state_dict() | {"2.bias": 3}, "model.pt")
+
+
+def test_missing_batch_counter_is_no_misfit() -> None:
+    source, target = network(), network()
+    state = {key: tensor for key, tensor in source.state_dict().items() if not key.endswith("num_batches_tracked")}
+    load_into(target, state, "model.pt")
+    assert torch.equal(target[1].weight, source[1].weight)
+
+
+def test_hostile_module_versions_are_a_misfit_not_a_crash() -> None:
+    state = network().state_dict()
+    state._metadata = {"1": {"version": "x"}}  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="does not fit Sequential: TypeError"):
+        load_into(network(), state, "model.pt")
+
+
+def test_module_with_a_version_of_its_own_loads_from_safetensors(tmp_path: Path) -> None:
+    class Versioned(nn.Linear):
+        _version = 2
+
+        def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+            if metadata.get("version") != 2:
+                raise ValueError(metadata)
+            super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+    source, target = Versioned(2, 2), Versioned(2, 2)
+    safetensors.torch.save_file(source.state_dict(), tmp_path / "model.safetensors")
+    load_into(target, read_state_dict(tmp_path / "model.safetensors"), "model.safetensors")
+    assert torch.equal(target.weight, source.weight)
+
+
+def test_lazy_parameters_take_the_shape_of_the_file() -> None:
+    source, target = nn.Linear(5, 2), nn.LazyLinear(2)
+    load_into(target, source.state_dict(), "model.pt")
+    assert torch.equal(target.weight, source.weight)
+
+
+# ------------------------------------------------------------------------------------------------------------- prefixes
+
+
+def readings(*names: str) -> dict[str, list[str]]:
+    """Return the ways to read names, by the prefix removed, the most conservative of each."""
+    return {prefix: list(mapping.values()) for prefix, mapping in reversed(stripped_forms(names))}
+
+
+def test_names_as_they_are_come_first() -> None:
+    assert stripped_forms(["a.weight", "b"])[0] == ("", {"a.weight": "a.weight", "b": "b"})
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "module.",
+        "_orig_mod.",
+        "model.",
+        "backbone.",
+        "net.",
+        "encoder.",
+        "module._orig_mod.",
+        "model._orig_mod.module.",
+    ],
+)
+def test_wrapping_prefixes_are_removed_also_repeatedly(prefix: str) -> None:
+    assert readings(f"{prefix}conv.weight", f"{prefix}fc.bias")[prefix] == ["conv.weight", "fc.bias"]
+
+
+def test_names_outside_a_prefix_are_dropped_from_its_reading() -> None:
+    assert readings("n_averaged", "module.conv.weight", "module.fc.bias")["module."] == ["conv.weight", "fc.bias"]
+
+
+def test_unknown_prefix_of_most_names_is_removed() -> None:
+    assert readings("momentum_net.conv.weight", "momentum_net.fc.bias")["momentum_net."] == ["conv.weight", "fc.bias"]
+
+
+def test_wrappers_inside_names_are_removed() -> None:
+    names = ("model.layer1._orig_mod.weight", "model.layer2._orig_mod.bias")
+    assert ["layer1.weight", "layer2.bias"] in readings(*names).values()
+
+
+def test_reading_that_makes_two_names_one_is_left_out() -> None:
+    assert all(len(set(names)) == 2 for names in readings("a._orig_mod.w", "a.w").values() if len(names) == 2)
+
+
+@given(st.lists(st.text("ab._", max_size=12), max_size=6, unique=True))
+def test_every_reading_takes_different_names_to_different_names(names: list[str]) -> None:
+    forms = stripped_forms(names)
+    assert forms[0] == ("", {name: name for name in names})
+    for _, mapping in forms:
+        assert set(mapping) <= set(names)
+        assert len(set(mapping.values())) == len(mapping)
+
+
+def test_names_made_to_have_many_readings_have_few() -> None:
+    names = ["module." * depth + "w" for depth in range(200)]
+    assert len(stripped_forms(names)) < 50
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda net: nn.ModuleDict({"module": net}),
+        lambda net: nn.ModuleDict({"model": nn.ModuleDict({"_orig_mod": net})}),
+        torch.optim.swa_utils.AveragedModel,
+        lambda net: torch.compile(net, backend="eager"),
+    ],
+)
+def test_wrapped_network_is_loaded_and_the_prefix_reported(wrap: Any) -> None:
+    source, target = network(), network()
+    state = wrap(source).state_dict()
+    notes = load_into(target, state, "model.pt")
+    assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in source.state_dict().items())
+    assert "was removed from its names" in notes[0]
+    assert fits(target, {key: value for key, value in state.items() if key != "n_averaged"})
+
+
+def test_names_outside_the_prefix_are_reported() -> None:
+    state = {f"model.{key}": tensor for key, tensor in network().state_dict().items()} | {"loss.weight": torch.ones(1)}
+    notes = load_into(network(), state, "model.pt")
+    assert notes[1] == "model.pt: 1 of its tensors are not used (loss.weight)."
+
+
+def test_prefix_is_not_removed_where_the_network_has_it() -> None:
+    source, target = nn.ModuleDict({"module": nn.Linear(2, 2)}), nn.ModuleDict({"module": nn.Linear(2, 2)})
+    assert load_into(target, source.state_dict(), "model.pt") == ()
+
+
+def test_two_networks_in_one_file_are_a_question() -> None:
+    state = {f"{who}.{key}": tensor for who in ("student", "teacher") for key, tensor in network().state_dict().items()}
+    with pytest.raises(
+        CheckpointError, match=r"more than once, under 'student\.' and under 'teacher\.'.*--key student"
+    ):
+        load_into(network(), state, "model.pt")
+
+
+def test_misfit_of_a_wrapped_network_is_told_without_the_prefix() -> None:
+    state = {f"module.{key}": tensor for key, tensor in network().state_dict().items()} | {
+        "module.2.bias": torch.ones(9)
+    }
+    with pytest.raises(CheckpointError, match=r"without the prefix 'module\.' does not fit .*2\.bias: file \(9,\)"):
+        load_into(network(), state, "model.pt")
+
+
+def test_versions_are_those_of_the_wrapped_module() -> None:
+    source = nn.ModuleDict({"module": nn.BatchNorm1d(2)})
+    state = source.state_dict()
+    del state["module.num_batches_tracked"]
+    state._metadata["module"] = {"version": 1}  # before there was num_batches_tracked
+    load_into(nn.BatchNorm1d(2), state, "model.pt")
+
+
+# --------------------------------------------------------------------------------------------------------- allowances
+
+
+def test_allowed_missing_names_keep_their_values_and_are_reported() -> None:
+    target = network()
+    before = target[2].bias.clone()
+    state = {key: tensor for key, tensor in network().state_dict().items() if key != "2.bias"}
+    notes = load_into(target, state, "model.pt", FileOptions(allow_missing=("2.*",)))
+    assert torch.equal(target[2].bias, before)
+    assert notes == ("model.pt: 1 of the network's tensors are not in it and keep their initial values (2.bias).",)
+
+
+def test_allowed_unexpected_names_are_reported() -> None:
+    state = network().state_dict() | {"head.weight": torch.ones(1), "head.bias": torch.ones(1)}
+    notes = load_into(network(), state, "model.pt", FileOptions(allow_unexpected=("head.*",)))
+    assert notes == ("model.pt: 2 of its tensors are not used (head.weight, head.bias).",)
+
+
+def test_other_shape_needs_both_allowances() -> None:
+    source, target = nn.Linear(4, 2), nn.Linear(4, 3)
+    before = target.weight.clone()
+    both = FileOptions(allow_missing=("*",), allow_unexpected=("*",))
+    notes = load_into(target, source.state_dict(), "model.pt", both)
+    assert torch.equal(target.weight, before)
+    assert "2 of its tensors are not used (weight, bias)" in notes[0]
+    assert "2 of the network's tensors are not in it" in notes[1]
+    for half in (FileOptions(allow_missing=("*",)), FileOptions(allow_unexpected=("*",))):
+        with pytest.raises(CheckpointError, match="2 of another shape"):
+            load_into(target, source.state_dict(), "model.pt", half)
+
+
+def test_allowance_covers_what_its_glob_matches_and_nothing_else() -> None:
+    state = {"0.weight": network()[0].weight}
+    with pytest.raises(CheckpointError, match=r"\d missing \(0\.bias"):
+        load_into(network(), state, "model.pt", FileOptions(allow_missing=("1.*", "2.*")))
+    with pytest.raises(CheckpointError, match="missing"):
+        load_into(network(), state, "model.pt", FileOptions(allow_missing=("0", "bias", "1", "2")))
+
+
+def test_pattern_that_matches_nothing_is_reported() -> None:
+    notes = load_into(
+        network(), network().state_dict(), "model.pt", FileOptions(allow_missing=("fc.*",), allow_unexpected=("x\n",))
+    )
+    assert notes == (
+        "--allow-missing 'fc.*' matches no name that is missing.",
+        r"--allow-unexpected 'x\n' matches no name that the network does not know.",
+    )
+
+
+def test_patterns_go_by_the_names_in_the_file() -> None:
+    state = {f"module.{key}": tensor for key, tensor in network().state_dict().items()} | {"module.head": torch.ones(1)}
+    assert load_into(network(), state, "model.pt", FileOptions(allow_unexpected=("module.head",)))
+    with pytest.raises(CheckpointError, match=r"unknown to the network \(module\.head\)"):
+        load_into(network(), state, "model.pt", FileOptions(allow_unexpected=("head",)))
+
+
+# --------------------------------------------------------------------------------------------------- kinds of numbers
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "copied"),
+    [
+        (torch.float64, torch.float32, True),
+        (torch.float16, torch.float32, True),
+        (torch.int64, torch.float32, True),
+        (torch.float32, torch.int64, False),
+        (torch.complex64, torch.float32, False),
+        (torch.float32, torch.complex64, True),
+    ],
+)
+def test_values_lose_precision_at_most(given: torch.dtype, own: torch.dtype, copied: bool) -> None:
+    module = nn.Module()
+    module.register_buffer("values", torch.zeros(2, dtype=own))
+    state = {"values": torch.tensor([1, 2]).to(given)}
+    if copied:
+        load_into(module, state, "model.pt")
+        assert module.values.tolist() == [1, 2]
+    else:
+        shown = f"{str(given).removeprefix('torch.')}, network {str(own).removeprefix('torch.')}"
+        with pytest.raises(CheckpointError, match=f"values: file {shown}"):
+            load_into(module, state, "model.pt")
+
+
+def test_averaged_batch_counter_is_taken() -> None:
+    state = nn.BatchNorm1d(2).state_dict() | {"num_batches_tracked": torch.tensor(7.0)}
+    target = nn.BatchNorm1d(2)
+    load_into(target, state, "model.pt")
+    assert target.num_batches_tracked == 7
+
+
+def test_network_without_values_is_checked_all_the_same() -> None:
+    with torch.device("meta"):
+        target = nn.Linear(4, 2)
+    assert load_into(target, nn.Linear(4, 2).state_dict(), "model.pt") == ()
+    with pytest.raises(CheckpointError, match="1 of another shape"):
+        load_into(target, nn.Linear(4, 2).state_dict() | {"bias": torch.ones(3)}, "model.pt")
+
+
+@pytest.mark.parametrize("name", ["conv1/kernel:0", "params.Conv_0.kernel", "resnet/~/conv_1//w", "layer.embedding"])
+def test_names_of_other_frameworks_are_recognised(name: str) -> None:
+    assert "Keras, TensorFlow or JAX" in foreign_names(["a", name])
+    with pytest.raises(CheckpointError, match="convert it to PyTorch"):
+        load_into(network(), {name: torch.ones(1)}, "model.safetensors")
+
+
+def test_names_of_torch_are_not_taken_for_anothers() -> None:
+    assert not foreign_names(network().state_dict())
+
+
+def test_buffers_that_the_network_keeps_out_of_its_state_dict_may_be_in_the_file() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+            self.register_buffer("mask", torch.ones(2), persistent=False)
+
+    network = Masked()
+    stored = {"fc.weight": torch.eye(2), "fc.bias": torch.ones(2), "mask": torch.zeros(2)}
+    assert load_into(network, stored, "file.pt") == ()
+    assert torch.equal(network.fc.weight, torch.eye(2))
+    assert torch.equal(network.get_buffer("mask"), torch.ones(2))

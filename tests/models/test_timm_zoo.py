@@ -1,0 +1,275 @@
+import hashlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import safetensors.torch
+import timm
+import timm.data
+import torch
+from PIL import Image
+from torch import nn
+
+from hookscope.errors import CheckpointError, ModelNotFoundError, NothingMatchedError, UntrustedFileError, UsageError
+from hookscope.inputs import load_input
+from hookscope.models import build_on_meta, load_model, model_names, timm_zoo
+from hookscope.models.download import cached_file
+
+from .conftest import Server
+
+SMALL = "test_resnet"  # one of timm's own test networks, with published weights like any other
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.fixture(autouse=True)
+def face_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Hugging Face's folder of downloaded files: empty."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def network(seed: int = 0, **options: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    return timm.create_model(SMALL, **options)
+
+
+def cached(folder: Path, file: str) -> Path:
+    """Return the place of a file of `SMALL`'s published weights in Hugging Face's cache."""
+    repository = folder / ("models--" + timm.get_pretrained_cfg(SMALL).hf_hub_id.replace("/", "--"))
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    path = repository / "snapshots" / ("0" * 40) / file
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def assert_same(first: nn.Module, second: nn.Module) -> None:
+    ours, theirs = first.state_dict(), second.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def test_names_are_listed_only_when_timm_is_asked_for() -> None:
+    assert not any(name.startswith("timm:") for name in model_names())
+    assert "resnet34" in model_names("resnet34")
+    assert model_names("timm:convnext_tin?") == ["timm:convnext_tiny"]
+    assert model_names("timm:") == [f"timm:{name}" for name in sorted(timm.list_models())]
+    with pytest.raises(NothingMatchedError, match="Nearest: 'timm:resnet"):
+        model_names("timm:resnet43b")
+
+
+@pytest.mark.parametrize("name", ["resnt18", "hf-hub:timm/resnet18", "../x"])
+def test_unknown_network_is_an_error_and_nothing_is_looked_up(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="hookscope models timm:"):
+        load_model(f"timm:{name}")
+    with pytest.raises(ModelNotFoundError, match="Nearest: 'timm:resnet18'"):
+        load_model("timm:resnet_18")
+
+
+def test_without_timm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UsageError, match=r"pip install 'hookscope\[timm\]'"):
+        load_model("timm:resnet18")
+    with pytest.raises(UsageError, match=r"pip install 'hookscope\[timm\]'"):
+        model_names("timm:")
+
+
+# ------------------------------------------------------------------------------------------------------ random weights
+
+
+@pytest.mark.parametrize("name", [SMALL, "test_vit", "test_efficientnet", "test_convnext", "mobilevit_xxs"])
+def test_random_weights_are_those_of_the_users_own_seeded_script(name: str) -> None:
+    torch.manual_seed(3)
+    expected = timm.create_model(name)
+    loaded = load_model(f"timm:{name}", weights="none", seed=3)
+    assert_same(loaded.module, expected)
+    assert loaded.info.random
+    assert loaded.info.name == f"timm:{name}"
+    assert loaded.info.categories == ()
+    assert loaded.warnings == (f"timm:{name}: weights are random (seed 3), as asked for.",)
+
+
+def test_auto_without_network_is_random_with_a_loud_reason_and_soon() -> None:
+    started = time.process_time()
+    loaded = load_model(f"timm:{SMALL}", seed=2)
+    assert time.process_time() - started < 15
+    assert loaded.info.random
+    (warning,) = loaded.warnings
+    assert "RANDOM (seed 2)" in warning
+    assert "the host name does not resolve" in warning
+    assert_same(loaded.module, network(2))
+
+
+def test_arguments_and_channels_make_another_network() -> None:
+    loaded = load_model(f"timm:{SMALL}", model_arguments=["num_classes=7", "in_chans=1"])
+    assert loaded.info.random
+    assert "--model-arg" in loaded.warnings[0]
+    assert loaded.module.eval()(torch.zeros(1, 1, 64, 64)).shape == (1, 7)
+    assert (loaded.preprocessing.channels, len(loaded.preprocessing.mean)) == (1, 1)
+
+
+@pytest.mark.parametrize("argument", ["bogus=1", "global_pool=nothing", "pretrained=True", "checkpoint_path=x.pt"])
+def test_arguments_that_timm_does_not_take_are_usage_errors(argument: str) -> None:
+    with pytest.raises(UsageError, match=argument.partition("=")[0]):
+        load_model(f"timm:{SMALL}", weights="none", model_arguments=[argument])
+
+
+# ----------------------------------------------------------------------------------------------------- trained weights
+
+
+@pytest.mark.parametrize("weights", ["auto", "r160_in1k"])
+def test_cached_weights_are_loaded(face_cache: Path, weights: str) -> None:
+    original = network(9)
+    path = cached(face_cache, "model.safetensors")
+    safetensors.torch.save_file(original.state_dict(), path)
+    loaded = load_model(f"timm:{SMALL}", weights=weights)
+    assert_same(loaded.module, original)
+    assert loaded.info.weights == f"timm {SMALL}.r160_in1k"
+    assert loaded.info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert not loaded.info.random
+    assert loaded.warnings == ()
+    assert len(loaded.info.categories) == 1000
+    assert "Egyptian cat" in loaded.info.categories[285]
+    assert "state_dict" not in loaded.module.pretrained_cfg  # it would hold the weights a second time
+
+
+def test_cached_pickle_is_read_safely(face_cache: Path, tmp_path: Path) -> None:
+    class Touch:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "canary",)
+
+    path = cached(face_cache, "pytorch_model.bin")
+    torch.save(network(9).state_dict(), path)
+    assert_same(load_model(f"timm:{SMALL}").module, network(9))
+    torch.save({"x": Touch()}, path)
+    with pytest.raises(UntrustedFileError):
+        load_model(f"timm:{SMALL}")
+    assert not (tmp_path / "canary").exists()
+
+
+def test_damaged_or_foreign_cached_weights_are_an_error(face_cache: Path) -> None:
+    path = cached(face_cache, "model.safetensors")
+    safetensors.torch.save_file(timm.create_model("test_vit").state_dict(), path)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        load_model(f"timm:{SMALL}")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="Delete this file"):
+        load_model(f"timm:{SMALL}")
+
+
+def test_weights_of_an_address_are_downloaded_and_cached(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cached_file(f"{server.url}/weights.pth")
+    path.parent.mkdir(parents=True)
+    torch.save(network(9).state_dict(), path)
+    server.bodies["/weights.pth"] = path.read_bytes()
+    path.unlink()
+    config = replace(timm.get_pretrained_cfg(SMALL), hf_hub_id=None, url=f"{server.url}/weights.pth")
+    monkeypatch.setattr(timm_zoo, "published", lambda _name: config)
+    assert_same(load_model(f"timm:{SMALL}").module, network(9))
+    assert_same(load_model(f"timm:{SMALL}").module, network(9))
+    assert server.requests == ["/weights.pth"]
+
+
+def test_weights_that_hookscope_does_not_read_leave_random_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(timm.get_pretrained_cfg(SMALL), hf_hub_id=None, url="https://example.org/jax.npz")
+    monkeypatch.setattr(timm_zoo, "published", lambda _name: config)
+    loaded = load_model(f"timm:{SMALL}")
+    assert loaded.info.random
+    assert "publishes no weights" in loaded.warnings[0]
+
+
+def test_weights_asked_for_by_name_are_had_or_an_error(face_cache: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be downloaded"):
+        load_model(f"timm:{SMALL}", weights="r160_in1k")
+    with pytest.raises(UsageError, match="it has r160_in1k"):
+        load_model(f"timm:{SMALL}", weights="a1_in1k")
+    with pytest.raises(ModelNotFoundError, match="it has r160_in1k"):
+        load_model(f"timm:{SMALL}.a1_in1k")
+    safetensors.torch.save_file(network().state_dict(), cached(face_cache, "model.safetensors"))
+    with pytest.raises(UsageError, match="1000 classes"):
+        load_model(f"timm:{SMALL}", weights="r160_in1k", model_arguments=["num_classes=7"])
+
+
+# -------------------------------------------------------------------------------------------------------- file weights
+
+
+def test_file_with_other_counts_is_recognised_and_loaded(tmp_path: Path) -> None:
+    original = network(9, num_classes=7, in_chans=4)
+    torch.save(original.state_dict(), tmp_path / "mine.pt")
+    loaded = load_model(str(tmp_path / "mine.pt"), arch=f"timm:{SMALL}")
+    assert_same(loaded.module, original)
+    assert loaded.info.arguments == {"num_classes": 7}
+    assert loaded.preprocessing.channels == 4
+    assert loaded.info.categories == ()
+    picture = torch.rand(1, 4, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(loaded.module.eval()(picture), original.eval()(picture))
+
+
+def test_file_of_another_network_is_an_error(tmp_path: Path) -> None:
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "mine.pt")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_model(f"timm:{SMALL}", weights=str(tmp_path / "mine.pt"))
+
+
+def test_network_on_meta_has_its_shapes_and_nothing_is_downloaded() -> None:
+    on_meta = build_on_meta(f"timm:{SMALL}", model_arguments=["num_classes=7"])
+    assert on_meta.module.eval()(torch.zeros(1, 3, 64, 64, device="meta")).shape == (1, 7)
+    assert on_meta.info.weights == "not loaded"
+    assert on_meta.warnings == ()
+
+
+# ------------------------------------------------------------------------------------------------------- preprocessing
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_resnet",  # 160 pixels, scaled to more
+        "convnext_tiny",
+        "vit_base_patch16_siglip_224",  # squashed
+        "mobilenetv4_conv_small",
+        "mixer_b16_224",
+    ],
+)
+def test_preprocessing_is_timms_own(name: str, pytestconfig: pytest.Config) -> None:
+    loaded = build_on_meta(f"timm:{name}", weights="none")
+    picture = pytestconfig.rootpath / "sample_images" / "cat.jpg"
+    ours, _ = load_input(picture, loaded.preprocessing)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded.module), is_training=False)
+    with Image.open(picture) as image:
+        theirs = transform(image.convert("RGB"))
+    # One step of eight bits, at the smallest std there is: a difference in rounding.
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= 1 / 255 / 0.22 + 1e-6
+    assert (ours - theirs).abs().mean() < 1e-3
+    assert name in loaded.preprocessing.source
+
+
+def test_preprocessing_follows_the_size_a_transformer_is_built_for() -> None:
+    loaded = build_on_meta("timm:vit_tiny_patch16_224", weights="none", model_arguments=["img_size=64"])
+    assert loaded.preprocessing.crop == (64, 64)
+    assert loaded.preprocessing.resize == 71  # 64 / 0.9, down
+
+
+def test_border_padding_that_hookscope_does_not_do_is_said() -> None:
+    padded = network()
+    padded.pretrained_cfg["crop_mode"] = "border"
+    _, warnings = timm_zoo._preprocessing(SMALL, padded)
+    assert "pads pictures" in warnings[0]
+    assert timm_zoo._preprocessing(SMALL, network())[1] == ()
