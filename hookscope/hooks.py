@@ -1,20 +1,23 @@
-"""Hook modules for the length of a `with` block. The only file that registers hooks.
+"""Hook modules for the length of a `with` block.
 
 What it hides: in-place layers overwrite their inputs a moment later, so outputs are looked at inside the hook; modules
 are called repeatedly, share an object or return nested containers; activation checkpointing runs a forward twice;
 `torch.compile` skips hooks that come after compiling; and every hook must be gone afterwards, whatever happened.
 """
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from hookscope.errors import UsageError
+from hookscope.gradient_watch import GradientSite, GradientWatch, plain_arithmetic, strided_copy
+from hookscope.nested import tensors_in, with_tensors
 
 T = TypeVar("T")
 
@@ -56,6 +59,19 @@ class Observation(NamedTuple, Generic[T]):
     in_place: bool
 
 
+class Intervention(NamedTuple):
+    """A change to what flows through a module.
+
+    Attributes:
+        place: "input": floating tensors it is given; "output": those it returns; "grad": the gradient of those it
+            returns. "parameter grad": the gradient of a parameter.
+        apply: Given the module and the tensor, returns the one to go on with.
+    """
+
+    place: Literal["input", "output", "grad", "parameter grad"]
+    apply: Callable[[nn.Module, Tensor], Tensor]
+
+
 @dataclass(slots=True)
 class Capture(Generic[T]):
     """What the block has shown so far.
@@ -68,108 +84,291 @@ class Capture(Generic[T]):
     observations: list[Observation[T]] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
     _calls: dict[str, int] = field(default_factory=dict)
+    _watch: GradientWatch[T] | None = None
+
+    @property
+    def gradients(self) -> list[GradientSite[T]]:
+        """Every output, and input if asked for, in the order in which the forward pass met them."""
+        return [] if self._watch is None else list(self._watch.sites.values())
 
     def restart(self) -> list[Observation[T]]:
         """Hand out the observations and begin anew, with calls counted from 0 again: once per forward pass."""
         finished, self.observations = self.observations, []
         self._calls.clear()
+        if self._watch is not None:
+            self._watch.restart()
         return finished
+
+    def listen(self, *, on: bool) -> None:
+        """Observe gradients that arrive, as at the beginning, or do not: for what differentiates before the end."""
+        if self._watch is not None:
+            self._watch.listening = on
+
+    def must_repeat(self) -> bool:
+        """Tell, after a forward pass, whether gradients can be seen only if it is run again, after `restart`.
+
+        It has to where a module's output is a view that is modified in place later, and where inputs are watched that
+        are modified in place: the next forward pass will hand on copies there. The model then computes the same,
+        unless it counts on such a copy sharing its memory; see `give_up_copies`.
+        """
+        return self._watch is not None and self._watch.must_repeat()
+
+    def give_up_copies(self) -> None:
+        """Hand on no more copies, and say of their gradients that they are not seen."""
+        if self._watch is not None:
+            self._watch.give_up_copies()
 
 
 @contextmanager
 def capture(
-    model: nn.Module,  # noqa: ARG001 - a call reads as what it does; whatever is compiled in it is found without it
+    model: nn.Module,
     layers: Mapping[str, nn.Module],
     observe: Callable[[ModuleCall, str, Tensor], T],
+    *,
+    gradients: Callable[[GradientSite[T], Tensor], T] | None = None,
+    with_inputs: bool = False,
+    track: bool = False,
+    edits: Mapping[str, Sequence[Intervention]] | None = None,
 ) -> Iterator[Capture[T]]:
-    """Observe the outputs of `layers` while the block runs the model.
+    """Observe the outputs of `layers`, and their gradients, while the block runs the model.
 
-    Outputs pass through unchanged. Hooks come after those the model already has, so what they replace is what is seen.
-    A recomputation by activation checkpointing is not observed a second time.
+    Without edits the model computes what it always does. Hooks come after those the model already has, so what they
+    replace is what is seen. A recomputation by activation checkpointing is not observed a second time.
+
+    A gradient is that of the loss with respect to the output at the moment it was returned, over all its uses: also
+    those inside the module, where one output is computed from another.
 
     Args:
         model: The network the layers belong to; compiled parts of it run eagerly inside the block, so that hooks fire.
         layers: Modules by name. An object under two names is hooked once, under the first.
         observe: Called with the call, the slot and the output, under `no_grad` and without autocast, as soon as the
             module returns: the one moment at which the values are certain. What must outlive it, it must clone.
+        gradients: Called likewise with a site and its gradient, when a backward pass inside the block has it. None
+            watches no gradients, which costs less.
+        with_inputs: Watch the gradients of inputs too, along the way through the module alone. Gradients of parameters
+            may then differ in the last bits, because parts are added in another order.
+        track: Make floating outputs that autograd does not track require a gradient: for networks without a trainable
+            parameter.
+        edits: What to change, by name of a module or, for "parameter grad", of a parameter of the model. Edits come
+            before what is observed.
 
     Yields:
-        The capture; read `observations` after the forward pass, or `restart()` between passes.
+        The capture; read `observations` and `gradients` after the passes, or `restart()` between them. To be sure of
+        gradients, ask `must_repeat()` after each forward pass.
     """
     captured: Capture[T] = Capture()
+    if gradients is not None:
+        captured._watch = GradientWatch(gradients, with_inputs, track)
     handles: list[RemovableHandle] = []
     hooked: set[int] = set()
     with _eager():
         try:
+            if edits:
+                _edit(model, edits, handles)
             for name, module in layers.items():
                 if id(module) not in hooked:
                     hooked.add(id(module))
-                    before, after = _hooks(name, captured, observe)
+                    if captured._watch is None:
+                        before, after = _hooks(name, captured, observe)
+                    else:
+                        before, after = _watched_hooks(name, captured, observe, captured._watch)
                     handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
                     handles.append(module.register_forward_hook(after, with_kwargs=True))
+            if edits:
+                _separate(model, edits, handles)
             yield captured
         finally:
             for handle in handles:
                 handle.remove()
+            if captured._watch is not None:
+                captured._watch.close()
+
+
+class _Entry(NamedTuple):
+    """A call that has begun: itself, the versions of its inputs, and what it was given."""
+
+    call: ModuleCall
+    versions: list[int]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 def _hooks(
     layer: str, captured: Capture[T], observe: Callable[[ModuleCall, str, Tensor], T]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return the forward pre-hook and the forward hook of one module."""
-    entries: list[tuple[ModuleCall, list[int], tuple[Any, ...], dict[str, Any]]] = []
+    """Return the forward pre-hook and the forward hook of one module, for its outputs."""
+    entries: list[_Entry] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _in_backward():
-            return
-        index = captured._calls.get(layer, 0)
-        captured._calls[layer] = index + 1
-        captured.called.add(layer)
-        inputs = tensors_in(args)
-        if kwargs:
-            inputs += tensors_in(kwargs)
-        versions = [_version(tensor) for _, tensor in inputs]
-        entries.append((ModuleCall(layer, module, index, inputs), versions, args, kwargs))
+        if not _in_backward():
+            inputs = _tensors_given(args, kwargs)
+            call = ModuleCall(layer, module, _begin(captured, layer), inputs)
+            entries.append(_Entry(call, _versions(inputs), args, kwargs))
 
     def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        if _in_backward():
-            return
-        call, versions, given_args, given_kwargs = entries.pop()
-        while given_args is not args or given_kwargs is not kwargs:  # a call that raised, and the model went on
-            call, versions, given_args, given_kwargs = entries.pop()
-        in_place = versions != [_version(tensor) for _, tensor in call.inputs]
-        outputs = tensors_in(output)
-        if not outputs:
-            captured.observations.append(Observation(layer, call.call, "", None, False, in_place))
-        for slot, tensor in outputs:
-            passed_through = (
-                not in_place and any(tensor is given for _, given in call.inputs) and not tensor.is_inference()
-            )
-            with _plain_arithmetic(tensor.device.type):
-                value = observe(call, slot, tensor)
-            captured.observations.append(Observation(layer, call.call, slot, value, passed_through, in_place))
+        if not _in_backward():
+            call, in_place = _end(entries, args, kwargs)
+            _observe(captured, observe, call, tensors_in(output), in_place)
 
     return before, after
 
 
-_NO_CHANGE = nullcontext()
+def _watched_hooks(
+    layer: str, captured: Capture[T], observe: Callable[[ModuleCall, str, Tensor], T], watch: GradientWatch[T]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the forward pre-hook and the forward hook of one module, for its outputs and gradients."""
+    entries: list[_Entry] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        inputs = _tensors_given(args, kwargs)
+        index: int | None
+        if _in_backward():
+            index = watch.replayed_call(layer, inputs)
+            if index is None:
+                return None
+        else:
+            index = _begin(captured, layer)
+            if not torch.is_grad_enabled():
+                watch.note_without_gradients(layer, index, inputs)
+        given: object = None
+        if watch.with_inputs:
+            args, kwargs = given = watch.inputs(module, layer, index, args, kwargs)
+            inputs = _tensors_given(args, kwargs)
+        entries.append(_Entry(ModuleCall(layer, module, index, inputs), _versions(inputs), args, kwargs))
+        return given
+
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> object:
+        replayed = _in_backward()
+        if replayed and not (entries and entries[-1].args is args and entries[-1].kwargs is kwargs):
+            return None
+        call, in_place = _end(entries, args, kwargs)
+        outputs = tensors_in(output)
+        if not replayed:
+            _observe(captured, observe, call, outputs, in_place)
+        if in_place:
+            watch.note_in_place(layer, call.call)
+        return watch.outputs(module, layer, call.call, output, outputs, [] if in_place else call.inputs)
+
+    return before, after
 
 
-def _plain_arithmetic(device: str) -> AbstractContextManager[object]:
-    """Switch off gradients and autocast for observing, where they are on."""
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    if not autocast and not torch.is_grad_enabled():
-        return _NO_CHANGE
-    stack = ExitStack()
-    stack.enter_context(torch.no_grad())
-    if autocast:
-        stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
+def _begin(captured: Capture[T], layer: str) -> int:
+    """Count a call of the layer; return its index."""
+    index = captured._calls.get(layer, 0)
+    captured._calls[layer] = index + 1
+    captured.called.add(layer)
+    return index
 
 
-def _version(tensor: Tensor) -> int:
-    """Return the tensor's in-place modification count; inference tensors keep none."""
-    return 0 if tensor.is_inference() else tensor._version
+def _tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    inputs = tensors_in(args)
+    if kwargs:
+        inputs += tensors_in(kwargs)
+    return inputs
+
+
+def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
+    """Return the in-place modification count of each tensor; inference tensors keep none."""
+    return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
+
+
+def _end(entries: list[_Entry], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ModuleCall, bool]:
+    """Return the call that has ended, and whether it overwrote an input."""
+    entry = entries.pop()
+    while entry.args is not args or entry.kwargs is not kwargs:  # a call that raised, and the model went on
+        entry = entries.pop()
+    return entry.call, entry.versions != _versions(entry.call.inputs)
+
+
+def _observe(
+    captured: Capture[T],
+    observe: Callable[[ModuleCall, str, Tensor], T],
+    call: ModuleCall,
+    outputs: Sequence[tuple[str, Tensor]],
+    in_place: bool,
+) -> None:
+    """Look at what a call returned."""
+    if not outputs:
+        captured.observations.append(Observation(call.layer, call.call, "", None, False, in_place))
+    for slot, tensor in outputs:
+        passed_through = False
+        if not in_place:
+            for _, given in call.inputs:  # not any(): this runs at every call of every module
+                passed_through |= given is tensor and not tensor.is_inference()
+        with plain_arithmetic(tensor):
+            value = observe(call, slot, tensor)
+        captured.observations.append(Observation(call.layer, call.call, slot, value, passed_through, in_place))
+
+
+def _edit(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
+    """Register the hooks that edit; collect their handles."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, wanted in edits.items():
+        owner = modules[name.rpartition(".")[0]] if name in parameters else modules[name]
+        for edit in wanted:
+            if edit.place == "parameter grad":
+                hook = _editor_of_gradient(edit, owner)
+                handles.append(parameters[name].register_hook(hook))  # type: ignore[no-untyped-call]
+            elif edit.place == "input":
+                handles.append(owner.register_forward_pre_hook(_editor_of_inputs(edit), with_kwargs=True))
+            elif edit.place == "output":
+                handles.append(owner.register_forward_hook(_editor_of_outputs(edit)))
+        gradient_edits = [edit for edit in wanted if edit.place == "grad"]
+        if gradient_edits:
+            handles.append(owner.register_forward_hook(_editor_of_gradients(gradient_edits)))
+
+
+def _separate(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
+    """Give what contains a module with an edited gradient tensors of its own: there the edit has not come yet."""
+    for name, wanted in edits.items():
+        if any(edit.place == "grad" for edit in wanted):
+            handles.append(model.get_submodule(name).register_forward_hook(_editor_of_gradients([])))
+
+
+def _editor_of_inputs(edit: Intervention) -> Callable[..., Any]:
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        found = _tensors_given(args, kwargs)
+        edited = {path: edit.apply(module, tensor) for path, tensor in found if tensor.is_floating_point()}
+        return _edited(args, edited, module), _edited(kwargs, edited, module)
+
+    return before
+
+
+def _editor_of_outputs(edit: Intervention) -> Callable[..., Any]:
+    def after(module: nn.Module, _args: object, output: object) -> object:
+        found = tensors_in(output)
+        edited = {slot: edit.apply(module, tensor) for slot, tensor in found if tensor.is_floating_point()}
+        return _edited(output, edited, module) if edited else None
+
+    return after
+
+
+def _editor_of_gradients(edits: Sequence[Intervention]) -> Callable[..., Any]:
+    def after(module: nn.Module, _args: object, output: object) -> object:
+        if not torch.is_grad_enabled():
+            return None
+        # Tensors of their own: the edits come before whatever looks at those that a submodule returned.
+        copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
+        for tensor in copies.values():
+            for edit in edits:
+                tensor.register_hook(_editor_of_gradient(edit, module))  # type: ignore[no-untyped-call]
+        return _edited(output, copies, module) if copies else None
+
+    return after
+
+
+def _edited(value: object, edited: Mapping[str, Tensor], module: nn.Module) -> object:
+    try:
+        return with_tensors(value, edited)
+    except TypeError as error:
+        raise UsageError(
+            f"An edit cannot reach into what {type(module).__name__} takes or returns: {error}."
+        ) from error
+
+
+def _editor_of_gradient(edit: Intervention, module: nn.Module) -> Callable[[Tensor | None], Tensor | None]:
+    return lambda gradient: None if gradient is None else edit.apply(module, gradient)
 
 
 def _in_backward() -> bool:
@@ -185,50 +384,3 @@ def _eager() -> Iterator[None]:
             yield
     else:
         yield
-
-
-def tensors_in(value: object) -> list[tuple[str, Tensor]]:
-    """List the tensors of a nested value with the path to each.
-
-    Walks tensors, mappings (Hugging Face outputs are mappings), named tuples, lists, tuples, dataclasses, and the
-    attributes of other objects one level deep (torchvision's `ImageList`).
-
-    Args:
-        value: What a module took or returned.
-
-    Returns:
-        (path, tensor) in order: ("", t) for a bare tensor, ("[0]", t), ("['out']", t), (".boxes", t).
-    """
-    if isinstance(value, torch.Tensor):
-        return [("", value)]
-    if type(value) is tuple and len(value) == 1 and isinstance(value[0], torch.Tensor):  # the usual arguments
-        return [("[0]", value[0])]
-    found: list[tuple[str, Tensor]] = []
-    _walk(value, "", found, set())
-    return found
-
-
-def _walk(value: object, path: str, found: list[tuple[str, Tensor]], parents: set[int]) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append((path, value))
-        return
-    if value is None or isinstance(value, str | bytes | int | float | complex) or id(value) in parents:
-        return
-    parents = parents | {id(value)}
-    for step, child in _children(value):
-        _walk(child, path + step, found, parents)
-
-
-def _children(value: object) -> list[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", child) for key, child in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [(f".{name}", getattr(value, name)) for name in value._fields]
-    if isinstance(value, list | tuple):
-        return [(f"[{index}]", child) for index, child in enumerate(value)]
-    if dataclasses.is_dataclass(value):
-        return [(f".{item.name}", getattr(value, item.name, None)) for item in dataclasses.fields(value)]
-    if callable(getattr(type(value), "keys", None)) and callable(getattr(type(value), "items", None)):
-        return [(f"[{key!r}]", child) for key, child in value.items()]  # type: ignore[attr-defined]
-    attributes = {} if isinstance(value, nn.Module) else getattr(value, "__dict__", {})
-    return [(f".{name}", child) for name, child in attributes.items() if isinstance(child, torch.Tensor)]

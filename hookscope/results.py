@@ -469,3 +469,136 @@ class GradientInspection:
     device: str = "cpu"
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor in a weights file.
+
+    Attributes:
+        key: Its name in the state dict.
+        shape: Sizes of its axes.
+        dtype: torch's name without the prefix: "float32".
+        byte_count: Bytes of its elements; tied tensors each count theirs.
+        nan_count: Elements that are NaN; None where they could not be counted.
+        inf_count: Elements that are +Inf or -Inf; None likewise.
+        tied_to: The first key whose storage this tensor shares; "" for its own.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    byte_count: int
+    nan_count: int | None
+    inf_count: int | None
+    tied_to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One top-level entry of a checkpoint: what a training script saved beside the weights.
+
+    Attributes:
+        key: Its name.
+        kind: Its type: "dict", "int".
+        summary: Its value if it is short, else what it holds: "3 entries, 2 tensors".
+    """
+
+    key: str
+    kind: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointContents:
+    """What a weights file holds.
+
+    Attributes:
+        name: The file's name.
+        kind: "torch", "legacy torch", "safetensors" and so on.
+        producer: What wrote it, as far as the file tells: "torch.save, zip format 3".
+        byte_count: Size of the file, in bytes; of all shards for an index.
+        weights_key: Where in the file the state dict is: "model"; "" when it is the whole file.
+        tensors: Of that state dict, in its order.
+        entries: The top-level entries of a larger checkpoint; empty for a bare state dict.
+        metadata: Text stored beside the tensors.
+        prefix: What every name begins with: "module."; "" for nothing.
+        architectures: The known networks whose names and shapes fit, with remarks; empty for none.
+        warnings: Sentences a reader must see.
+    """
+
+    name: str
+    kind: str
+    producer: str
+    byte_count: int
+    weights_key: str
+    tensors: tuple[StoredTensor, ...]
+    entries: tuple[StoredEntry, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
+    architectures: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def nonfinite_count(self) -> int:
+        """Elements that are NaN or Inf, over all tensors whose values could be counted."""
+        return sum((tensor.nan_count or 0) + (tensor.inf_count or 0) for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How one set of statistics differs between two runs.
+
+    Attributes:
+        label: The row's label, or the parameter's name.
+        what: "activation", "grad_output", "grad_input", or "gradient" of a parameter.
+        before: In the first run; None if the row is only in the second.
+        after: In the second run; None if the row is only in the first.
+    """
+
+    label: str
+    what: str
+    before: TensorStatistics | None
+    after: TensorStatistics | None
+
+    @property
+    def l2_ratio(self) -> float | None:
+        """L2 after over L2 before; None where either is missing or the first is 0."""
+        before, after = (None if each is None else each.l2 for each in (self.before, self.after))
+        return None if not before or after is None else after / before
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What edits changed: the same run without and with them.
+
+    Attributes:
+        edits: The expressions.
+        losses: Of the run without and of the run with edits; None for a run without a loss.
+        predictions: Likewise.
+        changes: Rows whose statistics differ at all, in the order of the run.
+        row_count: Rows that were compared.
+    """
+
+    edits: tuple[str, ...]
+    losses: tuple[float, float] | None
+    predictions: tuple[tuple[Prediction, ...], tuple[Prediction, ...]]
+    changes: tuple[Change, ...]
+    row_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputGradients:
+    """Gradient norms of one input alone.
+
+    Attributes:
+        name: The input's.
+        loss: Of this input alone.
+        parameters_l2: Root of the sum of squares over the gradients of all parameters; None if no parameter has one.
+        rows_l2: Per label of an output, the L2 norm of its gradient; None without one.
+    """
+
+    name: str
+    loss: float
+    parameters_l2: float | None
+    rows_l2: Mapping[str, float | None]

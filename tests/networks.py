@@ -133,6 +133,7 @@ def vision(name: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 SMALL = {"min_size": 64, "max_size": 96}
+FEW_PROPOSALS = {"rpn_post_nms_top_n_train": 20, "box_batch_size_per_image": 8}
 
 TORCHVISION: dict[str, Network] = {
     "resnet18": Network(vision("resnet18"), image(2, 3, 64, 64)),
@@ -166,7 +167,8 @@ TORCHVISION: dict[str, Network] = {
         vision("raft_small"), lambda: (torch.rand(1, 3, 128, 128) - 0.5, torch.rand(1, 3, 128, 128) - 0.5, 2)
     ),
     "fasterrcnn_mobilenet_v3_large_320_fpn": Network(
-        detector("fasterrcnn_mobilenet_v3_large_320_fpn", box_detections_per_img=5, **SMALL), images_in_a_list
+        detector("fasterrcnn_mobilenet_v3_large_320_fpn", box_detections_per_img=5, **FEW_PROPOSALS, **SMALL),
+        images_in_a_list,
     ),
     "ssdlite320_mobilenet_v3_large": Network(
         detector("ssdlite320_mobilenet_v3_large", detections_per_img=5), images_in_a_list
@@ -175,7 +177,7 @@ TORCHVISION: dict[str, Network] = {
         detector("retinanet_resnet50_fpn", detections_per_img=5, **SMALL), images_in_a_list
     ),
     "maskrcnn_resnet50_fpn": Network(
-        detector("maskrcnn_resnet50_fpn", box_detections_per_img=3, **SMALL), images_in_a_list
+        detector("maskrcnn_resnet50_fpn", box_detections_per_img=3, **FEW_PROPOSALS, **SMALL), images_in_a_list
     ),
     "quantized resnet18": Network(
         lambda: torchvision.models.quantization.resnet18(weights=None, quantize=True), image(1, 3, 64, 64)
@@ -600,3 +602,41 @@ BY_HAND: dict[str, Network] = {
 }
 
 NETWORKS: dict[str, Network] = {**TORCHVISION, **BY_HAND}
+
+
+def pictures_with_boxes() -> tuple[Any, ...]:
+    """Return what detectors are trained with: two pictures, two boxes in each."""
+    boxes = torch.tensor([[8.0, 8.0, 40.0, 40.0], [30.0, 20.0, 60.0, 60.0]])
+    masks = torch.zeros(2, 64, 96, dtype=torch.uint8)
+    masks[0, 8:40, 8:40] = masks[1, 20:60, 30:60] = 1
+    target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": masks}
+    return [torch.rand(3, 64, 96), torch.rand(3, 64, 96)], [target, dict(target)]
+
+
+# What networks are called with in training where it differs: BatchNorm needs more than one value per channel.
+TRAINED: dict[str, Callable[[], tuple[Any, ...]]] = {
+    name: image(2, 3, 64, 64)
+    for name in (
+        "resnext50_32x4d",
+        "vgg11_bn",
+        "densenet121",
+        "mobilenet_v2",
+        "mobilenet_v3_small",
+        "shufflenet_v2_x0_5",
+        "googlenet",
+        "efficientnet_b0",
+        "convnext_tiny",
+        "regnet_y_400mf",
+        "mnasnet0_5",
+        "deeplabv3_mobilenet_v3_large",
+        "fcn_resnet50",
+        "lraspp_mobilenet_v3_large",
+    )
+} | {
+    "r3d_18": image(2, 3, 4, 32, 32),
+    "s3d": image(2, 3, 14, 64, 64),
+    "fasterrcnn_mobilenet_v3_large_320_fpn": pictures_with_boxes,
+    "ssdlite320_mobilenet_v3_large": pictures_with_boxes,
+    "retinanet_resnet50_fpn": pictures_with_boxes,
+    "maskrcnn_resnet50_fpn": pictures_with_boxes,
+}

@@ -1,6 +1,7 @@
 """The textbook demonstrations of PyTorch hooks, with every number known, through the public Python API.
 
-Cases are named as in the collection they come from: B are small networks computed by hand, C are real ones.
+Cases are named as in the collection they come from: A are tensors without a module, B small networks computed by hand,
+C real ones.
 """
 
 from collections import OrderedDict
@@ -13,6 +14,98 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope import ModuleCall
+
+
+def scalar(value: float) -> Tensor:
+    return torch.tensor(value, requires_grad=True)
+
+
+def arrived(gradients: hookscope.TensorGradients) -> list[tuple[str, Any]]:
+    return [(name, gradient.tolist()) for name, gradient in gradients.arrived]
+
+
+def test_a1_the_gradient_of_an_intermediate_tensor_is_seen_before_that_of_the_leaf() -> None:
+    a = torch.ones(5, requires_grad=True)
+    b = 2 * a
+    c = b.mean()
+    with hookscope.tensor_gradients({"a": a, "b": b}) as gradients:
+        c.backward()
+    assert [name for name, _ in gradients.arrived] == ["b", "a"]
+    assert torch.equal(gradients["b"], torch.full((5,), 0.2))
+    assert torch.equal(gradients["a"], torch.full((5,), 0.4))
+    assert a.grad is not None
+    assert torch.equal(a.grad, torch.full((5,), 0.4))
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (None, {"x": 4, "y": 4, "w": 5, "z": 4, "o": 1}),
+        (lambda gradient: 2 * gradient, {"x": 8, "y": 8, "w": 5, "z": 8, "o": 1}),
+    ],
+)
+def test_a2_a_hook_that_doubles_a_gradient_doubles_those_before_it(edit: Any, expected: dict[str, float]) -> None:
+    x, y, w = scalar(2.0), scalar(3.0), scalar(4.0)
+    z = x + y
+    o = w * z
+    tensors = {"x": x, "y": y, "w": w, "z": z, "o": o}
+    with hookscope.tensor_gradients(tensors, edits={"z": edit} if edit else {}) as gradients:
+        o.backward()
+    assert {name: gradients[name].item() for name in tensors} == expected
+    assert [each.grad.item() for each in (x, y, w) if each.grad is not None] == [expected[name] for name in "xyw"]
+
+
+def test_a2_a_hook_that_only_rebinds_its_name_changes_nothing() -> None:
+    def rebind(gradient: Tensor) -> None:
+        gradient = gradient * 2
+
+    x, y, w = scalar(2.0), scalar(3.0), scalar(4.0)
+    z = x + y
+    with hookscope.tensor_gradients({"z": z}, edits={"z": rebind}):
+        (w * z).backward()
+    assert [each.grad.item() for each in (x, y, w) if each.grad is not None] == [4, 4, 5]
+
+
+@pytest.mark.parametrize(("edits", "expected"), [({}, [13, 7, 1]), ({"c": lambda g: g + 2}, [39, 21, 3])])
+def test_a3_a_hook_that_adds_to_the_gradient_of_a_product(edits: Any, expected: list[float]) -> None:
+    a, b = scalar(7.0), scalar(13.0)
+    c = a * b
+    with hookscope.tensor_gradients({"a": a, "b": b, "c": c}, edits=edits) as gradients:
+        c.backward()
+    assert [gradients[name].item() for name in "abc"] == expected
+
+
+@pytest.mark.parametrize("removed", ["never", "before", "after"])
+def test_a4_edits_come_before_the_recording_and_can_be_removed(removed: str) -> None:
+    a, b, d = scalar(2.0), scalar(3.0), scalar(4.0)
+    c = a * b
+    e = c * d
+    first: list[float] = []
+
+    def plus_two(gradient: Tensor) -> Tensor:
+        first.append(gradient.item())
+        return gradient + 2
+
+    tensors = {"a": a, "b": b, "c": c, "d": d, "e": e}
+    edits = {"c": plus_two, "d": lambda g: g + 100, "e": lambda g: g * 2}
+    with hookscope.tensor_gradients(tensors, edits) as gradients:
+        if removed == "before":
+            gradients.edits["c"].remove()
+        e.backward()
+        if removed == "after":
+            gradients.edits["c"].remove()
+    assert gradients.arrived[0][0] == "e"
+    seen = dict(arrived(gradients))
+    assert (seen["e"], seen["d"]) == (2, 112)
+    if removed == "before":
+        assert first == []
+        assert (seen["c"], seen["a"], seen["b"]) == (8, 24, 16)
+    else:
+        assert first == [8]
+        assert (seen["c"], seen["a"], seen["b"]) == (10, 30, 20)
+    assert a.grad is not None
+    assert a.grad.item() == seen["a"]
+    assert not any(each._backward_hooks for each in tensors.values())
 
 
 class TwoLayers(nn.Module):
@@ -49,6 +142,86 @@ def test_b1_inputs_and_outputs_of_two_layers() -> None:
     }
 
 
+def test_b1_gradients_of_outputs_and_inputs_of_two_layers() -> None:
+    def observe(_call: ModuleCall, _slot: str, output: Tensor) -> list[float]:
+        values: list[float] = output.flatten().tolist()
+        return values
+
+    def observe_gradient(_site: hookscope.GradientSite[list[float]], gradient: Tensor) -> list[float]:
+        values: list[float] = gradient.flatten().tolist()
+        return values
+
+    model = TwoLayers()
+    x = torch.ones(1, 3, requires_grad=True)
+    with hookscope.capture(
+        model, dict(model.named_children()), observe, gradients=observe_gradient, with_inputs=True
+    ) as captured:
+        model(x).backward()
+    seen = {(site.layer, site.role): site.value for site in captured.gradients}
+    assert seen == {
+        ("fc1", "output"): [1, 0, 3, 0],
+        ("fc1", "input"): [22, 26, 30],
+        ("relu1", "output"): [1, 2, 3, 4],
+        ("relu1", "input"): [1, 0, 3, 0],
+        ("fc2", "output"): [1],
+        ("fc2", "input"): [1, 2, 3, 4],
+    }
+    in_order = sorted(captured.gradients, key=lambda site: -1 if site.arrival is None else site.arrival)
+    assert [f"{site.layer} {site.role}" for site in in_order] == [
+        "fc2 output",
+        "fc2 input",
+        "relu1 output",
+        "relu1 input",
+        "fc1 output",
+        "fc1 input",
+    ]
+
+
+def test_b1_gradients_of_parameters_are_rows_of_their_own() -> None:
+    tensors: dict[str, list[Any]] = {}
+    inspection = hookscope.inspect_gradients(
+        TwoLayers(),
+        torch.ones(1, 3),
+        "sum",
+        include_inputs=True,
+        on_tensor=lambda label, gradient: tensors.update({label: gradient.tolist()}),
+    )
+    assert tensors == {
+        "fc1 grad_output": [[1, 0, 3, 0]],
+        "fc1[0] grad_input": [[22, 26, 30]],
+        "relu1 grad_output": [[1, 2, 3, 4]],
+        "relu1[0] grad_input": [[1, 0, 3, 0]],
+        "fc2 grad_output": [[1]],
+        "fc2[0] grad_input": [[1, 2, 3, 4]],
+        "fc1.weight grad": [[1, 1, 1], [0, 0, 0], [3, 3, 3], [0, 0, 0]],
+        "fc1.bias grad": [1, 0, 3, 0],
+        "fc2.weight grad": [[7, 0, 27, 0]],
+        "fc2.bias grad": [1],
+    }
+    assert inspection.loss is not None
+    assert (inspection.loss.name, inspection.loss.value) == ("sum", 89)
+    assert [(row.label, row.role) for row in inspection.gradients] == [
+        ("fc1[0]", "input"),
+        ("fc1", "output"),
+        ("relu1[0]", "input"),
+        ("relu1", "output"),
+        ("fc2[0]", "input"),
+        ("fc2", "output"),
+    ]
+    weight, bias, *_ = inspection.parameters
+    assert (weight.name, weight.kind, weight.gradient.max, weight.gradient.zero_fraction) == (
+        "fc1.weight",
+        "Linear",
+        3,
+        0.5,
+    )
+    assert weight.gradient.l2 == pytest.approx(30**0.5)
+    # Squares of fc1.weight: 1..12 summed, 650; of its bias 1 + 4 + 9 + 16.
+    assert weight.weight_l2 == pytest.approx(650**0.5)
+    assert weight.ratio == pytest.approx((30 / 650) ** 0.5)
+    assert bias.ratio == pytest.approx((10 / 30) ** 0.5)
+
+
 def test_b1_statistics_of_two_layers() -> None:
     inspection = hookscope.inspect(TwoLayers(), torch.ones(1, 3))
     fc1, relu1, fc2 = (row.activation for row in inspection.rows)
@@ -61,6 +234,48 @@ def test_b1_statistics_of_two_layers() -> None:
     assert (relu1.mean, relu1.zero_fraction) == (8.5, 0.5)
     assert (relu1.channel_count, relu1.dead_channel_count) == (4, 2)
     assert (fc2.mean, fc2.std, fc2.min, fc2.max) == (89, 0, 89, 89)
+
+
+class ConvThenLinear(nn.Module):
+    """Case B2: conv = Conv2d(3, 10, 2, stride 2), ReLU, a flattening, fc1 = Linear(160, 5)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 10, 2, stride=2)
+        self.relu = nn.ReLU()
+        self.fc1 = nn.Linear(160, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc1(self.relu(self.conv(x)).flatten(1))
+        return out
+
+
+def test_b2_editing_the_gradients_of_a_layer_and_of_parameters() -> None:
+    torch.manual_seed(0)
+    model, x = ConvThenLinear(), torch.randn(1, 3, 8, 8)
+
+    def gradients(*edits: str) -> dict[str, Tensor]:
+        kept: dict[str, Tensor] = {}
+        hookscope.inspect_gradients(
+            model, x, "sum", edits=edits, on_tensor=lambda label, gradient: kept.update({label: gradient.clone()})
+        )
+        return kept
+
+    plain = gradients()
+    assert plain["relu grad_output"].min() < 0
+    assert plain["conv grad_output"].min() < 0
+    clamped = gradients("relu:grad:clamp(min=0)")
+    assert torch.equal(clamped["relu grad_output"], plain["relu grad_output"].clamp(min=0))
+    assert torch.equal(clamped["conv grad_output"], plain["conv grad_output"].clamp(min=0))
+    assert clamped["conv grad_output"].min() == 0
+    assert torch.equal(clamped["fc1 grad_output"], plain["fc1 grad_output"])
+
+    zeroed = gradients("fc*bias:grad:zero")
+    assert zeroed["fc1.bias grad"].tolist() == [0, 0, 0, 0, 0]
+    for label, gradient in plain.items():
+        assert label == "fc1.bias grad" or torch.equal(zeroed[label], gradient), label
+    assert plain["fc1.bias grad"].tolist() == [1, 1, 1, 1, 1]
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
 
 
 class ConvNetwork(nn.Module):
@@ -147,7 +362,19 @@ def test_c1_a_convolution_of_resnet34_by_its_position(resnet34: nn.Module, posit
     assert row.activation.shape == C1_SHAPES[position]
 
 
-def test_c2_the_output_of_a_stage_of_resnet50() -> None:
-    (row,) = hookscope.inspect(torchvision.models.resnet50(), torch.rand(1, 3, 224, 224), ["/^layer3$/"]).rows
+def test_c2_the_output_of_a_stage_of_resnet50_and_its_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    image, target = torch.rand(1, 3, 224, 224, generator=generator), torch.rand(1, 1000, generator=generator)
+    model = torchvision.models.resnet50()
+    inspection = hookscope.inspect_gradients(model, image, "mse", ["/^layer3$/"], target=target, include_inputs=True)
+    (row,) = inspection.rows
     assert (row.layer, row.kind) == ("layer3", "Sequential")
     assert row.activation.shape == (1, 1024, 14, 14)
+    assert {gradient.role: (gradient.status, gradient.gradient.shape) for gradient in inspection.gradients} == {
+        "output": ("gradient", (1, 1024, 14, 14)),
+        "input": ("gradient", (1, 512, 28, 28)),
+    }
+    with torch.no_grad():
+        expected = (model.eval()(image) - target).square().mean().item()
+    assert inspection.loss is not None
+    assert inspection.loss.value == pytest.approx(expected, rel=1e-5)

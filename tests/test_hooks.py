@@ -3,6 +3,7 @@
 import dataclasses
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models.detection.image_list import ImageList
 
-from hookscope.hooks import Capture, ModuleCall, Observation, capture, tensors_in
+from hookscope.errors import UsageError
+from hookscope.gradient_watch import GradientSite
+from hookscope.hooks import Capture, Intervention, ModuleCall, Observation, capture
 from hookscope.measure import collect, reduce_tensor, summarise
+from hookscope.nested import tensors_in
 
 HOOKS = [name for name in vars(nn.Linear(1, 1)) if "hook" in name and name != "_is_full_backward_hook"]
 
@@ -619,3 +623,260 @@ def test_compiled_networks_are_seen(way: str, compiled_before: bool) -> None:
     with torch.no_grad():
         assert torch.equal(call(x), output)
     assert len(captured.observations) == len(expected)
+
+
+# --- gradients ---
+
+
+def gradient_of(_site: GradientSite[Tensor], gradient: Tensor) -> Tensor:
+    return gradient.clone()
+
+
+def watched(
+    model: nn.Module, run: Callable[[], Tensor], **options: Any
+) -> tuple[Tensor, dict[tuple[str, int, str, str], GradientSite[Tensor]], int]:
+    """Run forward and backward with every module watched; return the loss, the sites, and how many passes it took."""
+    with capture(model, modules_of(model), clone, gradients=gradient_of, **options) as captured:
+        passes = 1
+        loss = run()
+        while captured.must_repeat():
+            captured.restart()
+            loss = run()
+            passes += 1
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), {site.key: site for site in captured.gradients}, passes
+
+
+def arrived(site: GradientSite[Tensor]) -> Any:
+    assert site.value is not None
+    return site.value.tolist()
+
+
+def test_without_an_observer_of_gradients_none_are_watched() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with capture(model, modules_of(model), clone) as captured:
+        output = model(torch.ones(1, 2))
+        assert not captured.must_repeat()
+    assert captured.gradients == []
+    assert not output._backward_hooks
+
+
+class Square(nn.Module):
+    """d(x²)/dx = 2x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+def test_a_gradient_is_that_of_the_output_before_it_is_overwritten() -> None:
+    model = nn.Sequential(Square(), nn.ReLU(inplace=True), Scale(3))
+    x = torch.tensor([2.0, -1.0], requires_grad=True)
+    loss, sites, passes = watched(model, lambda: model(x - 1).sum())
+    # x - 1 = (1, -2); squares (1, 4); both pass the ReLU.
+    assert loss.item() == 15
+    assert {key[0]: arrived(site) for key, site in sites.items()} == {"0": [3, 3], "1": [3, 3], "2": [1, 1], "": [1, 1]}
+    assert passes == 1
+
+
+def test_a_view_that_is_overwritten_is_seen_in_a_second_pass() -> None:
+    class Flat(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 1).view(-1)
+
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat = Flat()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu_(self.flat(x)) * 5
+
+    model = Overwrites()
+    x = torch.tensor([[1.0, -1.0]], requires_grad=True)
+    _, sites, passes = watched(model, lambda: model(x).sum())
+    assert passes == 2
+    assert arrived(sites["flat", 0, "", "output"]) == [5, 0]
+
+
+def test_counting_versions_of_a_view_holds_none_of_its_memory() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
+    with capture(model, modules_of(model), clone, gradients=gradient_of) as captured:
+        model(torch.ones(1, 2, 3, requires_grad=True) * 1)
+        assert captured._watch is not None
+        (view,) = captured._watch._views
+        assert view.counter.untyped_storage().nbytes() == 0
+
+
+def test_a_module_that_passes_its_input_through_shows_the_way_through_it_alone() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.same = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.same(x) * 2 + x * 10
+
+    model = Both()
+    x = torch.ones(1, requires_grad=True)
+    _, sites, _ = watched(model, lambda: model(x * 1).sum())
+    assert arrived(sites["same", 0, "", "output"]) == [2]
+
+
+def test_one_of_several_outputs_shows_the_way_out_of_the_module_alone() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            first = x * 2
+            return {"first": first, "second": first * 10}
+
+    model = Two()
+    x = torch.ones(1, requires_grad=True)
+    _, sites, _ = watched(model, lambda: sum(model(x).values(), torch.zeros(1)).sum())
+    assert arrived(sites["", 0, "['first']", "output"]) == [1]
+    assert x.grad is not None
+    assert x.grad.tolist() == [22]
+
+
+def test_a_gradient_that_arrives_in_parts_is_their_sum_once() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = Scale(2), Scale(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.inner(x)
+            return self.outer(out) + out * 4
+
+    model = Skip()
+    x = torch.ones(1, requires_grad=True)
+    count: list[str] = []
+
+    def observe(site: GradientSite[Any], gradient: Tensor) -> Any:
+        count.append(site.layer)
+        return gradient.clone()
+
+    with capture(model, modules_of(model), clone, gradients=observe) as captured:
+        model(x).sum().backward()
+    assert count == ["", "outer", "inner"]
+    assert {site.layer: arrived(site) for site in captured.gradients} == {"inner": [7], "outer": [1], "": [1]}
+
+
+def test_gradients_of_inputs_are_those_along_the_module() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.relu, self.mix = Scale(1), nn.ReLU(inplace=True), TwoInputs(lambda a, y: a * 3 + y * 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.relu(self.first(x))
+            mixed: Tensor = self.mix(out, y=out)
+            return mixed + out * 7
+
+    model = Skip()
+    x = torch.tensor([2.0, -1.0], requires_grad=True)
+    _, sites, passes = watched(model, lambda: model(x).sum(), with_inputs=True)
+    assert passes == 2  # the first shows that relu overwrites its input
+    assert {(key[0], key[2]): arrived(site) for key, site in sites.items() if key[3] == "input"} == {
+        ("", "[0]"): [15, 0],
+        ("first", "[0]"): [15, 0],
+        ("relu", "[0]"): [15, 0],
+        # One tensor given twice stays one: its gradient is 3 + 5 in both places.
+        ("mix", "[0]"): [8, 8],
+        ("mix", "['y']"): [8, 8],
+    }
+    assert arrived(sites["relu", 0, "", "output"]) == [15, 15]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("with_inputs", [False, True])
+def test_gradients_inside_a_checkpoint_arrive_once(use_reentrant: bool, with_inputs: bool) -> None:
+    torch.manual_seed(0)
+    model = Checkpointed(use_reentrant)
+    x = torch.ones(2, 3, requires_grad=True)
+    hidden = model.block[0](x)
+    expected = torch.autograd.grad(model.head(model.block[2](model.block[1](hidden))).sum(), hidden)[0]
+    _, sites, _ = watched(model, lambda: model(x).sum(), with_inputs=with_inputs)
+    assert all(site.value is not None for site in sites.values())
+    torch.testing.assert_close(sites["block.0", 0, "", "output"].value, expected)
+    assert len(sites) == (12 if with_inputs else 6)
+
+
+def test_a_parameter_that_a_module_returns_keeps_no_hook() -> None:
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self) -> Tensor:
+            return self.weight
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.given = Gives()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.given() + self.given.weight * 10
+
+    model = Adds()
+    _, sites, _ = watched(model, lambda: model(torch.full((2,), 3.0)).sum())
+    assert arrived(sites["given", 0, "", "output"]) == [3, 3]
+    assert not model.given.weight._backward_hooks
+    assert model.given.weight.grad is not None
+    assert model.given.weight.grad.tolist() == [13, 13]
+
+
+def test_an_output_container_that_cannot_be_copied_shows_all_uses() -> None:
+    class Locked(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            first = x * 2
+            return MappingProxyType({"first": first, "second": first * 10})
+
+    model = Locked()
+    x = torch.ones(1, requires_grad=True)
+    _, sites, _ = watched(model, lambda: sum(model(x).values(), torch.zeros(1)).sum())
+    assert arrived(sites["", 0, "['first']", "output"]) == [11]
+
+
+def test_gradients_are_not_observed_while_nobody_listens() -> None:
+    model, x = nn.Sequential(Scale(2)), torch.ones(1, requires_grad=True)
+    with capture(model, modules_of(model), clone, gradients=gradient_of) as captured:
+        captured.listen(on=False)
+        output = model(x)
+        torch.autograd.grad(output.sum(), x, retain_graph=True)
+        assert [site.arrival for site in captured.gradients] == [None, None]
+        captured.listen(on=True)
+        output.sum().backward()
+    assert [site.arrival for site in captured.gradients] == [0, 1]
+    assert not output._backward_hooks
+
+
+def test_interventions_come_before_what_is_observed() -> None:
+    model = nn.Sequential(Scale(2), Scale(3))
+    x = torch.ones(1, requires_grad=True)
+    edits = {
+        "0": [Intervention("input", lambda _module, tensor: tensor + 1)],
+        "1": [
+            Intervention("output", lambda _module, tensor: tensor * 10),
+            Intervention("grad", lambda _module, gradient: gradient + 4),
+            Intervention("grad", lambda _module, gradient: gradient * 20),
+        ],
+    }
+    with capture(model, modules_of(model), clone, gradients=gradient_of, edits=edits) as captured:
+        model(x).sum().backward()
+    seen = {item.layer: item.value.item() for item in captured.observations if item.value is not None}
+    assert seen == {"0": 4, "1": 120, "": 120}
+    assert {site.layer: arrived(site) for site in captured.gradients} == {"0": [3000], "1": [100], "": [1]}
+    assert x.grad is not None
+    assert x.grad.tolist() == [6000]
+    assert not any(hooks for layer in hooks_of(model).values() for hooks in layer)
+
+
+def test_an_intervention_in_what_cannot_be_copied_is_refused() -> None:
+    model = TwoInputs(lambda x, _: MappingProxyType({"out": x * 2}))
+    edits = {"": [Intervention("output", lambda _module, tensor: tensor * 2)]}
+    with (
+        pytest.raises(UsageError, match="An edit cannot reach into what TwoInputs takes or returns"),
+        capture(model, {"": model}, clone, edits=edits),
+    ):
+        model(torch.ones(1), y=torch.ones(1))
+    assert not any(hooks for layer in hooks_of(model).values() for hooks in layer)

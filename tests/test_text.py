@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hookscope.text import safe_text, shape_text, slug, strict_json
+from hookscope.text import one_line, printable, safe_text, shape_text, slug, strict_json
 
 # All code points, lone surrogates included, which `st.text()` leaves out.
 anything = st.text(st.characters(exclude_categories=[]))
@@ -84,6 +84,7 @@ def test_a_slug_keeps_what_a_file_name_may_hold(text: str, name: str) -> None:
 
 
 @given(anything, st.integers(min_value=8, max_value=100))
+@example("\U00010000000²", 8)  # no letter of its start fits
 def test_a_slug_is_always_one_safe_part_of_a_path(text: str, max_bytes: int) -> None:
     name = slug(text, max_bytes)
     assert PurePosixPath(name).parts == (name,)
@@ -134,3 +135,14 @@ def test_json_has_one_key_and_one_list_item_a_line() -> None:
         '  "none": []',
         "}",
     ]
+
+
+def test_printable_text_is_one_line_without_control_characters() -> None:
+    shown = printable("a\nb\x1b[31m\u202e\ud800é")
+    assert shown == r"a\nb\x1b[31m\u202e\ud800é"
+    assert printable("x" * 500, 10) == "x" * 9 + "…"
+
+
+def test_a_message_is_one_line_and_never_empty() -> None:
+    assert one_line(OSError("odd\n::error::\x1b[31m" + "x" * 500), 20) == r"odd \x3a:error::\x1b[31mx…"
+    assert one_line(KeyError()) == "KeyError"

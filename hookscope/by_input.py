@@ -1,0 +1,34 @@
+"""Differentiate each input alone: does every picture pull on the network alike?"""
+
+import math
+from collections.abc import Callable, Iterable
+
+from hookscope.inputs import Batch
+from hookscope.results import GradientInspection, InputGradients
+
+
+def gradients_by_input(
+    differentiate: Callable[[Iterable[Batch]], GradientInspection], batches: Iterable[Batch]
+) -> tuple[InputGradients, ...]:
+    """Run each batch by itself and keep the norms of its gradients.
+
+    Args:
+        differentiate: `inspect_gradients` with everything but the inputs given.
+        batches: Of one input each.
+
+    Returns:
+        Norms, one set an input, in order.
+    """
+    results = []
+    for batch in batches:
+        inspection = differentiate([batch])
+        norms = [row.gradient.l2 for row in inspection.parameters if row.gradient.l2 is not None]
+        results.append(
+            InputGradients(
+                name=inspection.inputs[0].name,
+                loss=math.nan if inspection.loss is None else inspection.loss.value,
+                parameters_l2=math.hypot(*norms) if norms else None,
+                rows_l2={row.label: row.gradient.l2 for row in inspection.gradients if row.role == "output"},
+            )
+        )
+    return tuple(results)

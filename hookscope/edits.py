@@ -1,0 +1,400 @@
+"""Read edit expressions such as `relu:grad:clamp(min=0)` and apply them to tensors; hides their grammar.
+
+    EXPRESSION := ["param:"] PATTERN ":" PLACE ":" OPERATION ["(" [ARGUMENT {"," ARGUMENT}] ")"]
+    PLACE      := "input" | "output" | "grad"
+    ARGUMENT   := [NAME "="] NUMBER | [NAME "="] NUMBER {"," NUMBER}
+
+A pattern may hold colons itself (`type:conv`, `/re:gex/`): the last `:PLACE:` counts. Several numbers are for
+`channels` alone, which takes all up to the next name: `scale(2, channels=3,7)`.
+"""
+
+import fnmatch
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from hookscope.errors import LayerNotFoundError, UsageError, nearest
+from hookscope.text import safe_text, shape_text
+
+Place = Literal["input", "output", "grad", "parameter grad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One parsed edit expression.
+
+    Attributes:
+        text: As the user wrote it.
+        pattern: Which layers, as for `--layer`, or which parameters.
+        place: What is edited: a layer's input, its output, or the gradient of the loss with respect to its output; once
+            the edit is bound to a parameter, the parameter's gradient.
+        parameters_only: Whether the pattern is about parameters: it was written with `param:`.
+        operation: A name in `OPERATIONS`.
+        arguments: Numbers by name; those left out are not there.
+        channels: Which channels are edited; empty for all of them.
+        seed: Of noise.
+    """
+
+    text: str
+    pattern: str
+    place: Place
+    parameters_only: bool
+    operation: str
+    arguments: Mapping[str, float]
+    channels: tuple[int, ...] = ()
+    seed: int = 0
+
+    def apply(self, tensor: Tensor, channel_axis: int | None) -> Tensor:
+        """Return the tensor with the edit made; the one given is never written to.
+
+        Args:
+            tensor: Any tensor.
+            channel_axis: The axis along which `channels` counts; None if there is none.
+
+        Returns:
+            A new tensor of the same shape, dtype and device, with a graph like that of any computation. The very tensor
+            that was given if it cannot be edited: integers, booleans, complex numbers, sparse and nested layouts.
+
+        Raises:
+            UsageError: If the edit names channels that the tensor does not have.
+        """
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_nested:
+            return tensor
+        mask = self._mask(tensor.shape, channel_axis)
+        values = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+        edited = OPERATIONS[self.operation].apply(values, self.arguments, self.seed)
+        if mask is not None:
+            edited = torch.where(mask.to(tensor.device), edited, values)
+        return edited.to(tensor.dtype)
+
+    def _mask(self, shape: Sequence[int], axis: int | None) -> Tensor | None:
+        """Return where the named channels are, to be broadcast to `shape`; None for everywhere."""
+        if not self.channels:
+            return None
+        highest = max(self.channels)
+        what = f"Edit '{safe_text(self.text)}' names channel {highest}, but a tensor of shape {shape_text(shape)}"
+        if axis is None:
+            raise UsageError(f"{what} has no channels.")
+        if highest >= shape[axis]:
+            raise UsageError(f"{what} has {shape[axis]} on axis {axis}, counted from 0.")
+        mask = torch.zeros(shape[axis], dtype=torch.bool)
+        mask[list(self.channels)] = True
+        return mask.reshape([count if index == axis % len(shape) else 1 for index, count in enumerate(shape)])
+
+
+def bind_edits(
+    edits: Sequence[Edit], select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
+) -> tuple[tuple[str, Edit], ...]:
+    """Find out what each edit is about.
+
+    An edit of a gradient whose pattern selects no layer is about parameters. Their names are matched like those of
+    layers: a word is a part of the dotted name in any case, with `*?[]` it is a glob over the whole, `/.../` is a
+    regular expression.
+
+    Args:
+        edits: In the order in which they are to be applied.
+        select_layers: Returns the names of the layers that a pattern selects; raises `LayerNotFoundError` if none.
+        parameter_names: Of the whole network, dotted.
+
+    Returns:
+        (name of layer or parameter, edit) for each that is selected. The edit of a parameter has the place
+        "parameter grad". Noise has a seed of its own for each name, so that equal shapes do not get equal noise.
+
+    Raises:
+        LayerNotFoundError: If an edit selects nothing.
+        UsageError: If a pattern is malformed.
+    """
+    bound = []
+    for edit in edits:
+        names, place = _selected(edit, select_layers, parameter_names)
+        for name in names:
+            seed = (edit.seed + zlib.crc32(name.encode(errors="surrogatepass"))) % 2**63
+            bound.append((name, replace(edit, place=place, seed=seed)))
+    return tuple(bound)
+
+
+def _selected(
+    edit: Edit, select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
+) -> tuple[Sequence[str], Place]:
+    missing = f"Edit '{safe_text(edit.text)}' is about no parameter."
+    if not edit.parameters_only:
+        try:
+            return select_layers(edit.pattern), edit.place
+        except LayerNotFoundError as error:
+            if edit.place != "grad":
+                raise
+            missing = f"{error} Nor does a parameter."
+    test = _name_test(edit)
+    names = [name for name in parameter_names if test(name)]
+    if not names:
+        raise LayerNotFoundError(f"{missing}{safe_text(nearest(edit.pattern, parameter_names))}")
+    return names, "parameter grad"
+
+
+def _name_test(edit: Edit) -> Callable[[str], bool]:
+    """Return the test that a parameter's name is put to."""
+    pattern = edit.pattern
+    if len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/"):
+        try:
+            expression = re.compile(pattern[1:-1])
+        except (re.error, OverflowError, RecursionError) as error:
+            _fail(edit.text, edit.text.find(pattern), f"this is not a regular expression ({error})")
+        return lambda name: expression.search(name) is not None
+    folded = pattern.lower()
+    if re.search(r"[*?\[\]]", pattern):
+        whole = re.compile(fnmatch.translate(folded))
+        return lambda name: whole.match(name.lower()) is not None
+    return lambda name: folded in name.lower()
+
+
+# --- Operations ------------------------------------------------------------------------------------------------------
+
+
+class Operation(NamedTuple):
+    """What can be done to a tensor.
+
+    Attributes:
+        apply: Takes values in float32 or float64, the numbers by name, and the seed; returns new values.
+        numbers: Names of its numbers in order, and what they have to be.
+        required: How many of them have to be given, whichever they are.
+        seeded: Whether it takes a seed after them.
+        by_channel: Whether it takes channels, as its last argument.
+    """
+
+    apply: Callable[[Tensor, Mapping[str, float], int], Tensor]
+    numbers: Mapping[str, Literal["finite", "not negative", "positive"]]
+    required: int
+    seeded: bool = False
+    by_channel: bool = True
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all arguments in order."""
+        return (*self.numbers, *(["seed"] if self.seeded else []), *(["channels"] if self.by_channel else []))
+
+
+def _zero(values: Tensor, _numbers: Mapping[str, float], _seed: int) -> Tensor:
+    # Not a fresh tensor of zeros: the graph goes on, with a gradient of 0.
+    return values.masked_fill(torch.ones((), dtype=torch.bool, device=values.device), 0)
+
+
+def _scale(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
+    return values * numbers["by"]
+
+
+def _add(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
+    return values + numbers["value"]
+
+
+def _clamp(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
+    return values.clamp(numbers.get("min"), numbers.get("max"))
+
+
+def _clip_norm(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
+    """Scale the whole tensor to an L2 norm of `max` if it has a larger one."""
+    # In float64: an exploding gradient, which this is for, would overflow when squared. Apple's GPUs have no float64.
+    wide = torch.float32 if values.device.type == "mps" else torch.float64
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    factor = numbers["max"] / norm.clamp_min(numbers["max"])
+    return values * factor.to(values.dtype)
+
+
+def _noise(values: Tensor, numbers: Mapping[str, float], seed: int) -> Tensor:
+    """Add normal noise; drawn on the CPU in float32, so that it is the same everywhere."""
+    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed))
+    return values + noise.to(values) * numbers["std"]
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "zero": Operation(_zero, {}, 0),
+    "scale": Operation(_scale, {"by": "finite"}, 1),
+    "add": Operation(_add, {"value": "finite"}, 1),
+    "clamp": Operation(_clamp, {"min": "finite", "max": "finite"}, 1),
+    "clip-norm": Operation(_clip_norm, {"max": "positive"}, 1, by_channel=False),
+    "noise": Operation(_noise, {"std": "not negative"}, 1, seeded=True),
+}
+
+# --- The grammar -----------------------------------------------------------------------------------------------------
+
+
+_PLACE = re.compile(r"(?=:[ \t]*(input|output|grad)[ \t]*(:))")
+_OPERATION_START = r"[ \t]*[A-Za-z_][A-Za-z0-9_-]*[ \t]*(?:\(|$)"
+_TOKEN = re.compile(
+    r"(?P<space>[ \t]+)"
+    r"|(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)"
+    r"|(?P<mark>[(),=])"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+
+
+def parse_edit(text: str) -> Edit:
+    """Parse an edit expression.
+
+    Args:
+        text: What the user wrote, see the top of this file.
+
+    Returns:
+        The edit.
+
+    Raises:
+        UsageError: If it is malformed. The message has three lines: what is wrong, the expression, and a caret under
+            the place.
+    """
+    places = list(_PLACE.finditer(text))
+    if not places:
+        _refuse_place(text)
+    place = places[-1]
+    pattern, parameters_only = text[: place.start()].strip(), False
+    if pattern.startswith("param:"):
+        pattern, parameters_only = pattern.removeprefix("param:").strip(), True
+        if place[1] != "grad":
+            _fail(text, place.start(1), f"a parameter has no {place[1]}, only a gradient: give grad")
+    if not pattern:
+        _fail(text, place.start(), "a pattern is missing that says which layers")
+    call = _Call(text, _tokens(text, place.end(2)))
+    call.read()
+    kind: Place = place[1]  # type: ignore[assignment] # the expression has one of three
+    return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed)
+
+
+def _fail(text: str, position: int, message: str) -> NoReturn:
+    """Refuse an expression, with a caret under the place."""
+    before, after = safe_text(text[:position]), safe_text(text[position:])
+    raise UsageError(f"Bad edit: {safe_text(message).rstrip('.')}.\n{before}{after}\n{' ' * len(before)}^")
+
+
+def _refuse_place(text: str) -> NoReturn:
+    """Say what is wrong with an expression that has no `:PLACE:`."""
+    if found := re.search(rf":(?P<place>[^:()]*):{_OPERATION_START}", text):
+        place = found["place"].strip()
+        hint = nearest(place, ("input", "output", "grad"), count=1)
+        _fail(text, found.start("place"), f"there is no place '{place}', only input, output and grad.{hint}")
+    if found := re.search(f":{_OPERATION_START}", text):
+        _fail(text, found.start() + 1, "before the operation a place is missing: input, output or grad")
+    _fail(text, len(text), "an edit is PATTERN:PLACE:OPERATION, such as 'relu:grad:clamp(min=0)'")
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    position: int
+
+
+def _tokens(text: str, start: int) -> list[_Token]:
+    found = [_Token(match.lastgroup or "", match[0], match.start()) for match in _TOKEN.finditer(text, start)]
+    return [*(token for token in found if token.kind != "space"), _Token("end", "", len(text))]
+
+
+@dataclass(slots=True)
+class _Call:
+    """An operation with its arguments, while it is read token by token."""
+
+    text: str
+    tokens: list[_Token]
+    index: int = 0
+    name: str = ""
+    numbers: dict[str, float] = field(default_factory=dict)
+    channels: tuple[int, ...] = ()
+    seed: int = 0
+    given: list[str] = field(default_factory=list)
+    named: bool = False
+
+    def fail(self, token: _Token, message: str) -> NoReturn:
+        _fail(self.text, token.position, message)
+
+    def peek(self, ahead: int = 0) -> _Token:
+        return self.tokens[min(self.index + ahead, len(self.tokens) - 1)]
+
+    def take(self) -> _Token:
+        self.index += 1
+        return self.peek(-1)
+
+    def read(self) -> None:
+        """Read everything there is."""
+        token = self.take()
+        if token.kind != "name":
+            self.fail(token, f"an operation is missing here. Give {', '.join(OPERATIONS)}")
+        if token.text not in OPERATIONS:
+            hint = nearest(token.text, OPERATIONS) or f" Give {', '.join(OPERATIONS)}"
+            self.fail(token, f"there is no operation '{token.text}'.{hint}")
+        self.name = token.text
+        end = self.peek()
+        if end.text == "(":
+            self.take()
+            end = self.read_arguments()
+        if self.peek().kind != "end":
+            self.fail(self.peek(), "the expression should have ended here")
+        missing = [name for name in OPERATIONS[self.name].numbers if name not in self.given]
+        if len(missing) > len(OPERATIONS[self.name].numbers) - OPERATIONS[self.name].required:
+            self.fail(end, f"{self.name} needs {' or '.join(missing)}: {self.name}({missing[0]}=...)")
+
+    def read_arguments(self) -> _Token:
+        """Read arguments up to the closing parenthesis, and return that."""
+        if self.peek().text == ")":
+            return self.take()
+        while True:
+            self.read_argument()
+            token = self.take()
+            if token.text == ")":
+                return token
+            if token.text != ",":
+                self.fail(token, "a comma or a closing parenthesis is missing here")
+
+    def read_argument(self) -> None:
+        """Read one argument, with or without its name."""
+        known, first = OPERATIONS[self.name].parameters, self.peek()
+        if first.kind == "name" and self.peek(1).text == "=":
+            self.index += 2
+            self.named, parameter = True, first.text
+            if parameter not in known:
+                self.fail(
+                    first, f"{self.name} takes no '{parameter}', only {', '.join(known)}.{nearest(parameter, known)}"
+                )
+            if parameter in self.given:
+                self.fail(first, f"{parameter} is given twice")
+        elif self.named:
+            self.fail(first, "what comes after an argument with a name needs a name too")
+        elif len(self.given) == len(known):
+            self.fail(first, f"{self.name} takes no more than {', '.join(known)}")
+        else:
+            parameter = known[len(self.given)]
+        self.given.append(parameter)
+        if parameter == "channels":
+            self.read_channels()
+        elif parameter == "seed":
+            self.seed = self.read_whole("a seed", 2**63 - 1)
+        else:
+            self.read_number(parameter)
+
+    def read_channels(self) -> None:
+        """Read one number and all that follow it."""
+        found = [self.read_whole("a channel", 2**31 - 1)]
+        while self.peek().text == "," and self.peek(1).kind == "number":
+            self.take()
+            found.append(self.read_whole("a channel", 2**31 - 1))
+        self.channels = tuple(found)
+
+    def read_whole(self, what: str, most: int) -> int:
+        token = self.take()
+        if not re.fullmatch("[0-9]{1,19}", token.text) or int(token.text) > most:
+            self.fail(token, f"{what} is a whole number from 0 to {most}")
+        return int(token.text)
+
+    def read_number(self, parameter: str) -> None:
+        token = self.take()
+        if token.kind != "number":
+            self.fail(token, f"{parameter} has to be a number")
+        value, rule = float(token.text), OPERATIONS[self.name].numbers[parameter]
+        if not math.isfinite(value) or (rule == "not negative" and value < 0) or (rule == "positive" and value <= 0):
+            self.fail(token, f"{parameter} has to be {rule}")
+        self.numbers[parameter] = value
+        if self.numbers.get("min", -math.inf) > self.numbers.get("max", math.inf):
+            self.fail(token, "min is above max")

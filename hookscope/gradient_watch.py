@@ -1,0 +1,362 @@
+"""Watch the gradients of what passes between modules, by hooks on the tensors.
+
+What it hides: full backward hooks fail where a module works in place, so gradients are taken by hooks on the tensors
+themselves; a view that is modified in place later loses its hook without a word; an output that is the input object
+would show the gradient of all its uses; checkpointing replays a forward inside the backward; and a hook on a tensor
+that outlives the pass must not stay on it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hookscope.nested import tensors_in, with_tensors
+
+T = TypeVar("T")
+
+Role = Literal["output", "input"]
+
+SiteKey = tuple[str, int, str, Role]
+"""(layer, call, slot, role)."""
+
+
+@dataclass(slots=True)
+class GradientSite(Generic[T]):
+    """One output, or one input, of one call of one module, and what became of its gradient.
+
+    Attributes:
+        layer: Name of the module.
+        module: The module.
+        call: 0 for its first call in the forward pass, 1 for its second.
+        slot: Path inside a nested output, "" for a plain tensor; inside the arguments, "[0]" for the first.
+        role: "output" for grad_output, "input" for grad_input.
+        shape: The tensor's; -1 for a ragged axis.
+        dtype: Name without "torch.".
+        untracked: Why autograd does not track the tensor; "" if it does.
+        arrival: Position in the order in which gradients arrived, from 0; None if none has.
+        value: What the observer returned for the gradient; None if none has arrived.
+    """
+
+    layer: str
+    module: nn.Module
+    call: int
+    slot: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: str
+    untracked: str
+    arrival: int | None = None
+    value: T | None = None
+
+    @property
+    def key(self) -> SiteKey:
+        """What names the site within one pass."""
+        return (self.layer, self.call, self.slot, self.role)
+
+
+class _Marked(NamedTuple):
+    """A view whose hook is lost if it is modified in place: a tensor without data that shares its version counter."""
+
+    key: SiteKey
+    counter: Tensor
+    version: int
+
+
+@dataclass(slots=True)
+class _Replayable:
+    """A call that ran without gradients, which reentrant checkpointing may run again in the backward pass."""
+
+    layer: str
+    call: int
+    addresses: list[int]
+    replayed: bool = False
+
+
+@dataclass(slots=True)
+class GradientWatch(Generic[T]):
+    """Hooks the tensors that pass through module calls, and keeps what is learned for the next forward pass.
+
+    Attributes:
+        observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
+        with_inputs: Whether gradients of inputs are wanted as well.
+        track: Whether floating outputs that autograd does not track are made to require a gradient.
+        listening: Whether gradients that arrive are observed.
+        sites: In the order in which tensors were met in the forward pass.
+        arrivals: How many sites have got a gradient.
+    """
+
+    observe: Callable[[GradientSite[T], Tensor], T]
+    with_inputs: bool
+    track: bool
+    listening: bool = True
+    sites: dict[SiteKey, GradientSite[T]] = field(default_factory=dict)
+    arrivals: int = 0
+    _clone_at: set[SiteKey] = field(default_factory=set)
+    _hopeless: set[SiteKey] = field(default_factory=set)
+    _in_place: set[tuple[str, int]] = field(default_factory=set)
+    _new_in_place: bool = False
+    _views: list[_Marked] = field(default_factory=list)
+    _handles: list[RemovableHandle] = field(default_factory=list)
+    _replayable: list[_Replayable] = field(default_factory=list)
+    _next_replay: int | None = None
+
+    def restart(self) -> None:
+        """Forget the sites and their hooks, but not what was learned about the model."""
+        self.close()
+        self.sites = {}
+        self.arrivals = 0
+        self._views.clear()
+        self._replayable.clear()
+        self._next_replay = None
+        self._new_in_place = False
+
+    def close(self) -> None:
+        """Take every hook off its tensor: a model may keep one."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def must_repeat(self) -> bool:
+        """Tell whether the forward pass that just ran has to be run again, and remember what to do differently then.
+
+        A view that was modified in place after its module returned it has lost its hook: it will be a copy. The input
+        of a module that works in place cannot be given as a view: it will be hooked itself.
+        """
+        if self._new_in_place:  # copies are decided on once inputs are given as they will be
+            return True
+        lost = {view.key for view in self._views if view.counter._version != view.version}
+        self._views.clear()
+        new = lost - self._clone_at - self._hopeless
+        self._clone_at |= new
+        return bool(new)
+
+    def give_up_copies(self) -> None:
+        """Hand on no more copies: this model computes something else with them. Those sites will say so."""
+        self._hopeless |= self._clone_at
+        self._clone_at.clear()
+
+    def note_in_place(self, layer: str, call: int) -> None:
+        """Remember that the call overwrites an input."""
+        if self.with_inputs and (layer, call) not in self._in_place:
+            self._in_place.add((layer, call))
+            self._new_in_place = True
+
+    def note_without_gradients(self, layer: str, call: int, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        """Remember a call that begins while gradients are off: it may be replayed with them."""
+        self._replayable.append(_Replayable(layer, call, _addresses(inputs)))
+
+    def replayed_call(self, layer: str, inputs: Sequence[tuple[str, Tensor]]) -> int | None:
+        """Return which call of the forward pass is being replayed; None if it was watched when it first ran.
+
+        Within one checkpoint the calls come in their first order; a checkpoint begins with the input it has kept in
+        memory; and checkpoints are replayed from the last to the first.
+        """
+        following = self._next_replay
+        if following is not None and following < len(self._replayable):
+            expected = self._replayable[following]
+            if expected.layer == layer and not expected.replayed:
+                self._next_replay = following + 1
+                return expected.call
+        waiting = [at for at, each in enumerate(self._replayable) if each.layer == layer and not each.replayed]
+        if not waiting:
+            return None
+        addresses = _addresses(inputs)
+        same = [at for at in waiting if self._replayable[at].addresses == addresses]
+        found = (same or waiting)[-1]
+        self._next_replay = found + 1
+        return self._replayable[found].call
+
+    def inputs(
+        self, module: nn.Module, layer: str, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Hook the inputs of a call; return the arguments to give the module in their place."""
+        replacements: dict[str, Tensor] = {}
+        given_as: dict[int, Tensor] = {}  # one tensor given twice stays one: attention asks whether q is k
+        met: list[tuple[GradientSite[T], Tensor]] = []
+        for path, tensor in tensors_in(args) + tensors_in(kwargs):
+            site: GradientSite[T] = GradientSite(layer, module, call, path, "input", *_shape_and_dtype(tensor), "")
+            site.untracked = _why_untracked(tensor, ())
+            if id(tensor) not in given_as:
+                given_as[id(tensor)] = self._given(site, tensor)
+            met.append((site, given_as[id(tensor)]))
+            if met[-1][1] is not tensor:
+                replacements[path] = met[-1][1]
+        given: Any = (args, kwargs)
+        if replacements:
+            try:
+                given = (with_tensors(args, replacements), with_tensors(kwargs, replacements))
+            except TypeError as error:
+                for site, _ in met:
+                    site.untracked = site.untracked or f"its container cannot be copied: {error}"
+        for site, tensor in met:
+            self._watch(site, tensor)
+        return given  # type: ignore[no-any-return]
+
+    def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
+        """Return what to give instead of an input, so that its gradient along this module can be seen."""
+        if site.untracked:
+            return tensor
+        if (site.layer, site.call) not in self._in_place:
+            return _alias(tensor)
+        return strided_copy(tensor) if tensor._is_view() else tensor
+
+    def outputs(
+        self,
+        module: nn.Module,
+        layer: str,
+        call: int,
+        output: object,
+        found: Sequence[tuple[str, Tensor]],
+        sources: Sequence[tuple[str, Tensor]],
+    ) -> object:
+        """Hook the outputs of a call; return what to hand on in their place, or None to leave them.
+
+        Args:
+            module: The module.
+            layer: Its name.
+            call: Which of its calls.
+            output: What it returned.
+            found: The tensors in it.
+            sources: The inputs of the call, as they were given; empty if it overwrote one.
+        """
+        if not found:
+            site: GradientSite[T] = GradientSite(layer, module, call, "", "output", (), "none", "it is no tensor")
+            self.sites.setdefault(site.key, site)
+        # One of several may be used inside the module, too, to compute another: a view shows the way out alone.
+        several = sum(tensor.requires_grad for _, tensor in found) > 1
+        replacements: dict[str, Tensor] = {}
+        handed_on_as: dict[int, Tensor] = {}  # a tensor returned twice stays one
+        met: list[tuple[GradientSite[T], Tensor]] = []
+        for slot, tensor in found:
+            site = GradientSite(layer, module, call, slot, "output", *_shape_and_dtype(tensor), "")
+            site.untracked = _why_untracked(tensor, sources, module)
+            if id(tensor) not in handed_on_as:
+                passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
+                handed_on_as[id(tensor)] = self._handed_on(site, tensor, passed)
+            met.append((site, handed_on_as[id(tensor)]))
+            if met[-1][1] is not tensor:
+                replacements[slot] = met[-1][1]
+        result = None
+        if replacements:
+            try:
+                result = with_tensors(output, replacements)
+            except TypeError:  # then the tensors themselves are watched: their gradients count all their uses
+                met = [(site, tensor) for (site, _), (_, tensor) in zip(met, found, strict=True) if not tensor.is_leaf]
+        for site, handed_on in met:
+            self._watch(site, handed_on)
+        return result
+
+    def _handed_on(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
+        """Return what to hand on instead of an output, so that its gradient can be seen."""
+        if site.untracked:
+            if not self.track or not _can_require_grad(tensor):
+                return tensor
+            site.untracked = ""
+            return strided_copy(tensor.detach().requires_grad_())  # no leaf: what follows may work in place
+        if site.key in self._hopeless:
+            site.untracked = "it is overwritten through another view of its memory, and no copy can take its place"
+            return tensor
+        if site.key in self._clone_at:
+            return strided_copy(tensor)
+        return _alias(tensor) if passed else tensor
+
+    def _watch(self, site: GradientSite[T], tensor: Tensor) -> None:
+        """Put a hook on the tensor, if autograd tracks it and the site has none yet."""
+        known = self.sites.get(site.key)
+        if known is None:
+            self.sites[site.key] = site
+        elif site.untracked or not known.untracked:  # a replay shows what was hooked before, or nothing again
+            return
+        else:
+            known.untracked = site.untracked
+            site = known
+            for each in self._replayable:
+                each.replayed |= not site.untracked and (each.layer, each.call) == (site.layer, site.call)
+        if site.untracked:
+            return
+
+        def arrive(gradient: Tensor | None) -> None:
+            if gradient is None or not self.listening:  # None: another output of the same operation got one
+                return
+            if site.arrival is None:
+                site.arrival = self.arrivals
+                self.arrivals += 1
+            with plain_arithmetic(gradient):
+                site.value = self.observe(site, gradient)
+
+        self._handles.append(tensor.register_hook(arrive))  # type: ignore[no-untyped-call]
+        if tensor._is_view() and site.role == "output":
+            counter = tensor.detach()
+            counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
+            self._views.append(_Marked(site.key, counter, tensor._version))
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Return a view with the very strides: `view_as` computes them anew, and kernels choose by them."""
+    return tensor.view_as(tensor) if tensor.is_nested else tensor[...]
+
+
+def strided_copy(tensor: Tensor) -> Tensor:
+    """Return a copy with the very strides, which `clone` may change along axes of size one."""
+    copied = tensor.clone()
+    if tensor.layout == torch.strided and not tensor.is_nested and copied.stride() != tensor.stride():
+        steps = zip(copied.stride(), tensor.stride(), tensor.shape, strict=True)
+        if all(ours == theirs for ours, theirs, size in steps if size > 1):
+            strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            return strided.copy_(tensor)
+    return copied
+
+
+def _shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+    shape = (tensor.size(0), -1) if tensor.is_nested else tuple(tensor.shape)
+    return shape, str(tensor.dtype).removeprefix("torch.")
+
+
+def _addresses(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
+    return [tensor.data_ptr() if tensor.layout == torch.strided else 0 for _, tensor in inputs]
+
+
+def _can_require_grad(tensor: Tensor) -> bool:
+    differentiable = tensor.is_floating_point() or tensor.is_complex()
+    return differentiable and torch.is_grad_enabled() and not tensor.is_inference()
+
+
+def _why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module: nn.Module | None = None) -> str:
+    """Return why autograd does not track a tensor that a module returned or was given; "" if it does."""
+    reason = ""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return reason
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        reason = f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
+    elif tensor.is_inference():
+        reason = "it was computed in inference mode"
+    elif not torch.is_grad_enabled():
+        reason = "it was computed without gradients (no_grad)"
+    elif module is None:
+        reason = "nothing before it requires a gradient"
+    elif any(given.requires_grad for _, given in inputs) or any(each.requires_grad for each in module.parameters()):
+        reason = "it was cut off inside the module (no_grad or detach)"
+    else:
+        reason = "no parameter before it is trainable"
+    return reason
+
+
+_NO_CHANGE = nullcontext()
+
+
+def plain_arithmetic(tensor: Tensor) -> AbstractContextManager[object]:
+    """Switch off gradients and autocast for observing a tensor, where they are on."""
+    if not torch._C._is_any_autocast_enabled():
+        return torch.no_grad() if torch.is_grad_enabled() else _NO_CHANGE
+    device = tensor.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return torch.no_grad()
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch.autocast(device, enabled=False))
+    return stack

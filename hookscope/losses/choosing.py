@@ -1,0 +1,279 @@
+"""From the name of a loss to its value: hides nested outputs, which of them counts, and users' own functions."""
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hookscope.errors import ModelError, UsageError, nearest
+from hookscope.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
+from hookscope.losses.targets import (
+    BatchLike,
+    Output,
+    TargetKind,
+    Task,
+    classes_text,
+    per_input,
+    read_target,
+    value_target,
+)
+from hookscope.nested import tensors_in
+from hookscope.text import safe_text, shape_text
+
+# Of several outputs, the one that a loss of one output takes: the first of these names that there is. Our choice, after
+# what torchvision, timm and Hugging Face call theirs.
+_MAIN_NAMES = ("logits", "out", "output")
+_OWN_TARGETS: tuple[TargetKind, ...] = ("class", "zeros", "noise", "self", "tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class LossValue:
+    """A loss over one batch.
+
+    Attributes:
+        value: 0-d, with the graph that leads to it.
+        name: "ce", "projection", "loss dict sum", "net.py:function".
+        target: What the output was compared with, for people: "argmax: class 285, Egyptian cat"; "" without one.
+        outputs: Labels of the outputs it was computed from: "(model)", "(model)['logits']".
+        warnings: Sentences a reader must see; each batch that gives rise to one brings it again.
+    """
+
+    value: Tensor
+    name: str
+    target: str
+    outputs: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+Loss = Callable[[object, BatchLike], LossValue]
+
+
+def choose_loss(
+    loss: str | Callable[..., object],
+    *,
+    target: str | int | Tensor | None = None,
+    target_name: str = "",
+    seed: int = 0,
+    categories: Sequence[str] = (),
+    output_key: str | None = None,
+    input_count: int | None = None,
+) -> Loss:
+    """Return the function that computes a loss from a model's output and its batch.
+
+    What each loss is, for an output x and a target t:
+
+    - `ce`, `nll`: -log p(t), mean over the batch and, for dense outputs, over positions. p is softmax(x) for `ce`,
+      exp(x) for `nll`. Of an output that is a softmax already both take log x.
+    - `logit`: x(t), sum over the batch, mean over positions; log x(t) of an output that is a softmax already.
+    - `bce`: -t log p - (1 - t) log(1 - p), mean over all elements. p is sigmoid(x), or x if that is what x is already.
+    - `mse`: (x - t)^2. `l1`: |x - t|. `huber`: (x - t)^2 / 2 where |x - t| < 1, else |x - t| - 1/2. Means over all
+      elements.
+    - `sum`: x, sum over all elements of all floating outputs.
+    - `projection`: r x, sum over all elements of all floating outputs, r seeded standard normal.
+
+    Losses of one output take the one called "logits", "out" or "output", or else the first. Classes lie on axis 1, and
+    on the last of three axes (N, T, C), unless the number of `categories` says otherwise. Without a target the losses
+    of classes take the output's own argmax, `bce` 0.5, and `mse`, `l1` and `huber` seeded standard normal noise. Random
+    numbers are drawn on the CPU in float32, from a generator for each input, so that an input's are the same in
+    whatever batch it comes; that of input 0 has the very seed. Losses are computed in float32 or float64, outside
+    autocast; a loss that is NaN or Inf is a value like others.
+
+    If the model returns a mapping of 0-d tensors, as detectors do in training, `projection` and `sum` are its sum.
+
+    Args:
+        loss: A name in `LOSSES`, or a function: called with the model's output (with the chosen one if `output_key` is
+            given), and with the target tensor after it if a target is given. It returns a 0-d tensor.
+        target: A class index or name, or several with commas, one per input; "zeros", "noise", "self" (the input); or
+            a tensor of class indices, probabilities or values, for one input or for each input of the run.
+        target_name: What to call a target tensor: the name of its file.
+        seed: Of projection and noise.
+        categories: Class names by index, if known.
+        output_key: Chooses one of several outputs: "logits", "['out']", ".logits", "[0]".
+        input_count: Inputs of the whole run, for targets given per input; None if a single batch holds them all.
+
+    Returns:
+        A function of (output, batch). It raises UsageError if loss, target and output do not fit, and ModelError if
+        a user's function raises.
+
+    Raises:
+        UsageError: If there is no such loss or class, or the loss takes no such target.
+
+    Source:
+        The formulas are those of torch.nn.functional. The defaults are our choice: a plain sum has no gradient behind
+        a softmax or a normalisation, a random projection of all outputs (a random vector-Jacobian product) does.
+    """
+    if isinstance(loss, str) and loss not in LOSSES:
+        known = ", ".join(LOSSES)
+        raise UsageError(
+            f"There is no loss '{safe_text(loss)}'.{nearest(loss, LOSSES)} Give {known} or FILE.py:FUNCTION."
+        )
+    name = loss if isinstance(loss, str) else _name_of(loss)
+    kinds = LOSSES[loss] if isinstance(loss, str) else _OWN_TARGETS
+    wanted = read_target(name, kinds, target, target_name, categories)
+    if not isinstance(loss, str):
+        _check_parameters(loss, name, 1 if target is None else 2)
+    if input_count is not None and len(wanted.classes) not in (0, 1, input_count):
+        raise UsageError(f"{len(wanted.classes)} target classes are given for {input_count} inputs: give 1 or as many.")
+
+    def compute(output: object, batch: BatchLike) -> LossValue:
+        found = [Output(*each) for each in tensors_in(output)]
+        floating = [each for each in found if _is_floating(each.tensor)]
+        outputs = floating if output_key is None else [output_at(floating, output_key)]
+        inputs = tuple(tensor for _, tensor in tensors_in(batch.args) if _is_floating(tensor))
+        count = max(batch.indices) + 1 if input_count is None else input_count
+        task = Task(name, wanted, seed, tuple(categories), count, batch.indices, inputs)
+        if not isinstance(loss, str):
+            return _own(loss, output if output_key is None else outputs[0].tensor, outputs, task)
+        if not outputs:
+            returned = ", ".join(f"{each.label} {each.tensor.dtype}" for each in found) or "no tensor"
+            raise UsageError(f"{name} needs an output of floating-point numbers, but the model returned {returned}.")
+        own_losses = isinstance(output, Mapping) and all(each.tensor.dim() == 0 for each in floating)
+        with _without_autocast(outputs[0].tensor.device.type):
+            return _built_in(outputs, task, own_losses=own_losses)
+
+    return compute
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_nested
+
+
+def output_at(outputs: Sequence[Output], key: str) -> Output:
+    """Return the output that the user's key means: "logits", "['out']", ".logits", "[0]".
+
+    Raises:
+        UsageError: If there is none; the message lists what there is.
+    """
+    path = key.removeprefix("(model)")
+    for each in outputs:
+        if each.path and each.path in (path, f"[{path!r}]", f".{path}", f"[{path}]"):
+            return each
+    paths = ", ".join(each.path for each in outputs if each.path)
+    hint = f"It has {safe_text(paths)}." if paths else "It has a single one or none: leave the key out."
+    raise UsageError(f"The model has no floating-point output '{safe_text(key)}'. {hint}")
+
+
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> LossValue:
+    """Compute one of `LOSSES`."""
+    name, used = task.loss, list(outputs)
+    warnings: tuple[str, ...] = ()
+    if name in OVER_ALL:
+        if own_losses:
+            name = "loss dict sum"
+            result = Result(torch.stack([real(each.tensor) for each in used]).sum())
+        else:
+            result = OVER_ALL[name](used, task)
+    else:
+        if own_losses:
+            raise UsageError(f"{name} needs an output, but the model returned its own losses: take --loss projection.")
+        main = _main(used)
+        others = ", ".join(each.label for each in used if each is not main)
+        used = [main]
+        result = OF_ONE[name](main, task)
+        warnings = (f"{name} is computed from {main.label} alone, not from {others}.",) if others else ()
+    labels = tuple(each.label for each in used)
+    if not any(each.tensor.numel() for each in used):
+        warnings = (*warnings, f"{', '.join(labels)} has no elements, so {name} has no gradient.")
+    return LossValue(result.value, name, result.target, labels, (*warnings, *result.warnings))
+
+
+def _main(outputs: Sequence[Output]) -> Output:
+    """Return the output that a loss of one output takes."""
+    named = {each.path: each for each in outputs}
+    for name in _MAIN_NAMES:
+        for path in (f".{name}", f"['{name}']"):
+            if path in named:
+                return named[path]
+    return next((each for each in outputs if each.tensor.dim()), outputs[0])
+
+
+# --- A user's own function -------------------------------------------------------------------------------------------
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """Return "file.py:function", or the class name of a callable object."""
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return safe_text(f"{Path(code.co_filename).name}:{name}" if code else name)
+
+
+def _check_parameters(function: Callable[..., object], name: str, count: int) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(*[None] * count)
+    except TypeError as error:
+        raise UsageError(
+            f"{name}{safe_text(str(signature))} cannot be called with "
+            f"{'the output and the target' if count > 1 else 'the output alone (no target is given)'}: "
+            f"{safe_text(str(error))}."
+        ) from error
+
+
+def _own(function: Callable[..., object], given: object, outputs: Sequence[Output], task: Task) -> LossValue:
+    """Compute a user's own loss."""
+    arguments, text = [given], ""
+    if task.target.kind != "default":
+        target, text = _own_target(outputs, task)
+        arguments.append(target)
+    try:
+        value = function(*arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{task.loss} raised at {_place(function, error)}") from error
+    what = "a loss has to be a single floating-point number computed from the output, as a 0-d tensor"
+    if not isinstance(value, Tensor):
+        raise UsageError(f"{task.loss} returned {safe_text(type(value).__name__)}, but {what}.")
+    if value.numel() != 1 or not value.is_floating_point():
+        raise UsageError(f"{task.loss} returned {shape_text(value.shape)} of {value.dtype}, but {what}.")
+    if not value.requires_grad and torch.is_grad_enabled() and any(each.tensor.requires_grad for each in outputs):
+        raise UsageError(
+            f"{task.loss} returned a tensor without a gradient: leave out .detach(), .item(), .numpy() and no_grad."
+        )
+    labels = tuple(each.label for each in outputs) or ("(model)",)
+    return LossValue(value.reshape(()), task.loss, text, labels)
+
+
+def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
+    """Return the target that a user's own loss is given; what shape fits is for the function to say."""
+    wanted = task.target
+    device = outputs[0].tensor.device if outputs else torch.device("cpu")
+    if wanted.kind == "class":
+        classes = per_input(wanted.classes, len(task.indices), task)
+        shown = wanted.classes if len(wanted.classes) == 1 else classes
+        return torch.tensor(classes, device=device), classes_text(shown, task.categories)
+    if wanted.tensor is not None:
+        per_run = wanted.tensor.dim() > 0 and wanted.tensor.shape[0] == task.input_count
+        return (wanted.tensor[list(task.indices)] if per_run else wanted.tensor).to(device), wanted.name
+    if wanted.kind == "self" and task.inputs:
+        return task.inputs[0], "the input itself"
+    if not outputs or wanted.kind == "self":
+        raise UsageError(
+            f"{task.loss} cannot be given {wanted.kind}: there is no floating-point tensor to make it from."
+        )
+    main = _main(outputs)
+    return value_target(real(main.tensor), main, task)
+
+
+def _place(function: Callable[..., object], error: BaseException) -> str:
+    """Return "file.py:12: TypeName: first line", the line being the innermost of the function's own file."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
+    frame = next((each for each in reversed(frames) if each.filename == file), frames[-1])
+    lines = str(error).strip().splitlines()
+    message = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    return safe_text(f"{Path(frame.filename).name}:{frame.lineno}: {message}")

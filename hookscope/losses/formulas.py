@@ -1,0 +1,335 @@
+"""The losses themselves, in float32 or float64; hides where classes lie and what is normalised already.
+
+A network may end in a softmax or a normalisation; a loss that would be wrong or without gradient there says so.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
+from torch import Tensor
+
+from hookscope.errors import UsageError
+from hookscope.losses.targets import Output, TargetKind, Task, class_target, draw, fit, generators, value_target
+from hookscope.text import shape_text
+
+# Above this share of the top class, cross-entropy towards that class has little gradient left: at a share of 0.97 its
+# norm with respect to the logits was 0.044, at 0.03 it was 0.97. Our choice of limit.
+_CONFIDENT_SHARE = 0.9
+# Below this many values a mean of 0 or a mean square of 1 may be chance. Our choice.
+_MIN_GROUP = 8
+
+
+class Result(NamedTuple):
+    """A loss (0-d), what its outputs were compared with, and sentences a reader must see."""
+
+    value: Tensor
+    target: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Return a floating tensor as dense float32 or float64; of a complex one, both parts along a new last axis."""
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+# --- Classes ---------------------------------------------------------------------------------------------------------
+
+
+def _cross_entropy(output: Output, task: Task) -> Result:
+    """Compute the mean over rows and positions of -log p(t)."""
+    values = real(output.tensor)
+    axis = _class_axis(values, output, task)
+    rows = _rows(values, axis)  # (N, C, *positions)
+    if rows.shape[1] < 2:
+        raise UsageError(
+            f"{task.loss} needs two classes or more, but {output.label} of shape {shape_text(output.tensor.shape)} has "
+            f"{rows.shape[1]}: take --loss bce."
+        )
+    log_p, normalised, warnings = _log_probabilities(rows, output, task)
+    given = task.target.tensor
+    if given is not None and given.is_floating_point():
+        shares = _rows(fit(given.to(values), tuple(values.shape), output, task), axis)
+        _check_probabilities(shares, task)
+        return Result(-(shares * log_p).sum(1).mean(), task.target.name, warnings)
+    classes, text = class_target(rows, output, task)
+    if normalised and task.target.kind == "default":
+        warnings += _confidence_warning(log_p, task)
+    return Result(F.nll_loss(log_p, classes), text, warnings)
+
+
+def _logit(output: Output, task: Task) -> Result:
+    """Compute the sum over rows of x(t), of its mean over positions."""
+    values = real(output.tensor)
+    rows = _rows(values, _class_axis(values, output, task))  # (N, C, *positions)
+    classes, text = class_target(rows, output, task)
+    warnings: tuple[str, ...] = ()
+    if _is_softmax(rows, output):
+        rows, warnings = _log(rows), (_softmax_warning(output, task),)
+    picked = rows.gather(1, classes.unsqueeze(1))  # (N, 1, *positions)
+    return Result(picked.flatten(1).mean(1).sum(), text, warnings)
+
+
+def _class_axis(values: Tensor, output: Output, task: Task) -> int:
+    """Return the axis of `values` that counts classes; 1 for a vector of one value per input, which has none.
+
+    With three axes the last is likelier: logits of language models are (N, T, C). Our choice.
+    """
+    if values.dim() == 0:
+        raise UsageError(f"{task.loss} needs a value per class, but {output.label} is a single number: take sum.")
+    if values.dim() == 1:
+        return 1 if values.shape[0] == len(task.indices) else 0
+    last = values.dim() - 1
+    fitting = {axis for axis in (1, last) if values.shape[axis] == len(task.categories)}
+    if len(fitting) == 1:
+        return fitting.pop()
+    return last if values.dim() == 3 else 1
+
+
+def _rows(values: Tensor, axis: int) -> Tensor:
+    """Return values with their class axis as axis 1: (N, C, *positions)."""
+    return values.unsqueeze(axis) if values.dim() == 1 else values.movedim(axis, 1)
+
+
+def _log_probabilities(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, bool, tuple[str, ...]]:
+    """Return log p of each class, whether these are normalised, and what has to be said about it."""
+    if _is_softmax(rows, output):
+        return _log(rows), True, (_softmax_warning(output, task),)
+    if task.loss == "ce":
+        return rows.log_softmax(1), True, ()
+    if bool((rows.detach().logsumexp(1).abs() <= _tolerance(output)).all()):
+        return rows, True, ()
+    warning = f"nll takes {output.label} for log probabilities, but they are not normalised: for logits take ce."
+    return rows, False, (warning,)
+
+
+def _is_softmax(rows: Tensor, output: Output) -> bool:
+    """Say whether values are probabilities of classes: two or more, not negative, with a sum of 1."""
+    values = rows.detach()
+    if rows.shape[1] < 2 or not rows.numel():
+        return False
+    return bool((values >= 0).all() and ((values.sum(1) - 1).abs() <= _tolerance(output)).all())
+
+
+def _tolerance(output: Output) -> float:
+    """Return how far sums and means may be off in the output's dtype and still count as exact: our choice."""
+    return max(1e-4, 2 * torch.finfo(output.tensor.dtype).eps)
+
+
+def _softmax_warning(output: Output, task: Task) -> str:
+    return f"{output.label} is a softmax already (rows sum to 1), so {task.loss} takes its logarithm."
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    # What has come out as 0 counts as the smallest normal number, so that its logarithm stays finite.
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
+
+def _check_probabilities(shares: Tensor, task: Task) -> None:
+    if not bool((shares >= 0).all() and ((shares.sum(1) - 1).abs() <= 1e-3).all()):
+        raise UsageError(
+            f"{task.target.name} holds floating-point numbers that are not probabilities (not negative, with a sum of "
+            "1 over the classes): give those, or class indices as whole numbers."
+        )
+
+
+def _confidence_warning(log_p: Tensor, task: Task) -> tuple[str, ...]:
+    shares = log_p.detach().exp().amax(1, keepdim=True).flatten(1).mean(1)  # (N,)
+    sure = int((shares > _CONFIDENT_SHARE).sum())
+    rows = "inputs" if len(shares) == len(task.indices) else "rows of the output"
+    warning = (
+        f"For {sure} of {len(shares)} {rows} the network is more than {_CONFIDENT_SHARE:.0%} sure of the class that "
+        f"{task.loss} takes as its target, so gradients are small: give a target, or take --loss logit."
+    )
+    return (warning,) if sure else ()
+
+
+# --- Values ----------------------------------------------------------------------------------------------------------
+
+
+def _binary_cross_entropy(output: Output, task: Task) -> Result:
+    """Compute the mean over all elements of -t log p - (1 - t) log(1 - p)."""
+    values = real(output.tensor)
+    labels, text = _binary_labels(values, output, task)
+    if not bool(((labels >= 0) & (labels <= 1)).all()):
+        raise UsageError(f"bce compares with numbers from 0 to 1, but its target ({text}) has others.")
+    seen = values.detach()
+    unit = bool(values.numel() and (seen >= 0).all() and (seen <= 1).all())
+    last_step = _last_step(output.tensor)
+    if unit and last_step in ("Sigmoid", "Softmax", ""):
+        warning = f"{output.label} is a probability already, so bce takes its logarithm."
+        return Result(F.binary_cross_entropy(values, labels), text, (warning,))
+    warnings = (f"bce takes {output.label} for logits, though all of it lies between 0 and 1.",) if unit else ()
+    return Result(F.binary_cross_entropy_with_logits(values, labels), text, warnings)
+
+
+def _binary_labels(values: Tensor, output: Output, task: Task) -> tuple[Tensor, str]:
+    """Return a label from 0 to 1 for each element."""
+    if task.target.kind == "default":
+        return torch.full_like(values, 0.5), "0.5 everywhere"
+    if task.target.kind != "class":
+        return value_target(values, output, task)
+    axis = _class_axis(values, output, task)
+    rows = _rows(values, axis)
+    if rows.shape[1] == 1:  # a single value stands for two classes, 0 and 1
+        classes, text = class_target(torch.cat([rows, rows], 1), output, task)
+        return classes.reshape(values.shape).to(values.dtype), text
+    classes, text = class_target(rows, output, task)
+    labels = torch.zeros_like(rows).scatter(1, classes.unsqueeze(1), 1.0)
+    labels = labels if values.dim() == 1 else labels.movedim(1, axis)
+    return labels.reshape(values.shape), f"{text}, against all others"
+
+
+# Operations that move values without changing them, as autograd calls them.
+_VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Alias", "Squeeze", "Unsqueeze", "Transpose", "T", "Permute")
+_MOVES = frozenset({*_VIEWS, "Select", "Slice", "Split", "Unbind", "Clone", "ToCopy"})
+
+
+def _last_step(tensor: Tensor) -> str:
+    """Return what autograd calls the operation that computed the values: "Sigmoid"; "" where there is no graph."""
+    step, name = tensor.grad_fn, ""
+    while step is not None:
+        name = step.name().partition("Backward")[0]
+        if name not in _MOVES:
+            break
+        step = step.next_functions[0][0]
+    return name
+
+
+def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Output, Task], Result]:
+    """Return a loss that compares an output with values of its shape."""
+
+    def compute(output: Output, task: Task) -> Result:
+        values = real(output.tensor)
+        wanted, text = value_target(values, output, task)
+        warnings: tuple[str, ...] = ()
+        if task.target.kind == "zeros":
+            fixed = _fixed_size(values.detach(), task.loss, _tolerance(output))
+            warnings = (_no_gradient(output, task, fixed),) if fixed else ()
+        return Result(formula(values, wanted), text, warnings)
+
+    return compute
+
+
+# --- All outputs -----------------------------------------------------------------------------------------------------
+
+
+def _sum(outputs: Sequence[Output], task: Task) -> Result:
+    """Compute the sum of all elements."""
+    fixed = [(each, _fixed_sum(real(each.tensor).detach(), _tolerance(each))) for each in outputs]
+    warnings = tuple(_no_gradient(each, task, reason) for each, reason in fixed if reason)
+    return Result(torch.stack([real(each.tensor).sum() for each in outputs]).sum(), warnings=warnings)
+
+
+def _projection(outputs: Sequence[Output], task: Task) -> Result:
+    """Compute the sum of r x over all elements, r standard normal."""
+    sources = generators(task.indices, task.seed)
+    parts = []
+    for each in outputs:
+        values = real(each.tensor)
+        weights = draw(tuple(values.shape), sources).to(values.device, values.dtype)
+        parts.append((values * weights).sum())
+    return Result(torch.stack(parts).sum(), f"standard normal weights (seed {task.seed})")
+
+
+# --- Losses without gradient -----------------------------------------------------------------------------------------
+
+
+def _no_gradient(output: Output, task: Task, reason: str) -> str:
+    against = " against zeros" if task.target.kind == "zeros" else ""
+    return (
+        f"{task.loss}{against} has next to no gradient by construction: {output.label} {reason}, whatever the network "
+        "does before. Take --loss projection."
+    )
+
+
+def _fixed_sum(values: Tensor, tolerance: float) -> str:
+    """Say why the sum of the values cannot change, or ""."""
+    if _sums_to_one(values, tolerance):
+        return "is a softmax whose rows sum to 1"
+    for axes, count in _groups(values):
+        deviation, mean = torch.std_mean(values, axes, correction=0)
+        # The mean of independent numbers is off 0 by about 1 / sqrt(count) of their deviation. Our choice of limit: a
+        # thousandth of that, or what rounding in the output's dtype amounts to.
+        limit = max(1e-3, tolerance / 2) / math.sqrt(count)
+        if bool((deviation > 0).all() and (mean.abs() <= limit * deviation).all()):
+            return "is normalised to mean 0"
+    return ""
+
+
+def _fixed_size(values: Tensor, loss: str, tolerance: float) -> str:
+    """Say why the mean square (mse) or mean modulus (l1) of the values cannot change, or ""."""
+    if loss == "l1" and _sums_to_one(values, tolerance):
+        return "is a softmax whose rows sum to 1"
+    if loss != "mse":
+        return ""
+    squares = values.square()
+    for axis in _class_axes(values):
+        if values.shape[axis] > 1 and bool(((squares.sum(axis) - 1).abs() <= 2 * tolerance).all()):
+            return "is normalised to length 1"
+    for axes, _ in _groups(values):
+        # A thousandth, because a normalisation adds its epsilon to the variance. Our choice.
+        if bool(((squares.mean(axes) - 1).abs() <= max(1e-3, tolerance)).all()):
+            return "is normalised to mean square 1"
+    return ""
+
+
+def _sums_to_one(values: Tensor, tolerance: float) -> bool:
+    return any(
+        values.shape[axis] > 1
+        and bool(values.numel() and (values >= 0).all() and ((values.sum(axis) - 1).abs() <= tolerance).all())
+        for axis in _class_axes(values)
+    )
+
+
+def _class_axes(values: Tensor) -> set[int]:
+    """Return the axes that may count classes."""
+    return {min(1, values.dim() - 1), values.dim() - 1} if values.dim() else set()
+
+
+def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
+    """List the axes that normalisations reduce, with the number of values: all of an input, and all of a channel.
+
+    What is normalised within smaller groups is normalised within these.
+    """
+    axes = tuple(range(values.dim()))
+    sets = {axes[1:], (*axes[:1], *axes[2:])} - {()}
+    counts = {each: math.prod(values.shape[axis] for axis in each) for each in sets}
+    return [(each, count) for each, count in counts.items() if count >= _MIN_GROUP]
+
+
+# --- What there is ---------------------------------------------------------------------------------------------------
+
+
+OF_ONE: dict[str, Callable[[Output, Task], Result]] = {
+    "ce": _cross_entropy,
+    "bce": _binary_cross_entropy,
+    "mse": _elementwise(F.mse_loss),
+    "l1": _elementwise(F.l1_loss),
+    "huber": _elementwise(F.huber_loss),
+    "nll": _cross_entropy,
+    "logit": _logit,
+}
+"""Losses of one output."""
+
+OVER_ALL: dict[str, Callable[[Sequence[Output], Task], Result]] = {"sum": _sum, "projection": _projection}
+"""Losses over all floating outputs."""
+
+LOSSES: dict[str, tuple[TargetKind, ...]] = {
+    "ce": ("class", "tensor"),
+    "bce": ("class", "tensor", "zeros", "self"),
+    "mse": ("zeros", "noise", "self", "tensor"),
+    "l1": ("zeros", "noise", "self", "tensor"),
+    "huber": ("zeros", "noise", "self", "tensor"),
+    "nll": ("class", "tensor"),
+    "sum": (),
+    "logit": ("class", "tensor"),
+    "projection": (),
+}
+"""The targets that each loss takes."""

@@ -1,0 +1,320 @@
+"""What an output is compared with: hides class names, files for many inputs, random numbers and the shapes of all."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hookscope.errors import UsageError, nearest
+from hookscope.results import row_label
+from hookscope.text import safe_text, shape_text
+
+TargetKind = Literal["default", "class", "tensor", "zeros", "noise", "self"]
+
+_IN_WORDS: dict[TargetKind, str] = {
+    "class": "a class index or name",
+    "tensor": "a tensor file",
+    "zeros": "zeros",
+    "noise": "noise",
+    "self": "self",
+}
+
+# Odd, so that no two inputs of a run get the same seed modulo 2**32, which is all torch's CPU generator looks at: 2**32
+# over the golden ratio.
+_SEED_STEP = 0x9E3779B1
+# A label names this many classes one by one. Our choice.
+_NAMED_CLASSES = 5
+
+
+class BatchLike(Protocol):
+    """What a loss needs to know of the inputs; `hookscope.inputs.Batch` is one."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What the model was called with."""
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Position of each input in the run."""
+
+
+class Output(NamedTuple):
+    """One tensor of what the model returned."""
+
+    path: str
+    tensor: Tensor
+
+    @property
+    def label(self) -> str:
+        """Name for people: "(model)", "(model)['logits']"."""
+        return safe_text(row_label("", 0, self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the user wants an output compared with.
+
+    Attributes:
+        kind: "default" leaves it to the loss.
+        classes: For "class": one index for all inputs, or one per input.
+        tensor: For "tensor".
+        name: What to call the tensor.
+    """
+
+    kind: TargetKind = "default"
+    classes: tuple[int, ...] = ()
+    tensor: Tensor | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One loss over one batch, but for the outputs.
+
+    Attributes:
+        loss: Its name.
+        target: What the user wants the output compared with.
+        seed: Of everything random.
+        categories: Class names by index, as far as known.
+        input_count: Inputs of the whole run.
+        indices: Position in the run of each input of the batch.
+        inputs: The floating tensors among the model's arguments.
+    """
+
+    loss: str
+    target: Target
+    seed: int
+    categories: tuple[str, ...]
+    input_count: int
+    indices: tuple[int, ...]
+    inputs: tuple[Tensor, ...]
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_target(
+    loss: str, kinds: Sequence[TargetKind], given: str | int | Tensor | None, name: str, categories: Sequence[str]
+) -> Target:
+    """Read what the user gave as a target, as far as that goes without an output.
+
+    Args:
+        loss: Name of the loss, for messages.
+        kinds: What it takes.
+        given: As for `choose_loss`.
+        name: What to call a tensor; "" for its shape.
+        categories: Class names by index.
+
+    Raises:
+        UsageError: If the loss does not take it, or there is no such class.
+    """
+    if given is None:
+        return Target()
+    target = Target()
+    if isinstance(given, Tensor):
+        values = given.detach()
+        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values  # as outputs are taken
+        target = Target("tensor", tensor=values, name=safe_text(name) or f"tensor {shape_text(given.shape)}")
+    elif given in ("zeros", "noise", "self"):
+        target = Target(given)  # type: ignore[arg-type] # one of the kinds, by the line above
+    elif "class" in kinds:
+        target = Target("class", classes=_read_classes(str(given), categories))
+    if target.kind in kinds:
+        return target
+    shown = "a tensor" if isinstance(given, Tensor) else f"'{safe_text(str(given))}'"
+    takes = [_IN_WORDS[kind] for kind in kinds]
+    hint = f"Give {', '.join(takes[:-1])} or {takes[-1]}." if kinds else "It compares with nothing: give no target."
+    raise UsageError(f"{loss} does not take {shown} as its target. {hint}")
+
+
+def _read_classes(text: str, categories: Sequence[str]) -> tuple[int, ...]:
+    """Read class indices and names with commas between them; a name may itself hold commas."""
+    whole = _class_index(text, categories)
+    parts = [text] if whole is not None else text.split(",")
+    return tuple(_required_class(part, categories) for part in parts)
+
+
+def _required_class(text: str, categories: Sequence[str]) -> int:
+    index = _class_index(text, categories)
+    if index is not None:
+        return index
+    shown = safe_text(text.strip())
+    if not categories:
+        raise UsageError(f"Target class '{shown}' is not an index from 0, and the model comes without class names.")
+    raise UsageError(
+        f"The model knows no class '{shown}'.{safe_text(nearest(text.strip(), categories))} Or give an index."
+    )
+
+
+def _class_index(text: str, categories: Sequence[str]) -> int | None:
+    """Return the index of the class that `text` names, by number, whole name or one of its synonyms."""
+    wanted = text.strip().lower()
+    if re.fullmatch(r"[0-9]{1,9}", wanted):
+        return int(wanted)
+    found = [index for index, name in enumerate(categories) if name.lower() == wanted]
+    if not found:  # "tabby" of "tabby, tabby cat"
+        found = [
+            index
+            for index, name in enumerate(categories)
+            if wanted and wanted in (part.strip().lower() for part in name.split(","))
+        ]
+    if len(found) > 1:
+        raise UsageError(f"Several classes are named '{safe_text(wanted)}': give one of {', '.join(map(str, found))}.")
+    return found[0] if found else None
+
+
+# --- Classes ---------------------------------------------------------------------------------------------------------
+
+
+def class_target(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, str]:
+    """Return the class each row is compared with.
+
+    Args:
+        rows: The output with its classes on axis 1, (N, C, *positions).
+        output: As the model returned it.
+        task: Whose target is "default" (each row's own argmax), "class" or "tensor" of whole numbers.
+
+    Returns:
+        Class indices (N, *positions), and what they are, for people.
+
+    Raises:
+        UsageError: If a class is out of range, or shapes or counts do not fit.
+    """
+    target, shape = task.target, (rows.shape[0], *rows.shape[2:])
+    names = task.categories if len(task.categories) == rows.shape[1] else ()
+    if target.kind == "default":
+        classes = rows.detach().argmax(1)
+        if len(shape) > 1:
+            return classes, f"argmax at each position, of {rows.shape[1]} classes"
+        return classes, f"argmax: {classes_text(classes.tolist(), names)}"
+    if target.tensor is not None:
+        if target.tensor.is_floating_point():
+            raise UsageError(f"{task.loss} takes class indices, but {target.name} holds {target.tensor.dtype}.")
+        classes = fit(target.tensor.to(rows.device), shape, output, task).long()
+        _check_range(classes, rows.shape[1], output, task)
+        return classes, target.name
+    given = torch.tensor(per_input(target.classes, shape[0], task), device=rows.device)
+    _check_range(given, rows.shape[1], output, task)
+    text = classes_text(target.classes if len(target.classes) == 1 else given.tolist(), names)
+    return given.reshape(-1, *(1 for _ in shape[1:])).expand(shape), text
+
+
+def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]:
+    """Return a class for each row of the batch: the one there is, or that of the row's input.
+
+    Raises:
+        UsageError: If there are several, and not one for each input, or rows do not stand for inputs.
+    """
+    if len(classes) == 1:
+        return [classes[0]] * row_count
+    if len(classes) != task.input_count:
+        raise UsageError(f"{len(classes)} target classes are given for {task.input_count} inputs: give 1 or as many.")
+    if row_count != len(task.indices):
+        raise UsageError(
+            f"The output has {row_count} rows for {len(task.indices)} inputs, so that there cannot be a target class "
+            "for each input: give 1 for all."
+        )
+    return [classes[index] for index in task.indices]
+
+
+def _check_range(classes: Tensor, count: int, output: Output, task: Task) -> None:
+    wrong = classes[(classes < 0) | (classes >= count)]
+    if wrong.numel():
+        raise UsageError(
+            f"Target class {int(wrong[0])} is out of range for {task.loss}: {output.label} of shape "
+            f"{shape_text(output.tensor.shape)} has classes 0 to {count - 1}."
+        )
+
+
+def classes_text(classes: Sequence[int], names: Sequence[str]) -> str:
+    """Return "class 285, Egyptian cat", "classes 285 (Egyptian cat), 281 (tabby)"; names where they are known."""
+    known = [safe_text(names[index]) if index < len(names) else "" for index in classes[:_NAMED_CLASSES]]
+    if len(classes) == 1:
+        return f"class {classes[0]}" + (f", {known[0]}" if known[0] else "")
+    shown = [f"{index} ({name})" if name else str(index) for index, name in zip(classes, known, strict=False)]
+    more = len(classes) - len(shown)
+    return f"classes {', '.join(shown)}" + (f" and {more} more" if more else "")
+
+
+# --- Values ----------------------------------------------------------------------------------------------------------
+
+
+def value_target(values: Tensor, output: Output, task: Task) -> tuple[Tensor, str]:
+    """Return what an output is compared with, element by element.
+
+    Args:
+        values: The output, in the dtype the loss is computed in.
+        output: As the model returned it.
+        task: Whose target is "zeros", "noise", "self" or "tensor"; "default" means noise.
+
+    Returns:
+        A tensor of the shape and dtype of `values`, and what it is, for people.
+
+    Raises:
+        UsageError: If there is no tensor of that shape.
+    """
+    target, shape = task.target, tuple(values.shape)
+    if target.kind == "zeros":
+        return torch.zeros_like(values), "zeros"
+    if target.kind == "tensor" and target.tensor is not None:
+        return fit(target.tensor.to(values.device), shape, output, task).to(values.dtype), target.name
+    if target.kind == "self":
+        for given in task.inputs:
+            if given.shape == shape:
+                return given.detach().to(values.device, values.dtype), "the input itself"
+        shapes = ", ".join(shape_text(given.shape) for given in task.inputs) or "no floating-point tensor"
+        raise UsageError(
+            f"{task.loss} cannot compare {output.label} of shape {shape_text(shape)} with the input itself, {shapes}: "
+            "the target self is for networks that give back what they are given."
+        )
+    noise = draw(shape, generators(task.indices, task.seed))
+    return noise.to(values.device, values.dtype), f"noise (seed {task.seed})"
+
+
+def generators(indices: Sequence[int], seed: int) -> list[torch.Generator]:
+    """Return a random number generator for each input, the same in whatever batch it comes; input 0 has the seed."""
+    return [torch.Generator().manual_seed((seed + index * _SEED_STEP) % 2**63) for index in indices]
+
+
+def draw(shape: tuple[int, ...], sources: Sequence[torch.Generator]) -> Tensor:
+    """Draw standard normal float32 numbers on the CPU, those of each input from its own generator.
+
+    Where axis 0 does not count the inputs, all numbers come from the first generator.
+    """
+    if shape and shape[0] == len(sources):
+        return torch.stack([torch.randn(shape[1:], generator=source) for source in sources])
+    return torch.randn(shape, generator=sources[0])
+
+
+def fit(given: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> Tensor:
+    """Return a target tensor in the shape that is compared, with the rows of this batch's inputs.
+
+    Args:
+        given: Of `shape`; or with a row for each input of the run, or for one input with or without a batch axis.
+        shape: What is compared, the batch on axis 0 if there is one.
+        output: What it belongs to.
+        task: Says which inputs the batch holds.
+
+    Raises:
+        UsageError: If the shapes do not fit.
+    """
+    if shape and shape[0] == len(task.indices):
+        if given.shape == shape[1:] or given.shape == (1, *shape[1:]):
+            return given.expand(shape)
+        if given.dim() == len(shape) and given.shape[1:] == shape[1:]:
+            row_count = given.shape[0]
+            if row_count == task.input_count:
+                return given[list(task.indices)]
+            raise UsageError(
+                f"{task.loss} cannot compare {output.label} with {task.target.name}: it is {shape_text(given.shape)}, "
+                f"with {row_count} rows for {task.input_count} inputs. Give 1 row, or as many."
+            )
+    elif given.shape == shape:
+        return given
+    raise UsageError(
+        f"{task.loss} needs a target of shape {shape_text(shape)} for {output.label} of shape "
+        f"{shape_text(output.tensor.shape)}, but {task.target.name} is {shape_text(given.shape)}."
+    )

@@ -1,0 +1,279 @@
+"""From what hooks show to rows: reduce in the hook, merge over batches, flag, keep what is to be drawn."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks import ModuleCall, Observation
+from hookscope.layout import AxisReader, arrange
+from hookscope.losses import Output, output_at
+from hookscope.measure import Pending, Reducer, Reduction, Staged, collect, merge, summarise
+from hookscope.nested import tensors_in
+from hookscope.results import (
+    FeatureMaps,
+    Flag,
+    GradientRow,
+    LayerRow,
+    Prediction,
+    TensorStatistics,
+    UncalledLayer,
+    row_label,
+)
+
+# A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
+_DEAD_FRACTION = 0.5
+
+Key = tuple[str, int, str]
+"""(layer, call, slot)."""
+
+Measured = Reduction | Staged | Pending
+"""What `Reducer.reduce` gives in a hook; `collect` makes it plain numbers."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What one (layer, call, slot) has shown so far."""
+
+    reduction: Reduction | None
+    in_place: bool
+    passed_through: bool
+    shape_varies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One input's activation, cloned in the hook."""
+
+    key: Key
+    input_index: int
+    values: Tensor
+    channel_axis: int | None
+    channel_count: int
+    shape: tuple[int, ...]
+    grids: tuple[tuple[int, ...], ...]
+    note: str
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The observer given to `capture`: reduces every output, and clones what is to be drawn."""
+
+    grids_for: int
+    max_channels: int | None
+    on_tensor: Callable[[str, Tensor], None] | None
+    reducer: Reducer = field(default_factory=Reducer)
+    axes: AxisReader = field(default_factory=AxisReader)
+    kept: list[Kept] = field(default_factory=list)
+    indices: tuple[int, ...] = ()
+    _latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
+
+    def start(self, indices: tuple[int, ...]) -> None:
+        """Begin a forward pass over the inputs at `indices`."""
+        self.axes = AxisReader()
+        self.indices = indices
+        self._latest = None
+
+    def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
+        """Reduce one output in the hook."""
+        axis = None if tensor.is_nested else self.axes.channel_axis(call.module, tuple(tensor.shape))
+        if self.on_tensor is not None:
+            self.on_tensor(row_label(call.layer, call.call, slot), tensor)
+        if self.grids_for:
+            self.keep((call.layer, call.call, slot), tensor, axis)
+        return self.reduce(tensor, axis)
+
+    def reduce(self, tensor: Tensor, axis: int | None) -> Measured:
+        """Reduce a tensor, unless it is the one that has just been reduced."""
+        if tensor.is_inference():
+            return self.reducer.reduce(tensor, axis)
+        # A container usually returns the very tensor that its last child has just returned.
+        version = tensor._version
+        if self._latest is not None:
+            reference, latest_version, latest_axis, reduction = self._latest
+            if reference() is tensor and latest_version == version and latest_axis == axis:
+                return reduction
+        reduction = self.reducer.reduce(tensor, axis)
+        self._latest = (weakref.ref(tensor), version, axis, reduction)
+        return reduction
+
+    def keep(self, key: Key, tensor: Tensor, axis: int | None) -> None:
+        """Clone the slices that belong to the inputs to be drawn, if there are any."""
+        if self.grids_for <= min(self.indices, default=0) or tensor.layout != torch.strided or not tensor.numel():
+            return
+        count, note = len(self.indices), ""
+        if tensor.dim() == 0:
+            tensor = tensor.reshape(1)
+        if tensor.shape[0] != count:
+            if tensor.dim() == 3 and tensor.shape[1] == count:  # (T, N, D)
+                tensor = tensor.transpose(0, 1)
+            else:
+                note = f"element 0 of {tensor.shape[0]}: axis 0 is not the batch"
+        for index, values in zip(self.indices, tensor, strict=False):
+            if index >= self.grids_for:
+                break
+            shape = tuple(values.shape)
+            channel_count = values.numel() if axis is None else shape[axis - 1]
+            if self.max_channels is not None and axis is not None:
+                values = values.narrow(axis - 1, 0, min(self.max_channels, channel_count))  # noqa: PLW2901
+            grids = tuple(self.axes.grids)
+            self.kept.append(Kept(key, index, values.detach().clone(), axis, channel_count, shape, grids, note))
+            if note:
+                break
+
+
+def absorb(rows: dict[Key, Row], observations: Sequence[Observation[Measured]]) -> None:
+    """Merge one forward pass into the rows; new ones are appended in execution order."""
+    reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
+    for seen in observations:
+        reduction = None if seen.value is None else next(reductions)
+        key = (seen.layer, seen.call, seen.slot)
+        row = rows.get(key)
+        if row is None:
+            rows[key] = Row(reduction, seen.in_place, seen.passed_through)
+        elif row.reduction is None or reduction is None:
+            row.reduction = row.reduction or reduction
+        else:
+            row.shape_varies |= row.reduction.shape[1:] != reduction.shape[1:]
+            row.reduction = merge(row.reduction, reduction)
+
+
+def layer_rows(
+    modules: Mapping[str, nn.Module], aliases: Mapping[str, tuple[str, ...]], rows: Mapping[Key, Row]
+) -> tuple[LayerRow, ...]:
+    """Turn rows into results, in execution order."""
+    measured = iter(summarise([row.reduction for row in rows.values() if row.reduction is not None]))
+    result = []
+    for index, ((layer, call, slot), row) in enumerate(rows.items()):
+        module = modules[layer]
+        statistics = TensorStatistics((), "none", 0) if row.reduction is None else next(measured)
+        result.append(
+            LayerRow(
+                index,
+                layer,
+                type(module).__name__,
+                call,
+                slot,
+                own_parameter_count(module),
+                statistics,
+                _flags(row, statistics),
+                aliases.get(layer, ()),
+            )
+        )
+    return tuple(result)
+
+
+def own_parameter_count(module: nn.Module) -> int:
+    """Return the number of elements in the parameters that the module owns directly."""
+    return sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
+
+
+def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
+    constant = statistics.min is not None and statistics.min == statistics.max and statistics.element_count > 1
+    flags: dict[Flag, bool] = {
+        "not a tensor": row.reduction is None,
+        "unmeasured": statistics.unmeasured is not None,
+        "non-finite": bool(statistics.nan_count or statistics.inf_count),
+        "all zero": constant and statistics.min == 0,
+        "constant": constant and statistics.min != 0,
+        "dead channels": not constant and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION,
+        "in-place": row.in_place,
+        "pass-through": row.passed_through,
+        "shape varies": row.shape_varies,
+    }
+    return tuple([flag for flag, holds in flags.items() if holds])
+
+
+def uncalled(
+    modules: Mapping[str, nn.Module],
+    selected: Mapping[str, nn.Module],
+    called: set[str],
+    *,
+    broke_off: bool,
+    mode: str = "eval",
+) -> tuple[UncalledLayer, ...]:
+    """List the selected modules that never ran, and why as far as known."""
+    result = []
+    for name, module in selected.items():
+        if name in called:
+            continue
+        parent = modules[name.rpartition(".")[0]]
+        if broke_off:
+            reason = "the forward pass broke off before it"
+        elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+            reason = f"a {type(module).__name__} is not called itself, its items are"
+        elif isinstance(parent, nn.MultiheadAttention):
+            reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
+        else:
+            reason = f"the forward pass did not call it in {mode} mode, or used its weight directly"
+        result.append(UncalledLayer(name, type(module).__name__, own_parameter_count(module), reason))
+    return tuple(result)
+
+
+def fast_path_warning(modules: Mapping[str, nn.Module], selected: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Say so when hooks change which kernels run: torch's fused encoder layer steps aside for hooks."""
+    fused = [module for module in modules.values() if isinstance(module, nn.TransformerEncoderLayer)]
+    hooked = {id(module) for module in selected.values()} if fused else set()
+    if torch.backends.mha.get_fastpath_enabled() and any(
+        id(part) in hooked for each in fused for part in each.modules()
+    ):
+        return ("nn.TransformerEncoderLayer runs unfused while hooked: its values differ in the last digits.",)
+    return ()
+
+
+def feature_maps(rows: Sequence[LayerRow] | Sequence[GradientRow], kept: Sequence[Kept]) -> tuple[FeatureMaps, ...]:
+    """Arrange for drawing what was kept of the rows."""
+    by_key = {(row.layer, row.call, row.slot): row for row in rows}
+    result = []
+    for item in kept:
+        row = by_key[item.key]
+        values = item.values.dequantize() if item.values.is_quantized else item.values
+        values = (values.abs() if values.is_complex() else values).float().cpu()
+        arrangement, drawn, extra, remark = arrange(values, item.channel_axis, item.grids)
+        result.append(
+            FeatureMaps(
+                row.index,
+                row.label,
+                row.kind,
+                item.input_index,
+                arrangement,
+                drawn.numpy(),
+                None if extra is None else extra.numpy(),
+                item.channel_count,
+                item.shape,
+                "; ".join(text for text in (item.note, remark) if text),
+            )
+        )
+    return tuple(sorted(result, key=lambda maps: (maps.row, maps.input_index)))
+
+
+def predictions(
+    output: object, categories: Sequence[str], indices: Sequence[int], output_key: str | None = None
+) -> list[Prediction]:
+    """Return the five best classes per input, if the output is one row of logits per input over the categories.
+
+    Args:
+        output: What the model returned.
+        categories: Class names by index, if known.
+        indices: Of the inputs.
+        output_key: Which of several outputs holds the logits; its classes need not be known by name.
+
+    Raises:
+        UsageError: If there is no such output.
+    """
+    if output_key is not None:
+        floating = [Output(path, each) for path, each in tensors_in(output) if each.is_floating_point()]
+        output = output_at(floating, output_key).tensor
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(indices):
+        return []
+    if output.shape[1] != len(categories):
+        if output_key is None:
+            return []
+        categories = ()
+    probabilities, classes = output.float().softmax(1).topk(min(5, output.shape[1]))  # (N, 5)
+    return [
+        Prediction(index, tuple(best), tuple(categories[number] for number in best if categories), tuple(shares))
+        for index, best, shares in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)
+    ]

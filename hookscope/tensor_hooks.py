@@ -1,0 +1,75 @@
+"""Record and edit the gradients of tensors at hand."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from hookscope.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGradients:
+    """Gradients of named tensors.
+
+    Attributes:
+        arrived: (name, gradient) in the order in which they arrived, each after all edits of it; copies.
+        edits: The hook of each edit by name: `edits["c"].remove()` takes one away before the backward pass.
+    """
+
+    arrived: list[tuple[str, Tensor]]
+    edits: dict[str, RemovableHandle]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the latest gradient of a tensor; raise KeyError if none has arrived."""
+        return dict(self.arrived)[name]
+
+
+@contextmanager
+def tensor_gradients(
+    tensors: Mapping[str, Tensor], edits: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None
+) -> Iterator[TensorGradients]:
+    """Record, and edit if asked to, the gradients of tensors at hand while the block runs a backward pass.
+
+        with hookscope.tensor_gradients({"b": b, "c": c}, edits={"c": lambda gradient: gradient * 2}) as gradients:
+            loss.backward()
+        gradients["b"]
+
+    Args:
+        tensors: By names of your choice; each must require a gradient, but need not be a leaf.
+        edits: By the same names: given the gradient, returns the one to go on with; None changes nothing.
+
+    Yields:
+        What arrives. All hooks are removed at the end of the block.
+
+    Raises:
+        UsageError: If a tensor requires no gradient, or an edit names none of the tensors.
+    """
+    edits = edits or {}
+    unknown = next((name for name in edits if name not in tensors), None)
+    if unknown is not None:
+        raise UsageError(f"The edit {unknown!r} names no tensor: give it among the tensors, {', '.join(tensors)}.")
+    without = next((name for name, tensor in tensors.items() if not tensor.requires_grad), None)
+    if without is not None:
+        raise UsageError(f"Tensor {without!r} requires no gradient: call requires_grad_() before computing with it.")
+    gradients = TensorGradients([], {})
+    handles: list[RemovableHandle] = []
+
+    def recorder(name: str) -> Callable[[Tensor | None], None]:
+        def record(gradient: Tensor | None) -> None:
+            if gradient is not None:  # None: another output of the same operation got one
+                gradients.arrived.append((name, gradient.detach().clone()))
+
+        return record
+
+    try:
+        for name, tensor in tensors.items():
+            if name in edits:
+                gradients.edits[name] = tensor.register_hook(edits[name])  # type: ignore[no-untyped-call]
+            handles.append(tensor.register_hook(recorder(name)))  # type: ignore[no-untyped-call]
+        yield gradients
+    finally:
+        for handle in (*gradients.edits.values(), *handles):
+            handle.remove()
