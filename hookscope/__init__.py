@@ -27,7 +27,9 @@ if TYPE_CHECKING:
         UntrustedFileError,
         UsageError,
     )
-    from hookscope.hooks import ModuleCall, Observation, capture
+    from hookscope.gradient_watch import GradientSite
+    from hookscope.gradients import PassError, inspect_gradients
+    from hookscope.hooks import Intervention, ModuleCall, Observation, capture
     from hookscope.inputs import Batch, load_batches, load_input, noise_batch
     from hookscope.inspection import ForwardError, inspect, list_modules
     from hookscope.layers import select_layers
@@ -36,33 +38,53 @@ if TYPE_CHECKING:
     from hookscope.render.grids import draw_grid
     from hookscope.render.tables import inspection_to_json, rows_to_csv
     from hookscope.render.terminal import layer_table
-    from hookscope.results import FeatureMaps, Inspection, LayerRow, Preprocessing, TensorStatistics
+    from hookscope.results import (
+        FeatureMaps,
+        GradientInspection,
+        GradientRow,
+        Inspection,
+        LayerRow,
+        LossRecord,
+        ParameterRow,
+        Preprocessing,
+        TensorStatistics,
+    )
+    from hookscope.tensor_hooks import TensorGradients, tensor_gradients
 
 __all__ = [
     "Batch",
     "CheckpointError",
     "FeatureMaps",
     "ForwardError",
+    "GradientInspection",
+    "GradientRow",
+    "GradientSite",
     "HookscopeError",
     "ImageError",
     "InputError",
     "Inspection",
+    "Intervention",
     "LayerNotFoundError",
     "LayerRow",
     "LoadedModel",
+    "LossRecord",
     "ModelError",
     "ModelNotFoundError",
     "ModuleCall",
     "NothingMatchedError",
     "Observation",
     "OutputError",
+    "ParameterRow",
+    "PassError",
     "Preprocessing",
+    "TensorGradients",
     "TensorStatistics",
     "UntrustedFileError",
     "UsageError",
     "capture",
     "draw_grid",
     "inspect",
+    "inspect_gradients",
     "inspection_to_json",
     "layer_table",
     "list_modules",
@@ -73,6 +95,7 @@ __all__ = [
     "noise_batch",
     "rows_to_csv",
     "select_layers",
+    "tensor_gradients",
     "tensor_statistics",
 ]
 
@@ -91,7 +114,9 @@ _HOMES = {
         "UntrustedFileError",
         "UsageError",
     ),
-    "hooks": ("ModuleCall", "Observation", "capture"),
+    "gradient_watch": ("GradientSite",),
+    "gradients": ("PassError", "inspect_gradients"),
+    "hooks": ("Intervention", "ModuleCall", "Observation", "capture"),
     "inputs": ("Batch", "load_batches", "load_input", "noise_batch"),
     "inspection": ("ForwardError", "inspect", "list_modules"),
     "layers": ("select_layers",),
@@ -100,7 +125,18 @@ _HOMES = {
     "render.grids": ("draw_grid",),
     "render.tables": ("inspection_to_json", "rows_to_csv"),
     "render.terminal": ("layer_table",),
-    "results": ("FeatureMaps", "Inspection", "LayerRow", "Preprocessing", "TensorStatistics"),
+    "results": (
+        "FeatureMaps",
+        "GradientInspection",
+        "GradientRow",
+        "Inspection",
+        "LayerRow",
+        "LossRecord",
+        "ParameterRow",
+        "Preprocessing",
+        "TensorStatistics",
+    ),
+    "tensor_hooks": ("TensorGradients", "tensor_gradients"),
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -24,6 +24,16 @@ def safe_text(text: str) -> str:
     return _WORKFLOW_COMMAND.sub(lambda found: f"\\x{ord(found.group()):x}", text)
 
 
+def printable(text: str, limit: int = 200) -> str:
+    """Return `text` on one line that is safe to show, cut after `limit` characters."""
+    return safe_text(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+def one_line(message: object, limit: int = 160) -> str:
+    """Return a message of unknown origin on one line that is safe to show; one without words gives its type's name."""
+    return printable(" ".join(str(message).split()) or type(message).__name__, limit)
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """Return a tensor's shape as "1x64x112x112", or "scalar" when it has no axes."""
     return "x".join(str(size) for size in shape) or "scalar"
@@ -42,7 +52,8 @@ def slug(text: str, max_bytes: int = 80) -> str:
     encoded = kept.encode()
     if len(encoded) > max_bytes:
         half = (max_bytes - 2) // 2
-        kept = "--".join(part.decode(errors="ignore").strip("-.") for part in (encoded[:half], encoded[-half:]))
+        ends = (part.decode(errors="ignore").strip("-.") for part in (encoded[:half], encoded[-half:]))
+        kept = "--".join(filter(None, ends))
     return kept or "unnamed"
 
 

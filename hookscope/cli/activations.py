@@ -1,43 +1,55 @@
 """`hookscope activations`: run a model over pictures and show what its layers make of them."""
 
-import os
-import platform
-import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
-from dataclasses import asdict, replace
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.options import (
+    AllowMissing,
+    AllowUnexpected,
     Arch,
+    BatchSize,
+    Cmap,
+    Crop,
     Device,
     Dtype,
+    Edits,
+    Full,
+    GridsFor,
     Json,
+    Key,
     Layer,
+    MaxChannels,
+    Mean,
     Model,
     ModelArg,
+    Out,
+    OutputKey,
+    Quiet,
+    Resize,
+    Scale,
     Seed,
+    Std,
+    Trust,
     Weights,
     choose_device,
-    floating_dtype,
+    file_options,
 )
-from hookscope.errors import HookscopeError, ModelError, OutputError, gravest
+from hookscope.cli.running import Feed, draw_grids, keeper, place, run_record, save_tensors
+from hookscope.errors import HookscopeError, gravest
 from hookscope.text import safe_text
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from hookscope.models import LoadedModel
-    from hookscope.results import FeatureMaps, Inspection, Preprocessing
+    from hookscope.results import Comparison, Inspection
 
 _TENSORS = "activations.safetensors"
 
@@ -52,62 +64,32 @@ def activations(
     weights: Weights = "auto",
     arch: Arch = None,
     model_arg: ModelArg = None,
-    resize: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Resize the shorter side to 256, exactly to 240x320, or none; default: the weights' own, else 224.",
-        ),
-    ] = None,
-    crop: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224."
-        ),
-    ] = None,
-    mean: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VALUES",
-            help="Subtracted after scaling to 0-1: one value, one per channel, or none; default: the weights' own, "
-            "else 0.485,0.456,0.406 (ImageNet's).",
-        ),
-    ] = None,
-    std: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VALUES",
-            help="Divided by, likewise; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
-        ),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Pictures per forward pass.")] = 8,
+    trust: Trust = False,
+    key: Key = None,
+    allow_missing: AllowMissing = None,
+    allow_unexpected: AllowUnexpected = None,
+    resize: Resize = None,
+    crop: Crop = None,
+    mean: Mean = None,
+    std: Std = None,
+    output_key: OutputKey = None,
+    edit: Edits = None,
+    batch_size: BatchSize = 8,
     grids: Annotated[bool, typer.Option("--grids/--no-grids", help="Draw feature-map grids.")] = True,
-    grids_for: Annotated[int, typer.Option(min=1, metavar="N", help="Draw grids for the first N pictures.")] = 4,
-    max_channels: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Draw the first N channels of a layer; default: all.")
-    ] = None,
-    cmap: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Matplotlib colour map; auto: one for maps from 0 up, another, centred, for signed ones.",
-        ),
-    ] = "auto",
-    scale: Annotated[
-        Literal["channel", "layer"], typer.Option(help="Colour range of each channel by itself, or one for the layer.")
-    ] = "channel",
+    grids_for: GridsFor = 4,
+    max_channels: MaxChannels = None,
+    cmap: Cmap = "auto",
+    scale: Scale = "channel",
     device: Device = "auto",
     dtype: Dtype = None,
     seed: Seed = 0,
-    save_tensors: Annotated[
+    keep_tensors: Annotated[
         bool, typer.Option("--save-tensors", help="Also write the activations themselves, activations.safetensors.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory; default: hookscope-runs/activations-MODEL-IMAGE.")
-    ] = None,
+    out: Out = None,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Show every row of a long table.")] = False,
+    quiet: Quiet = False,
+    full: Full = False,
 ) -> int:
     """Run MODEL over pictures once; write feature-map grids, a shape table and activation statistics.
 
@@ -118,10 +100,11 @@ def activations(
     hookscope activations model.pt cat.jpg --arch resnet18 --layer type:relu --json
     """
     from hookscope import inputs, runs
+    from hookscope.comparison import compare
     from hookscope.inspection import ForwardError, inspect
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
-    from hookscope.render.tables import inspection_to_json
+    from hookscope.render.tables import inspection_to_dict, inspection_to_json
 
     began = time.perf_counter()
     check_cmap(cmap)
@@ -129,80 +112,78 @@ def activations(
     target = out or runs.default_run_path("activations", Path(model).name, paths[0].name)
     runs.check_target(target)
     where = choose_device(device)
+    reading = file_options(trust, key, allow_missing, allow_unexpected)
     tables, messages = consoles(json=json)
     failures: list[HookscopeError] = []
     tensors: dict[str, list[torch.Tensor]] = {}
     with redirect_stdout(sys.stderr if json else sys.stdout):  # a model may print
-        loaded = load_model(model, weights=weights, arch=arch, model_arguments=model_arg or (), seed=seed)
+        loaded = load_model(
+            model, weights=weights, arch=arch, model_arguments=model_arg or (), seed=seed, options=reading
+        )
         preprocessing = inputs.preprocessing_from_options(
             loaded.preprocessing, resize=resize, crop=crop, mean=mean, std=std
         )
-        floating = _place(loaded, where, dtype)
+        feed = Feed(paths, preprocessing, None, seed, where, place(loaded, where, dtype))
         load_seconds = time.perf_counter() - began
+        comparison = None
         with progress_bar(messages, len(paths), shown=not quiet) as advance:
-            batches = inputs.load_batches(paths, preprocessing, batch_size, failures.append)
             try:
+                plain = inspect(loaded, feed.batches(batch_size, _ignore), layer or (), seed=seed) if edit else None
                 inspection = inspect(
                     loaded,
-                    (inputs.to_device(batch, where, floating) for batch in batches),
+                    feed.batches(batch_size, failures.append),
                     layer or (),
                     grids_for=grids_for if grids else 0,
                     max_channels=max_channels,
                     seed=seed,
-                    on_tensor=_keeper(tensors) if save_tensors else None,
+                    edits=edit or (),
+                    output_key=output_key,
+                    on_tensor=keeper(tensors) if keep_tensors else None,
                     on_batch=advance,
                 )
+                comparison = compare(plain, inspection, edit or ()) if plain is not None else None
             except ForwardError as error:
                 failures.append(error)
                 inspection = error.inspection
     inspection = replace(inspection, timings={"load": load_seconds, **inspection.timings})
 
     if inspection.inputs:
-        _show(inspection, tables, messages, quiet=quiet, full=full)
+        _show(inspection, comparison, tables, messages, quiet=quiet, full=full)
     written = bool(inspection.inputs) and inspection.failure is None
     if written:
         with runs.new_run(target) as run:
-            drawn = _draw(run.path, inspection, cmap=cmap, scale=scale)
-            _write_tables(run.path, inspection, tensors)
-            run.finish(_record(inspection, preprocessing, layer or (), drawn, failures))
+            drawn = draw_grids(
+                run.path, inspection.feature_maps, inspection.inputs, len(inspection.rows), cmap=cmap, scale=scale
+            )
+            files = _write_tables(run.path, inspection, comparison)
+            save_tensors(run.path / _TENSORS, tensors)
+            details = inspection_to_dict(inspection) | ({} if comparison is None else {"edits": list(edit or ())})
+            run.finish(run_record("activations", preprocessing, layer or (), drawn, failures, details))
         if not quiet:
-            line = _last_line(target, len(drawn), len(inspection.inputs), grids_for, tensors=bool(tensors))
+            files += [_TENSORS] if tensors else []
+            line = _last_line(target, len(drawn), files, len(inspection.inputs), grids_for)
             tables.print(line, soft_wrap=True)
     if json:
         typer.echo(inspection_to_json(inspection, {"run": str(target) if written else None}), nl=False)
     return gravest([report(failure) for failure in failures])
 
 
-def _place(loaded: "LoadedModel", where: "torch.device", dtype: str | None) -> "torch.dtype":
-    """Move the network to its device and dtype; return the floating dtype that its inputs need."""
-    import torch
-
-    try:
-        loaded.module.to(device=where, dtype=getattr(torch, dtype) if dtype else None)
-    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
-        reason = str(error).strip().split("\n")[0]
-        raise ModelError(
-            f"{loaded.info.name} cannot be moved to {where} in {dtype or 'its dtype'}: {reason}"
-        ) from error
-    return floating_dtype(loaded.module)
+def _ignore(_error: HookscopeError) -> None:
+    """Pass over an input that cannot be used: the run with edits reports it."""
 
 
-def _keeper(tensors: "dict[str, list[torch.Tensor]]") -> "Callable[[str, torch.Tensor], None]":
-    """Return an observer that copies every output to the CPU."""
-
-    def keep(label: str, tensor: "torch.Tensor") -> None:
-        if tensor.is_quantized:
-            tensor = tensor.dequantize()
-        elif tensor.is_sparse or tensor.is_nested:
-            return  # safetensors holds strided tensors only
-        tensors.setdefault(label, []).append(tensor.detach().to("cpu", copy=True).contiguous())
-
-    return keep
-
-
-def _show(inspection: "Inspection", tables: "Console", messages: "Console", *, quiet: bool, full: bool) -> None:
+def _show(
+    inspection: "Inspection",
+    comparison: "Comparison | None",
+    tables: "Console",
+    messages: "Console",
+    *,
+    quiet: bool,
+    full: bool,
+) -> None:
     """Print the inspection for people: warnings to stderr first, so that they are seen before any number."""
     from hookscope.render import terminal
+    from hookscope.render.comparison import comparison_report
 
     if inspection.warnings:
         messages.print(terminal.warnings_panel(inspection.warnings))
@@ -212,96 +193,26 @@ def _show(inspection: "Inspection", tables: "Console", messages: "Console", *, q
             tables.print(terminal.uncalled_lines(inspection.uncalled, full=full))
         if inspection.predictions:
             tables.print(terminal.predictions_lines(inspection, full=full))
+        if comparison is not None:
+            tables.print(comparison_report(comparison, width=tables.width, full=full))
     if inspection.failure is not None:
         messages.print(terminal.failure_panel(inspection.failure))
 
 
-def _draw(folder: Path, inspection: "Inspection", *, cmap: str, scale: Literal["channel", "layer"]) -> list[str]:
-    """Draw the grids into `folder`; return their paths inside the run."""
-    from hookscope.render import grids
-
-    names = [
-        f"grids/{grids.grid_name(maps, len(inspection.rows), input_count=len(inspection.inputs))}"
-        for maps in inspection.feature_maps
-    ]
-
-    def draw(maps: "FeatureMaps", name: str) -> None:
-        picture = grids.draw_grid(maps, cmap=cmap, scale=scale, input_name=inspection.inputs[maps.input_index].name)
-        (folder / name).write_bytes(grids.encode_png(picture))
-
-    if names:
-        (folder / "grids").mkdir()
-        # NumPy and zlib let go of the interpreter for most of the work.
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(draw, inspection.feature_maps, names))
-    return names
-
-
-def _write_tables(folder: Path, inspection: "Inspection", tensors: "Mapping[str, Sequence[torch.Tensor]]") -> None:
+def _write_tables(folder: Path, inspection: "Inspection", comparison: "Comparison | None") -> list[str]:
+    """Write the rows, and what edits changed; return the names of the files."""
     from hookscope.render import tables
 
-    (folder / "layers.csv").write_text(tables.rows_to_csv(inspection), encoding="utf-8")
-    (folder / "layers.json").write_text(tables.rows_to_json(inspection), encoding="utf-8")
-    if tensors:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        try:
-            save_file(_joined(tensors), folder / _TENSORS)
-        except SafetensorError as error:
-            raise OutputError(
-                f"Cannot write {_TENSORS}: {error}. Free some space, or leave out --save-tensors."
-            ) from error
+    texts = {"layers.csv": tables.rows_to_csv(inspection), "layers.json": tables.rows_to_json(inspection)}
+    if comparison is not None:
+        texts["changes.csv"] = tables.changes_to_csv(comparison)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return list(texts)
 
 
-def _joined(tensors: "Mapping[str, Sequence[torch.Tensor]]") -> "dict[str, torch.Tensor]":
-    """Join each activation over the batches, along axis 0; where shapes differ, number the batches instead."""
-    import torch
-
-    joined = {}
-    for label, parts in tensors.items():
-        if len(parts) == 1:
-            joined[label] = parts[0]
-        elif parts[0].dim() and len({part.shape[1:] for part in parts}) == 1:
-            joined[label] = torch.cat(list(parts))
-        else:
-            joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
-    return joined
-
-
-def _record(
-    inspection: "Inspection",
-    preprocessing: "Preprocessing",
-    patterns: Sequence[str],
-    grids: Sequence[str],
-    failures: Sequence[HookscopeError],
-) -> dict[str, Any]:
-    """Return what `run.json` says besides the rows, which have files of their own."""
-    import torch
-
-    from hookscope.render.tables import inspection_to_dict
-
-    record = {
-        "verb": "activations",
-        "command": shlex.join(["hookscope", *sys.argv[1:]]),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("hookscope", "torch", "torchvision", "numpy", "pillow")},
-        },
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "patterns": list(patterns),
-        "preprocessing": asdict(preprocessing),
-        "unusable_inputs": [str(failure) for failure in failures],
-        "grids": list(grids),
-    }
-    details = inspection_to_dict(inspection)
-    return record | {name: value for name, value in details.items() if name not in ("rows", "uncalled")}
-
-
-def _last_line(target: Path, grid_count: int, input_count: int, grids_for: int, *, tensors: bool) -> str:
+def _last_line(target: Path, grid_count: int, files: list[str], input_count: int, grids_for: int) -> str:
     """Say where the files are."""
     cut = f" for the first {grids_for} of {input_count} inputs (--grids-for)" if grids_for < input_count else ""
     drawn = [f"{grid_count} grid{'s' if grid_count != 1 else ''}{cut}"] if grid_count else []
-    files = [*drawn, "layers.csv", "layers.json", *([_TENSORS] if tensors else [])]
-    return f"{', '.join(files)} and run.json are in {safe_text(str(target))}"
+    return f"{', '.join([*drawn, *files])} and run.json are in {safe_text(str(target))}"

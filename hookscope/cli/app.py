@@ -15,7 +15,10 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 from hookscope.cli.activations import activations
+from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
+from hookscope.cli.grads import EPILOG as VERDICTS
+from hookscope.cli.grads import grads
 from hookscope.cli.layers import layers
 from hookscope.cli.models import models
 from hookscope.errors import (
@@ -36,10 +39,12 @@ app = typer.Typer(
     help="""See what happens inside a PyTorch network.
 
     Point it at a model and an image: it hooks the layers you name, runs the model once, and writes feature-map grids,
-    shape tables and statistics to disk.
+    shape tables and statistics to disk. Given a loss, it runs backward too and says where gradients go.
 
     \b
     hookscope activations demo cat.jpg --layer conv
+    hookscope grads model.pt --loss mse
+    hookscope checkpoint model.safetensors
     hookscope layers resnet34 --layer 'layer4.*'
     hookscope models 'resnet*'
     """,
@@ -50,6 +55,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(activations)
+app.command(epilog=VERDICTS)(grads)
+app.command()(checkpoint)
 app.command()(layers)
 app.command()(models)
 

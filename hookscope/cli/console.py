@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from hookscope.errors import HookscopeError
+from hookscope.errors import HookscopeError, UsageError
 from hookscope.text import safe_text
 
 if TYPE_CHECKING:
@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 
 def report(error: HookscopeError) -> int:
-    """Print an error as one line to stderr and return its exit code."""
+    """Print an error to stderr, as one line, and return its exit code.
+
+    A usage error may bring lines of its own: an expression, and a caret below the place that is wrong.
+    """
+    lines = str(error).split("\n") if isinstance(error, UsageError) else [str(error)]
     with suppress(OSError):  # where stderr cannot be written, the exit code is what is left to say it
-        typer.echo(f"hookscope: error: {safe_text(str(error))}", err=True)
+        typer.echo("hookscope: error: " + "\n".join(map(safe_text, lines)), err=True)
     return error.exit_code
 
 

@@ -1,23 +1,33 @@
 """`hookscope layers`: the module tree, and what a pattern would select."""
 
-import math
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from hookscope.cli.console import consoles, report
-from hookscope.cli.options import Arch, Json, Layer, Model, ModelArg, floating_dtype
-from hookscope.errors import ModelError, UsageError
+from hookscope.cli.options import (
+    AllowMissing,
+    AllowUnexpected,
+    Arch,
+    InputShape,
+    Json,
+    Key,
+    Layer,
+    Model,
+    ModelArg,
+    Trust,
+    file_options,
+    floating_dtype,
+    parse_shape,
+)
+from hookscope.errors import ModelError
 
 if TYPE_CHECKING:
     from hookscope.models import LoadedModel
     from hookscope.results import Failure, ModuleRow
-
-# Our choice: 1 GiB of float32, more than anybody's input.
-_MAX_ELEMENTS = 2**28
 
 
 def layers(
@@ -25,10 +35,11 @@ def layers(
     layer: Layer = None,
     arch: Arch = None,
     model_arg: ModelArg = None,
-    input_shape: Annotated[
-        str | None,
-        typer.Option(metavar="N,C,H,W", help="Shape to run with; default: what the weights' preprocessing gives."),
-    ] = None,
+    trust: Trust = False,
+    key: Key = None,
+    allow_missing: AllowMissing = None,
+    allow_unexpected: AllowUnexpected = None,
+    input_shape: InputShape = None,
     json: Json = False,
 ) -> int:
     """List MODEL's modules with types, parameters and shapes, and mark what the patterns select.
@@ -40,22 +51,24 @@ def layers(
     hookscope layers resnet34 --layer conv --layer '!downsample'
     hookscope layers net.py:build --input-shape 1,3,32,32
     """
-    from hookscope.models import build_on_meta, load_model
+    from hookscope.models import build_on_meta, load_model, parse_model
     from hookscope.render.tables import modules_to_json
     from hookscope.render.terminal import failure_panel, module_table, warnings_panel
 
-    shape = None if input_shape is None else _parse_shape(input_shape)
+    shape = None if input_shape is None else parse_shape(input_shape)
     arguments = model_arg or ()
+    reading = file_options(trust, key, allow_missing, allow_unexpected)
     with redirect_stdout(sys.stderr if json else sys.stdout):  # a model may print
-        loaded = build_on_meta(model, arch=arch, model_arguments=arguments)
+        loaded = build_on_meta(model, arch=arch, model_arguments=arguments, options=reading)
+        warnings = loaded.warnings
         if _device(loaded) == "meta" and _list(loaded, (), shape)[1] is not None:
             # Data-dependent code (non-maximum suppression, say) needs values.
-            weights = "none" if arch is None else "auto"
-            loaded = load_model(model, weights=weights, arch=arch, model_arguments=arguments)
+            weights = "auto" if parse_model(model).form == "weights" else "none"
+            loaded = load_model(model, weights=weights, arch=arch, model_arguments=arguments, options=reading)
         rows, failure, remark = _list(loaded, layer or (), shape)
     tables, messages = consoles(json=json)
-    if remark:
-        messages.print(warnings_panel([remark]))
+    if remark or warnings:
+        messages.print(warnings_panel([*warnings, *filter(None, [remark])]))
     if json:
         typer.echo(modules_to_json(rows), nl=False)
     else:
@@ -74,7 +87,7 @@ def _list(
     from hookscope.inspection import list_modules
     from hookscope.models import example_shape
 
-    shape = shape or example_shape(loaded.module, loaded.preprocessing)
+    shape = shape or loaded.example_shape or example_shape(loaded.module, loaded.preprocessing)
     if shape is None:
         rows, failure = list_modules(loaded.module, None, patterns)
         return rows, failure, "No shapes: the first layer does not tell what input it takes. Give --input-shape."
@@ -85,15 +98,3 @@ def _list(
 
 def _device(loaded: "LoadedModel") -> str:
     return next((str(parameter.device) for parameter in loaded.module.parameters()), "cpu")
-
-
-def _parse_shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(size) for size in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"--input-shape {text!r} is not a shape. Give sizes like 1,3,224,224.") from error
-    if min(shape) < 1:
-        raise UsageError(f"--input-shape {text!r} has a size below 1. Give sizes like 1,3,224,224.")
-    if math.prod(shape) > _MAX_ELEMENTS:
-        raise UsageError(f"--input-shape {text!r} has more than {_MAX_ELEMENTS} values. Give a smaller shape.")
-    return shape

@@ -1,5 +1,7 @@
 """Options and arguments that several commands share, and what their values come to."""
 
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -9,12 +11,17 @@ from hookscope.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from hookscope.models import FileOptions
+
+# Our choice: 1 GiB of float32, more than anybody's input.
+_MAX_ELEMENTS = 2**28
+
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A torchvision name (resnet34), 'demo', file.py:factory, package.module:factory, or a weights file with "
-        "--arch.",
+        help="A torchvision name (resnet34), timm:NAME, 'demo', file.py:factory, package.module:factory, or a weights "
+        "file.",
     ),
 ]
 Layer = Annotated[
@@ -37,7 +44,39 @@ Weights = Annotated[
     ),
 ]
 Arch = Annotated[
-    str | None, typer.Option(metavar="MODEL", help="The network that a weights file given as MODEL belongs to.")
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="The network that a weights file given as MODEL belongs to; default: told from names and shapes.",
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Let the weights file run code while it is read: pickled modules, TorchScript, .pt2. It can do anything "
+        "that you can.",
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="Where in the file the weights are, such as ema or checkpoint.model."),
+]
+AllowMissing = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-missing",
+        metavar="PATTERN",
+        help="Names of the network that the weights file need not have, as a glob (fc.*); repeatable.",
+    ),
+]
+AllowUnexpected = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-unexpected",
+        metavar="PATTERN",
+        help="Names of the weights file that the network need not know, as a glob (head.*); repeatable.",
+    ),
 ]
 ModelArg = Annotated[
     list[str] | None,
@@ -57,6 +96,79 @@ Dtype = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON to stdout; everything for people to stderr.")
 ]
+
+
+Resize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Resize the shorter side to 256, exactly to 240x320, or none; default: the weights' own, else 224.",
+    ),
+]
+Crop = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224."),
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VALUES",
+        help="Subtracted after scaling to 0-1: one value, one per channel, or none; default: the weights' own, "
+        "else 0.485,0.456,0.406 (ImageNet's).",
+    ),
+]
+Std = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VALUES",
+        help="Divided by, likewise; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Pictures per forward pass.")]
+InputShape = Annotated[
+    str | None,
+    typer.Option(metavar="N,C,H,W", help="Shape of the noise to run with; default: what the weights or layers tell."),
+]
+OutputKey = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="Which of several outputs counts, such as logits, [0] or ['aux']."),
+]
+Edits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--edit",
+        metavar="PATTERN:PLACE:OPERATION",
+        help="Change a layer's input, output or grad, or a parameter's grad, and show the effect; repeatable, applied "
+        "in order. Operations: zero, scale(2), add(0.5), clamp(min=0), clip-norm(1), noise(0.1); channels=3,7 narrows.",
+    ),
+]
+GridsFor = Annotated[int, typer.Option(min=1, metavar="N", help="Draw grids for the first N pictures.")]
+MaxChannels = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Draw the first N channels of a layer; default: all.")
+]
+Cmap = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Matplotlib colour map; auto: one for maps from 0 up, another, centred, for signed ones."
+    ),
+]
+Scale = Annotated[
+    Literal["channel", "layer"], typer.Option(help="Colour range of each channel by itself, or one for the layer.")
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
+Full = Annotated[bool, typer.Option("--full", help="Show every row of a long table.")]
+
+
+def file_options(
+    trust: bool, key: str | None, allow_missing: list[str] | None, allow_unexpected: list[str] | None
+) -> "FileOptions":
+    """Return what `--trust`, `--key`, `--allow-missing` and `--allow-unexpected` come to."""
+    from hookscope.models import FileOptions
+
+    return FileOptions(trust, key, tuple(allow_missing or ()), tuple(allow_unexpected or ()))
 
 
 def choose_device(name: str) -> "torch.device":
@@ -98,3 +210,20 @@ def floating_dtype(module: "torch.nn.Module") -> "torch.dtype":
     import torch
 
     return next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the shape that `--input-shape` means.
+
+    Raises:
+        UsageError: If it is not a shape, or one of more values than anybody's input.
+    """
+    try:
+        shape = tuple(int(size) for size in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"--input-shape {text!r} is not a shape. Give sizes like 1,3,224,224.") from error
+    if min(shape) < 1:
+        raise UsageError(f"--input-shape {text!r} has a size below 1. Give sizes like 1,3,224,224.")
+    if math.prod(shape) > _MAX_ELEMENTS:
+        raise UsageError(f"--input-shape {text!r} has more than {_MAX_ELEMENTS} values. Give a smaller shape.")
+    return shape

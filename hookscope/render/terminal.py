@@ -1,23 +1,33 @@
 """Results as Rich renderables, for people. Every name is a `Text`, so nothing in it is read as markup."""
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import PurePath
-from textwrap import wrap
 
-from rich import box
-from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from hookscope.render.columns import (
+    REMARK_WIDTH,
+    Column,
+    counted,
+    draw_table,
+    fitted,
+    fold_name,
+    integer_text,
+    kept_positions,
+    kind_cell,
+    number_text,
+    percent_text,
+    probability_text,
+)
 from hookscope.results import (
     QUANTILE_LEVELS,
     Failure,
     Flag,
+    GradientInspection,
     Inspection,
     LayerRow,
     ModuleRow,
@@ -25,19 +35,6 @@ from hookscope.results import (
     UncalledLayer,
 )
 from hookscope.text import safe_text, shape_text
-
-# A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:
-# about what two screens hold.
-_FOLD_ABOVE_ROWS = 60
-_FOLD_KEEP_ROWS = 20
-
-# Terminals at least this wide get two blanks between columns instead of one. Our choice.
-_ROOMY_WIDTH = 100
-
-# How wide the name column stays, if its names need it, beside columns that matter and beside the others. Our choice.
-_NAME_WIDTH_AT_LEAST = 16
-_NAME_WIDTH_WANTED = 28
-_REMARK_WIDTH_AT_LEAST = 20
 
 _MEDIAN = QUANTILE_LEVELS.index(0.5)
 
@@ -49,31 +46,6 @@ _ALARMS: dict[Flag, str] = {
     "dead channels": "yellow",
     "unmeasured": "yellow",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column before it is drawn.
-
-    Attributes:
-        header: Its title, unlike any other column's.
-        cells: One a row.
-        rank: The lowest stays longest when the terminal is narrow. 0 is the name column, which gives way to others;
-            columns below 10 matter so much that names are shortened for them.
-        words: Whether it holds words, aligned left and wrapped if need be, or numbers, aligned right and never wrapped.
-        max_width: Wider words are shortened or wrapped.
-    """
-
-    header: str
-    cells: Sequence[Text]
-    rank: int
-    words: bool = False
-    max_width: int = 1000
-
-    @property
-    def width(self) -> int:
-        lines = (line for cell in self.cells for line in cell.plain.split("\n"))
-        return min(self.max_width, max(cell_len(self.header), *map(cell_len, lines)))
 
 
 def layer_table(inspection: Inspection, *, width: int, full: bool = False) -> RenderableType:
@@ -89,14 +61,14 @@ def layer_table(inspection: Inspection, *, width: int, full: bool = False) -> Re
     """
     rows = inspection.rows
     if not rows:
-        return Group(*_title(inspection), Text("No layer finished."))
+        return Group(*title_lines(inspection), Text("No layer finished."))
     flags = [_flag_words(row) for row in rows]
     names = [Text(safe_text(row.label)) for row in rows]
-    flag_column = _Column("flags", flags, 11, words=True, max_width=_REMARK_WIDTH_AT_LEAST)
-    columns = _fitted([*_layer_columns(rows, names), flag_column], flags, width)
+    flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH)
+    columns = fitted([*_layer_columns(rows, names), flag_column], flags, width)
     styles = [_row_style(row) for row in rows]
-    kept = range(len(rows)) if full or len(rows) <= _FOLD_ABOVE_ROWS else _kept_positions(rows)
-    return Group(*_title(inspection), _table(columns, styles, kept, width))
+    kept = kept_positions([bool(style) for style in styles], full=full)
+    return Group(*title_lines(inspection), draw_table(columns, styles, kept, width))
 
 
 def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> RenderableType:
@@ -108,10 +80,10 @@ def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> 
     """
     by_reason: dict[str, list[str]] = {}
     for layer in uncalled:
-        by_reason.setdefault(layer.reason, []).append(_fold(safe_text(layer.layer or "(model)"), 48))
+        by_reason.setdefault(layer.reason, []).append(fold_name(safe_text(layer.layer or "(model)"), 48))
     if not by_reason:
         return Group()
-    lines: list[RenderableType] = [Text(f"Never called: {_count(len(uncalled), 'selected layer')}", style="yellow")]
+    lines: list[RenderableType] = [Text(f"Never called: {counted(len(uncalled), 'selected layer')}", style="yellow")]
     for reason, layers in by_reason.items():
         shown = layers if full else layers[:6]
         more = f" … and {len(layers) - len(shown)} more, --full names all" if len(shown) < len(layers) else ""
@@ -140,7 +112,7 @@ def failure_panel(failure: Failure) -> RenderableType:
     return Panel(grid, title="The model raised", title_align="left", style="red")
 
 
-def predictions_lines(inspection: Inspection, *, full: bool = False) -> RenderableType:
+def predictions_lines(inspection: Inspection | GradientInspection, *, full: bool = False) -> RenderableType:
     """Return the top classes of every input, a line each: "cat.jpg: Egyptian cat 0.40 · tiger cat 0.23".
 
     Args:
@@ -155,15 +127,15 @@ def predictions_lines(inspection: Inspection, *, full: bool = False) -> Renderab
     for prediction in shown:
         names = prediction.class_names or tuple(f"class {index}" for index in prediction.class_indices)
         classes = (
-            f"{safe_text(name)} {_probability(probability)}"
+            f"{safe_text(name)} {probability_text(probability)}"
             for name, probability in zip(names, prediction.probabilities, strict=True)
         )
-        name = _fold(safe_text(inspection.inputs[prediction.input_index].name), 30)
+        name = fold_name(safe_text(inspection.inputs[prediction.input_index].name), 30)
         grid.add_row(Text(f"{name}:"), Text(" · ".join(classes)))
     if not shown:
         return Group()
     hidden = len(predictions) - len(shown)
-    return Group(grid, Text(f"… {_count(hidden, 'more input')}, --full shows all", style="dim")) if hidden else grid
+    return Group(grid, Text(f"… {counted(hidden, 'more input')}, --full shows all", style="dim")) if hidden else grid
 
 
 def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> RenderableType:
@@ -176,30 +148,31 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
     """
     notes = [Text(safe_text(row.note), style="cyan") if row.note else Text() for row in rows]
     columns = [
-        _Column("module", [Text(name) for name in _tree_names([row.layer for row in rows])], 0, words=True),
-        _Column("type", [_kind(row.kind) for row in rows], 4, words=True),
-        _Column("parameters", [Text(f"{row.total_parameter_count:,}") for row in rows], 3),
-        _Column("calls", [Text(str(row.call_count)) for row in rows], 11),
-        _Column("input", [_shapes(row.input_shapes) for row in rows], 10, words=True),
-        _Column("output", [_shapes(row.output_shapes) for row in rows], 2, words=True),
-        _Column("selected", [Text("● selected" if row.selected else "") for row in rows], 1, words=True),
-        _Column("note", notes, 12, words=True, max_width=_REMARK_WIDTH_AT_LEAST),
+        Column("module", [Text(name) for name in _tree_names([row.layer for row in rows])], 0, words=True),
+        Column("type", [kind_cell(row.kind) for row in rows], 4, words=True),
+        Column("parameters", [Text(f"{row.total_parameter_count:,}") for row in rows], 3),
+        Column("calls", [Text(str(row.call_count)) for row in rows], 11),
+        Column("input", [_shapes(row.input_shapes) for row in rows], 10, words=True),
+        Column("output", [_shapes(row.output_shapes) for row in rows], 2, words=True),
+        Column("selected", [Text("● selected" if row.selected else "") for row in rows], 1, words=True),
+        Column("note", notes, 12, words=True, max_width=REMARK_WIDTH),
     ]
     if all(row.call_count == 1 for row in rows):
         columns = [column for column in columns if column.header != "calls"]
-    table = _table(
-        _fitted(columns, notes, width), ["green" if row.selected else "" for row in rows], range(len(rows)), width
+    table = draw_table(
+        fitted(columns, notes, width), ["green" if row.selected else "" for row in rows], range(len(rows)), width
     )
     whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
     totals = (
-        _count(len(rows), "module"),
+        counted(len(rows), "module"),
         f"{sum(row.selected for row in rows)} selected",
-        _count(whole[0], "parameter"),
+        counted(whole[0], "parameter"),
     )
     return Group(Text(safe_text(title), style="bold"), table, Text(" · ".join(totals)))
 
 
-def _title(inspection: Inspection) -> list[Text]:
+def title_lines(inspection: Inspection | GradientInspection) -> list[Text]:
+    """Return what heads every table: model, weights, inputs, and that the weights are random if they are."""
     model = inspection.model
     kind = f" ({safe_text(model.kind)})" if model.kind.lower() != model.name.lower() else ""
     names = [safe_text(PurePath(record.name).name) for record in inspection.inputs]
@@ -212,20 +185,20 @@ def _title(inspection: Inspection) -> list[Text]:
     return lines
 
 
-def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[_Column]:
+def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Column]:
     """Return the columns of the layer table but the flags, in the order they are shown."""
     all_statistics = [row.activation for row in rows]
 
-    def numbers(header: str, values: Iterable[float | None], rank: int) -> _Column:
-        return _Column(header, [Text(_number(value)) for value in values], rank)
+    def numbers(header: str, values: Iterable[float | None], rank: int) -> Column:
+        return Column(header, [Text(number_text(value)) for value in values], rank)
 
     columns = [
-        _Column("#", [Text(str(row.index)) for row in rows], 12),
-        _Column("layer", names, 0, words=True),
-        _Column("type", [_kind(row.kind) for row in rows], 10, words=True),
-        _Column("shape", [_activation_shape(row) for row in rows], 6),
-        _Column("dtype", [Text(safe_text(each.dtype)) for each in all_statistics], 16, words=True),
-        _Column("parameters", [Text(f"{row.parameter_count:,}") for row in rows], 20),
+        Column("#", [Text(str(row.index)) for row in rows], 12),
+        Column("layer", names, 0, words=True),
+        Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
+        Column("shape", [_activation_shape(row) for row in rows], 6),
+        Column("dtype", [Text(safe_text(each.dtype)) for each in all_statistics], 16, words=True),
+        Column("parameters", [Text(f"{row.parameter_count:,}") for row in rows], 20),
         numbers("mean", (each.mean for each in all_statistics), 1),
         numbers("std", (each.std for each in all_statistics), 2),
         numbers("min", (each.min for each in all_statistics), 3),
@@ -233,10 +206,10 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[_Col
         numbers("max", (each.max for each in all_statistics), 4),
         numbers("mean |x|", (each.mean_abs for each in all_statistics), 18),
         numbers("L2", (each.l2 for each in all_statistics), 19),
-        _Column("zeros", [Text(_percent(each.zero_fraction)) for each in all_statistics], 5),
-        _Column("dead", [Text(_dead_channels(each)) for each in all_statistics], 13),
-        _Column("NaN", [Text(_integer(each.nan_count)) for each in all_statistics], 14),
-        _Column("Inf", [Text(_integer(each.inf_count)) for each in all_statistics], 15),
+        Column("zeros", [Text(percent_text(each.zero_fraction)) for each in all_statistics], 5),
+        Column("dead", [Text(_dead_channels(each)) for each in all_statistics], 13),
+        Column("NaN", [Text(integer_text(each.nan_count)) for each in all_statistics], 14),
+        Column("Inf", [Text(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
     # Columns that would say the same in every row are left out.
     idle = {
@@ -248,103 +221,11 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[_Col
     return [column for column in columns if not idle.get(column.header)]
 
 
-def _fitted(columns: Sequence[_Column], remarks: Sequence[Text], width: int) -> list[_Column]:
-    """Return the columns that fit `width`, names shortened; remarks join the names when their column finds no room.
-
-    Args:
-        columns: In the order they are shown, the column of remarks last.
-        remarks: One a row, empty where there is nothing to say.
-        width: Columns of the terminal.
-    """
-    name = min(columns, key=lambda column: column.rank)
-    kept = {name.header}
-    spare = width
-    wanted = max(name.width, *(remark.cell_len + 2 for remark in remarks))
-    for column in sorted(columns, key=lambda column: column.rank)[1:]:
-        reserved = min(wanted, _NAME_WIDTH_AT_LEAST if column.rank < 10 else _NAME_WIDTH_WANTED)
-        if column.width + _gap(width) + reserved <= spare and any(cell.plain for cell in column.cells):
-            kept.add(column.header)
-            spare -= column.width + _gap(width)
-            wanted = name.width if column is columns[-1] else wanted
-    if columns[-1].header in kept:
-        cells = [Text(_fold(cell.plain, spare)) for cell in name.cells]
-    else:
-        cells = [_with_remark(cell.plain, remark, spare) for cell, remark in zip(name.cells, remarks, strict=True)]
-    named = replace(name, cells=cells, max_width=spare)
-    wider = {
-        name.header: named,
-        columns[-1].header: replace(columns[-1], max_width=columns[-1].width + spare - named.width),
-    }
-    return [wider.get(column.header, column) for column in columns if column.header in kept]
-
-
-def _with_remark(name: str, remark: Text, width: int) -> Text:
-    """Return a name followed by a remark, on the same line if both fit, else on lines of its own."""
-    cell = Text(_fold(name, width))
-    if not remark.plain:
-        return cell
-    if cell_len(name) + 3 + remark.cell_len <= width:
-        return cell.append(" · ").append_text(remark)
-    indent = " " * (len(name) - len(name.lstrip()))
-    lines = wrap(
-        remark.plain, width, initial_indent=f"{indent}└ ", subsequent_indent=f"{indent}  ", break_on_hyphens=False
-    )
-    return cell.append("\n" + "\n".join(lines), style=remark.style)
-
-
-def _table(columns: Sequence[_Column], styles: Sequence[str], kept: Sequence[int], width: int) -> RenderableType:
-    """Return the rows at the positions `kept` as a table that a line of its own interrupts at each gap."""
-    parts: list[RenderableType] = [_section(columns, width, show_header=True)]
-    shown_until = 0
-    for position in (*kept, len(styles)):
-        if position > shown_until:
-            parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
-            parts.append(_section(columns, width, show_header=False))
-        section = parts[-1]
-        if position < len(styles) and isinstance(section, Table):
-            section.add_row(*(column.cells[position] for column in columns), style=styles[position])
-        shown_until = position + 1
-    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part.show_header))
-
-
-def _section(columns: Sequence[_Column], width: int, *, show_header: bool) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, _gap(width) - 1, 0, 0),
-        show_header=show_header,
-    )
-    for column in columns:
-        table.add_column(
-            column.header,
-            justify="left" if column.words else "right",
-            width=column.width,
-            no_wrap=not column.words,
-            overflow="fold",
-        )
-    return table
-
-
-def _kept_positions(rows: Sequence[LayerRow]) -> list[int]:
-    """Return the positions that a folded table shows. A gap of one row is not worth its line."""
-    last = len(rows) - 1
-    shown = [
-        position < _FOLD_KEEP_ROWS or position > last - _FOLD_KEEP_ROWS or bool(_row_style(row))
-        for position, row in enumerate(rows)
-    ]
-    return [
-        position
-        for position in range(len(rows))
-        if shown[position] or (shown[position - 1] and shown[min(position + 1, last)])
-    ]
-
-
 def _flag_words(row: LayerRow) -> Text:
     """Return the row's flags, with the numbers behind them."""
     statistics = row.activation
     details = {
-        "non-finite": f": {_integer(statistics.nan_count)} NaN, {_integer(statistics.inf_count)} Inf",
+        "non-finite": f": {integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf",
         "dead channels": f" {_dead_channels(statistics)}",
         "unmeasured": f": {safe_text(statistics.unmeasured)}" if statistics.unmeasured else "",
     }
@@ -379,64 +260,7 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> Text:
     return Text(", ".join(shape_text(shape) for shape in shapes[:2]) + more or "-")
 
 
-def _kind(kind: str) -> Text:
-    return Text(_fold(safe_text(kind), 18))
-
-
-def _number(value: float | None) -> str:
-    """Return four significant digits, without a power of ten where that reads well; "0" is exactly zero."""
-    if value is None:
-        return "-"
-    if value == 0 or not math.isfinite(value):
-        return f"{abs(value):.0f}" if value == 0 else f"{value}"
-    mantissa, power = f"{value:.3e}".split("e")
-    if -3 <= int(power) <= 3:
-        return f"{value:.{3 - int(power)}f}"
-    return f"{mantissa}e{int(power)}"
-
-
-def _percent(fraction: float | None) -> str:
-    """Return a percentage that says 0% and 100% only when that is exact."""
-    if fraction is None:
-        return "-"
-    if fraction in (0, 1):
-        return f"{fraction:.0%}"
-    return "<0.1%" if fraction < 0.001 else ">99.9%" if fraction > 0.999 else f"{fraction:.1%}"
-
-
-def _probability(probability: float) -> str:
-    """Return two decimals that say 0.00 and 1.00 only when that is exact."""
-    if probability in (0, 1):
-        return f"{probability:.2f}"
-    return "<0.01" if probability < 0.01 else ">0.99" if probability > 0.99 else f"{probability:.2f}"
-
-
-def _integer(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
 def _dead_channels(statistics: TensorStatistics) -> str:
     if statistics.dead_channel_count is None or statistics.channel_count is None:
         return "-"
     return f"{statistics.dead_channel_count}/{statistics.channel_count}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _fold(name: str, width: int) -> str:
-    """Return `name` in at most `width` terminal cells, "…" for its middle: the end of a dotted name says most."""
-    if cell_len(name) <= width:
-        return name
-    head, tail = "", ""
-    while name and cell_len(head) + cell_len(name[0]) <= (width - 1) // 3:
-        head, name = head + name[0], name[1:]
-    while name and cell_len(head) + cell_len(tail) + cell_len(name[-1]) <= width - 1:
-        tail, name = name[-1] + tail, name[:-1]
-    return f"{head}…{tail}"
-
-
-def _gap(width: int) -> int:
-    """Return the blanks between two columns."""
-    return 2 if width >= _ROOMY_WIDTH else 1

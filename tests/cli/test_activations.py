@@ -674,7 +674,7 @@ def hostile_and_broken_files(tmp_path: Path) -> None:
         (("other.pt", CAT, "--arch", "net.py:tiny"), 3, ["other.pt", "missing", "unknown to the network", "…"]),
         (("cut.safetensors", CAT, "--arch", "net.py:tiny"), 3, ["cut.safetensors", "truncated"]),
         (("missing.pt", CAT, "--arch", "net.py:tiny"), 3, ["missing.pt"]),
-        (("wider.pt", CAT), 2, ["wider.pt", "--arch"]),
+        (("wider.pt", CAT), 5, ["wider.pt", "--arch"]),
         (("net.py:tiny", CAT, "--arch", "resnet18"), 2, ["--arch"]),
         (("module.pt", CAT, "--arch", "net.py:tiny"), 4, ["module.pt", "can run code"]),
         (("hostile.pt", CAT, "--arch", "net.py:tiny"), 4, ["hostile.pt", "can run code"]),

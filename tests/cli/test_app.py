@@ -10,7 +10,7 @@ import typer.main
 from hookscope.cli import app as app_module
 from tests.cli.conftest import Ended, Run
 
-COMMANDS = ("activations", "layers", "models")
+COMMANDS = ("activations", "checkpoint", "grads", "layers", "models")
 
 
 def test_these_are_all_commands() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,14 +15,20 @@ from hookscope.results import (
     Failure,
     FeatureMaps,
     Flag,
+    GradientInspection,
+    GradientRow,
+    GradientStatus,
     InputRecord,
     Inspection,
     LayerRow,
+    LossRecord,
     ModelInfo,
     ModuleRow,
+    ParameterRow,
     Prediction,
     TensorStatistics,
     UncalledLayer,
+    Verdict,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -184,6 +191,148 @@ MODULES = (
         "detection.head.proj", "Head", 12, 12, 1, ((1, 4), (), (2, 2), (3,)), ((5,),), selected=False, note="also: tied"
     ),
     ModuleRow(HOSTILE_NAME, "Evil\u202e", 1, 1, 0, (), (), selected=False, note="it never ran"),
+)
+
+
+def gradient_statistics(shape: tuple[int, ...], scale: float = 1.0, **values: object) -> TensorStatistics:
+    """Return statistics of a plausible gradient of some size, with `values` in place of its own."""
+    known: dict[str, object] = {
+        "mean": 0.001 * scale,
+        "std": 0.02 * scale,
+        "min": -0.25 * scale,
+        "max": 0.125 * scale,
+        "mean_abs": 0.01 * scale,
+        "l2": 4.5 * scale,
+        "channel_axis": None,
+        "channel_count": None,
+        "dead_channel_count": None,
+        "quantiles": tuple(scale * each for each in (-0.05, -0.02, -0.01, 0.001, 0.01, 0.02, 0.05)),
+        "sample": scale * np.linspace(-0.05, 0.05, 101) ** 3 / 0.0025,
+    }
+    return statistics(shape, **{**known, **values})
+
+
+NO_GRADIENT = {"mean": 0.0, "std": 0.0, "min": 0.0, "max": 0.0, "mean_abs": 0.0, "l2": 0.0, "zero_fraction": 1.0}
+
+
+def gradient_row(
+    layer: str,
+    kind: str,
+    gradient: TensorStatistics,
+    status: GradientStatus = "gradient",
+    *,
+    backward_index: int | None = None,
+    call: int = 0,
+    slot: str = "",
+    role: Literal["output", "input"] = "output",
+    remark: str = "",
+    aliases: tuple[str, ...] = (),
+) -> GradientRow:
+    return GradientRow(0, backward_index, layer, kind, call, slot, role, status, gradient, remark, aliases)
+
+
+def parameter_row(
+    name: str,
+    kind: str,
+    gradient: TensorStatistics,
+    status: GradientStatus = "gradient",
+    *,
+    trainable: bool = True,
+    weight_l2: float | None = 2.5,
+    ratio: float | None = None,
+    aliases: tuple[str, ...] = (),
+) -> ParameterRow:
+    return ParameterRow(0, name, kind, trainable, status, gradient, weight_l2, ratio, aliases)
+
+
+GRADIENT_ROWS = (
+    gradient_row("conv1", "Conv2d", gradient_statistics((1, 64, 112, 112), 1e-7), backward_index=9),
+    gradient_row("bn1", "BatchNorm2d", gradient_statistics((1, 64, 112, 112), 1e-6), backward_index=8),
+    gradient_row("relu", "ReLU", gradient_statistics((1, 64, 112, 112), zero_fraction=0.4375), backward_index=7),
+    gradient_row("relu", "ReLU", gradient_statistics((1, 64, 56, 56)), backward_index=6, call=1),
+    gradient_row(
+        "layer1.0.conv1", "Conv2d", gradient_statistics((1, 64, 56, 56), **NO_GRADIENT), "zero", backward_index=5
+    ),
+    gradient_row(
+        "layer1.0.conv2",
+        "Conv2d",
+        gradient_statistics((1, 64, 56, 56), nan_count=3, inf_count=1),
+        backward_index=4,
+        aliases=("layer1.0.shared", "=tied;1"),
+    ),
+    gradient_row(
+        "layer1.0.conv2",
+        "Conv2d",
+        gradient_statistics((1, 64, 56, 56), nan_count=5),
+        backward_index=3,
+        slot="[0]",
+        role="input",
+    ),
+    gradient_row(
+        "embedding",
+        "Embedding",
+        TensorStatistics((1, 7), "int64", 7),
+        "no gradient path",
+        remark="it holds integers",
+    ),
+    gradient_row("aux", "Heads", TensorStatistics((1, 10), "float32", 10), "not reached", slot="['aux']"),
+    gradient_row(
+        HOSTILE_NAME,
+        "Evil\u202e[bold]",
+        TensorStatistics((1, 8), "float8_e4m3fn", 8, unmeasured="no statistics for this"),
+        backward_index=2,
+    ),
+    gradient_row(
+        "encoder.layers.encoder_layer_11.self_attention.out_proj.parametrizations.weight.original0",
+        "NonDynamicallyQuantizableLinear",
+        gradient_statistics((1, 197, 768), 1e-12),
+        backward_index=1,
+    ),
+    gradient_row("", "ResNet", gradient_statistics((1, 1000), 10.0), backward_index=0),
+)
+
+PARAMETER_ROWS = (
+    parameter_row("conv1.weight", "Conv2d", gradient_statistics((64, 3, 7, 7), 1e-6), ratio=1.8e-6),
+    parameter_row("bn1.weight", "BatchNorm2d", gradient_statistics((64,)), weight_l2=8.0, ratio=0.5625),
+    parameter_row("bn1.bias", "BatchNorm2d", gradient_statistics((64,)), weight_l2=0.0),
+    parameter_row(
+        "layer1.0.conv1.weight", "Conv2d", gradient_statistics((64, 64, 3, 3), **NO_GRADIENT), "zero", ratio=0.0
+    ),
+    parameter_row(
+        "layer1.0.conv2.weight",
+        "Conv2d",
+        gradient_statistics((64, 64, 3, 3), nan_count=12, inf_count=0),
+        aliases=("layer1.0.shared.weight",),
+        ratio=1.25,
+    ),
+    parameter_row("aux.weight", "Linear", TensorStatistics((10, 4), "float32", 40), "not reached"),
+    parameter_row(
+        "embedding.weight", "Embedding", TensorStatistics((9, 7), "float32", 63), "no gradient path", trainable=False
+    ),
+    parameter_row(f"{HOSTILE_NAME}.$x^2$", "Evil\u202e", gradient_statistics((8, 8)), ratio=1.8),
+    parameter_row("fc.weight", "Linear", gradient_statistics((1000, 512), 100.0), ratio=180.0),
+)
+
+GRADIENTS = GradientInspection(
+    model=MODEL,
+    inputs=INSPECTION.inputs,
+    loss=LossRecord("mse", "noise (seed 7)", 1.0625, ("(model)", "aux['aux']")),
+    rows=ROWS,
+    gradients=tuple(replace(row, index=index) for index, row in enumerate(GRADIENT_ROWS)),
+    parameters=tuple(replace(row, index=index) for index, row in enumerate(PARAMETER_ROWS)),
+    uncalled=INSPECTION.uncalled,
+    predictions=INSPECTION.predictions,
+    verdicts=(
+        Verdict("non-finite-gradient", "fail", "layer1.0.conv2", "Its gradient has 3 NaN and 1 Inf (limit 0)."),
+        Verdict("dead-gradient", "fail", "layer1.0.conv1", "The gradient is exactly 0 everywhere (limit: above 0)."),
+        Verdict("vanishing-gradient", "fail", "conv1.weight", "‖g‖/‖w‖ shrinks to 1.0e-08 times its size."),
+        Verdict("unused-parameter", "warn", HOSTILE_NAME, f"1 of 8 never gets a gradient: {HOSTILE_NAME}."),
+        Verdict("zero-gradient", "warn", "", "About the whole network."),
+    ),
+    warnings=("Some layers are frozen.",),
+    mode="train",
+    seed=7,
+    timings={"forward": 0.25, "backward": 0.5},
 )
 
 

@@ -3,7 +3,7 @@ import io
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.render.tables import inspection_to_dict, inspection_to_json, modules_to_json, rows_to_csv, rows_to_json
-from hookscope.results import QUANTILE_LEVELS, Inspection, LayerRow, TensorStatistics
-from tests.render.conftest import FAILURE, HOSTILE_NAME, INSPECTION, MODULES, ROWS, statistics
+from hookscope.render.tables import (
+    gradient_inspection_to_dict,
+    gradient_inspection_to_json,
+    gradients_to_csv,
+    gradients_to_json,
+    inspection_to_dict,
+    inspection_to_json,
+    modules_to_json,
+    parameters_to_csv,
+    rows_to_csv,
+    rows_to_json,
+)
+from hookscope.results import QUANTILE_LEVELS, Inspection, LayerRow, LossRecord, TensorStatistics
+from tests.render.conftest import (
+    FAILURE,
+    GRADIENT_ROWS,
+    GRADIENTS,
+    HOSTILE_NAME,
+    INSPECTION,
+    MODULES,
+    PARAMETER_ROWS,
+    ROWS,
+    statistics,
+)
 
 STATISTICS = (
     *("element_count", "mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "nan_count", "inf_count"),
@@ -44,6 +65,10 @@ def test_golden_files(assert_golden: Callable[[str, str], None]) -> None:
     assert_golden("layers.json", rows_to_json(INSPECTION))
     assert_golden("layers.csv", rows_to_csv(INSPECTION))
     assert_golden("modules.json", modules_to_json(MODULES))
+    assert_golden("gradient_inspection.json", gradient_inspection_to_json(GRADIENTS))
+    assert_golden("gradients.json", gradients_to_json(GRADIENTS))
+    assert_golden("gradients.csv", gradients_to_csv(GRADIENTS))
+    assert_golden("parameters.csv", parameters_to_csv(GRADIENTS))
 
 
 # JSON
@@ -223,3 +248,120 @@ def test_any_name_at_all_can_be_written(names: list[str]) -> None:
     assert cells["index"] == "0"
     assert all(cell.isprintable() for cell in cells.values())
     assert parsed(rows_to_json(with_rows(row)))["rows"][0]["index"] == 0
+
+
+# Gradients
+
+
+def records(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text), strict=True))
+
+
+@pytest.mark.parametrize("write", [gradients_to_json, gradient_inspection_to_json])
+def test_json_gradients_hold_every_number_in_full(write: Callable[[Any], str]) -> None:
+    document = parsed(write(GRADIENTS))
+    assert document["schema_version"] == 1
+    for name, rows in (("gradients", GRADIENTS.gradients), ("parameters", GRADIENTS.parameters)):
+        for entry, row in zip(document[name], rows, strict=True):
+            measured = entry.pop("gradient")
+            assert {each: measured[each] for each in STATISTICS} == {
+                each: getattr(row.gradient, each) for each in STATISTICS
+            }
+            assert measured["shape"] == list(row.gradient.shape)
+            assert "sample" not in measured
+            for field in entry.keys() - {"layer", "name", "aliases"}:
+                assert entry[field] == getattr(row, field), field
+            assert entry["aliases"] == list(row.aliases)
+    assert [entry["layer"] for entry in document["gradients"]][:4] == ["conv1", "bn1", "relu", "relu"]
+    assert document["gradients"][9]["layer"] == HOSTILE_NAME.replace("\ud800", r"\ud800")
+
+
+def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:
+    document = parsed(gradient_inspection_to_json(GRADIENTS, {"run": "here"}))
+    assert list(document) == [
+        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "warnings", "failure"),
+        *("predictions", "mode", "loss", "verdicts", "gradients", "parameters", "rows", "uncalled", "run"),
+    ]
+    assert document["mode"] == "train"
+    assert document["loss"] == {
+        "name": "mse",
+        "target": "noise (seed 7)",
+        "value": 1.0625,
+        "outputs": ["(model)", "aux['aux']"],
+    }
+    assert document["verdicts"][0] == {
+        "rule": "non-finite-gradient",
+        "level": "fail",
+        "where": "layer1.0.conv2",
+        "message": "Its gradient has 3 NaN and 1 Inf (limit 0).",
+    }
+
+
+@pytest.mark.parametrize(("value", "written"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (0.1, 0.1)])
+def test_json_says_which_non_finite_value_a_loss_has(value: float, written: object) -> None:
+    inspection = replace(GRADIENTS, loss=LossRecord("sum", "", value))
+    assert parsed(gradient_inspection_to_json(inspection))["loss"]["value"] == written
+
+
+def test_a_pass_without_a_loss_has_none_in_json() -> None:
+    assert gradient_inspection_to_dict(replace(GRADIENTS, loss=None))["loss"] is None
+
+
+def test_activations_of_a_gradient_run_are_written_as_those_of_any_run() -> None:
+    assert rows_to_csv(GRADIENTS) == rows_to_csv(INSPECTION)
+    assert rows_to_json(GRADIENTS) == rows_to_json(INSPECTION)
+
+
+def test_csv_gradients_hold_every_number_in_full() -> None:
+    for text, rows in (
+        (gradients_to_csv(GRADIENTS), GRADIENTS.gradients),
+        (parameters_to_csv(GRADIENTS), GRADIENTS.parameters),
+    ):
+        text.encode()
+        assert all(line.isprintable() for line in text.splitlines())
+        for cells, row in zip(records(text), rows, strict=True):
+            for name in STATISTICS:
+                if "channel" not in name:
+                    value = getattr(row.gradient, name)
+                    assert cells[name] == ("" if value is None else repr(value)), name
+            for name, quantile in zip(QUANTILES, row.gradient.quantiles or (None,) * 7, strict=True):
+                assert cells[name] == ("" if quantile is None else repr(quantile))
+            assert cells["status"] == row.status
+            assert cells["index"] == str(row.index)
+
+
+def test_csv_gradients_say_whose_they_are() -> None:
+    rows = records(gradients_to_csv(GRADIENTS))
+    assert [(row["backward_index"], row["role"]) for row in rows][5:9] == [
+        *(("4", "output"), ("3", "input"), ("", "output"), ("", "output")),
+    ]
+    assert (rows[6]["slot"], rows[7]["remark"]) == ("[0]", "it holds integers")
+    assert rows[5]["aliases"] == r"layer1.0.shared;=tied\x3b1"
+    assert rows[9]["layer"] == r"'=cmd|' /C calc'!A0[/nope]\x1b[31m\n::error::\u202egnp.\ud800"
+    assert rows[0]["shape"] == "1x64x112x112"
+
+
+def test_csv_parameters_say_weight_norm_and_ratio() -> None:
+    rows = records(parameters_to_csv(GRADIENTS))
+    assert [(row["weight_l2"], row["ratio"]) for row in rows][:4] == [
+        *(("2.5", "1.8e-06"), ("8.0", "0.5625"), ("0.0", ""), ("2.5", "0.0")),
+    ]
+    assert [row["trainable"] for row in rows][5:7] == ["true", "false"]
+    assert rows[4]["aliases"] == "layer1.0.shared.weight"
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"])
+def test_no_name_in_a_csv_of_gradients_is_a_formula(start: str) -> None:
+    name = f"{start}1+1"
+    row = replace(GRADIENT_ROWS[0], layer=name, kind=name, slot=name, remark=name, aliases=(name,))
+    parameter = replace(PARAMETER_ROWS[0], name=name, kind=name, aliases=(name,))
+    inspection = replace(GRADIENTS, gradients=(row,), parameters=(parameter,))
+    (cells,) = records(gradients_to_csv(inspection))
+    assert all(cells[column].startswith("'") for column in ("layer", "kind", "slot", "remark", "aliases"))
+    (cells,) = records(parameters_to_csv(inspection))
+    assert all(cells[column].startswith("'") for column in ("name", "kind", "aliases"))
+
+
+def test_no_field_of_a_gradient_inspection_is_forgotten() -> None:
+    named = set(gradient_inspection_to_dict(GRADIENTS))
+    assert {field.name for field in fields(GRADIENTS)} - named == {"gradient_maps"}  # pixels

@@ -12,10 +12,6 @@ from rich.console import Console, RenderableType
 from rich.control import strip_control_codes
 
 from hookscope.render.terminal import (
-    _fold,
-    _number,
-    _percent,
-    _probability,
     failure_panel,
     layer_table,
     module_table,
@@ -169,15 +165,6 @@ def test_a_row_that_asks_for_attention_is_coloured_as_a_whole() -> None:
 
 def test_a_long_name_loses_its_middle_and_keeps_its_end() -> None:
     assert "…weight.original0 " in table_text(INSPECTION, 80)
-    assert _fold("encoder.layers.11.mlp.fc2", 11) == "enc…mlp.fc2"
-    assert _fold("short", 5) == "short"
-
-
-@given(anything, st.integers(min_value=1, max_value=30))
-def test_a_folded_name_fits(name: str, width: int) -> None:
-    folded = _fold(name, width)
-    assert cell_len(folded) <= width
-    assert folded == name or "…" in folded
 
 
 def test_the_title_names_model_weights_and_input() -> None:
@@ -237,64 +224,6 @@ def test_sixty_rows_are_not_folded() -> None:
 def test_a_single_row_is_not_folded_away() -> None:
     rows = [replace(ROWS[5] if position % 2 else ROWS[0], layer=f"block{position}") for position in range(100)]
     assert shown_blocks(table_text(with_rows(*rows), 80)) == list(range(100))
-
-
-# Numbers
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (None, "-"),
-        (0.0, "0"),
-        (-0.0, "0"),
-        (0.125, "0.1250"),
-        (-0.4237, "-0.4237"),
-        (1e-9, "1.000e-9"),
-        (0.0012344, "0.001234"),
-        (0.00099996, "0.001000"),
-        (0.99996, "1.000"),
-        (9999.4, "9999"),
-        (9999.6, "1.000e4"),
-        (123456.0, "1.235e5"),
-        (-65504.0, "-6.550e4"),
-        (5e-324, "4.941e-324"),
-        (float("inf"), "inf"),
-    ],
-)
-def test_numbers_have_four_significant_digits(value: float | None, shown: str) -> None:
-    assert _number(value) == shown
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_shown_number_is_right_to_four_digits_and_never_zero_by_rounding(value: float) -> None:
-    shown = _number(value)
-    assert (shown == "0") == (value == 0)
-    assert float(shown) == float(f"{value:.3e}")
-    assert len(shown) <= 11
-
-
-@pytest.mark.parametrize(
-    ("fraction", "shown"),
-    [
-        (None, "-"),
-        (0.0, "0%"),
-        (1e-9, "<0.1%"),
-        (0.0011, "0.1%"),
-        (0.4375, "43.8%"),
-        (0.99999, ">99.9%"),
-        (1.0, "100%"),
-    ],
-)
-def test_only_an_exact_fraction_is_called_nothing_or_all(fraction: float | None, shown: str) -> None:
-    assert _percent(fraction) == shown
-
-
-@pytest.mark.parametrize(
-    ("probability", "shown"), [(0.0, "0.00"), (0.004, "<0.01"), (0.4, "0.40"), (0.9999, ">0.99"), (1.0, "1.00")]
-)
-def test_only_a_certain_class_is_called_certain(probability: float, shown: str) -> None:
-    assert _probability(probability) == shown
 
 
 # Beside the table

@@ -1,0 +1,475 @@
+"""`hookscope grads`: run a model forward and backward and show where gradients go."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hookscope.cli.console import consoles, progress_bar, report
+from hookscope.cli.options import (
+    AllowMissing,
+    AllowUnexpected,
+    Arch,
+    BatchSize,
+    Cmap,
+    Crop,
+    Device,
+    Dtype,
+    Edits,
+    Full,
+    GridsFor,
+    InputShape,
+    Json,
+    Key,
+    Layer,
+    MaxChannels,
+    Mean,
+    Model,
+    ModelArg,
+    Out,
+    OutputKey,
+    Quiet,
+    Resize,
+    Scale,
+    Seed,
+    Std,
+    Trust,
+    Weights,
+    choose_device,
+    file_options,
+    parse_shape,
+)
+from hookscope.cli.running import Feed, count_text, draw_grids, keeper, place, run_record, save_tensors
+from hookscope.errors import HookscopeError, LayerNotFoundError, ModelError, UsageError, gravest, nearest
+from hookscope.text import safe_text
+from hookscope.verdicts.limits import RULES, Limits
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from hookscope.inputs import Batch
+    from hookscope.losses import Loss
+    from hookscope.models import LoadedModel
+    from hookscope.results import Comparison, GradientInspection, InputGradients, Preprocessing
+
+_TENSORS = "gradients.safetensors"
+_LIMITS = ", ".join(f"{each.name}={each.default:g}" for each in fields(Limits))
+_MOST_HISTOGRAMS = 12
+_TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
+
+EPILOG = "\n\n".join(["Verdicts:", *(f"{rule}: {meaning}" for rule, meaning in RULES.items())])
+
+
+def grads(
+    model: Model,
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[IMAGE]...",
+            help="Pictures, tensor files, folders or globs; default: seeded noise of the shape that MODEL takes.",
+        ),
+    ] = None,
+    loss: Annotated[
+        str,
+        typer.Option(
+            metavar="LOSS",
+            help="ce, bce, mse, l1, huber, nll, sum, logit, projection (a seeded random projection of all outputs), or "
+            "file.py:function.",
+        ),
+    ] = "projection",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="A class index or name, or one per input with commas; zeros, noise, self (the input), or a tensor "
+            "file. Default: the output's own argmax for losses of classes, 0.5 for bce, noise for mse, l1 and huber.",
+        ),
+    ] = None,
+    output_key: OutputKey = None,
+    layer: Layer = None,
+    with_inputs: Annotated[
+        bool, typer.Option("--inputs", help="Also report grad_input: the gradient through each layer alone.")
+    ] = False,
+    mode: Annotated[
+        Literal["eval", "train"], typer.Option(help="train: batch statistics and dropout as in training.")
+    ] = "eval",
+    weights: Weights = "auto",
+    arch: Arch = None,
+    model_arg: ModelArg = None,
+    trust: Trust = False,
+    key: Key = None,
+    allow_missing: AllowMissing = None,
+    allow_unexpected: AllowUnexpected = None,
+    input_shape: InputShape = None,
+    resize: Resize = None,
+    crop: Crop = None,
+    mean: Mean = None,
+    std: Std = None,
+    batch_size: BatchSize = 8,
+    per_image: Annotated[
+        bool, typer.Option("--per-image", help="Also differentiate each picture alone; write norms and their spread.")
+    ] = False,
+    edit: Edits = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit", metavar="NAME=VALUE", help=f"Where a verdict begins to object; repeatable. Defaults: {_LIMITS}."
+        ),
+    ] = None,
+    grids: Annotated[bool, typer.Option("--grids/--no-grids", help="Draw gradients of outputs as grids.")] = False,
+    grids_for: GridsFor = 4,
+    max_channels: MaxChannels = None,
+    cmap: Cmap = "auto",
+    scale: Scale = "channel",
+    histogram: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--histogram",
+            metavar="LABEL",
+            help="Layers to draw histograms of, twelve at most; default: twelve over depth.",
+        ),
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+    autocast: Annotated[
+        Literal["bfloat16", "float16"] | None, typer.Option(help="Run forward pass and loss under autocast.")
+    ] = None,
+    seed: Seed = 0,
+    keep_tensors: Annotated[
+        bool, typer.Option("--save-tensors", help=f"Also write the gradients themselves, {_TENSORS}.")
+    ] = False,
+    out: Out = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    full: Full = False,
+) -> int:
+    """Run MODEL forward and backward; write gradients of layers and parameters, plots, and verdicts.
+
+    \b
+    hookscope grads model.pt --loss mse
+    hookscope grads resnet34 cat.jpg --loss ce --target 281 --layer conv
+    hookscope grads net.py:build photos/ --mode train --per-image
+    hookscope grads demo cat.jpg --loss logit --edit 'relu:grad:clamp(min=0)'
+    """
+    from hookscope import inputs, runs
+    from hookscope.gradients import inspect_gradients
+    from hookscope.models import load_model
+    from hookscope.render.grids import check_cmap
+    from hookscope.render.tables import gradient_inspection_to_json
+    from hookscope.verdicts import judge
+
+    began = time.perf_counter()
+    check_cmap(cmap)
+    limits = _limits(limit or ())
+    _check_input_options(images, input_shape, per_image=per_image)
+    paths = inputs.find_inputs(images) if images else []
+    target_path = out or runs.default_run_path("grads", Path(model).name, paths[0].name if paths else "noise")
+    runs.check_target(target_path)
+    where = choose_device(device)
+    reading = file_options(trust, key, allow_missing, allow_unexpected)
+    tables, messages = consoles(json=json)
+    with redirect_stdout(sys.stderr if json else sys.stdout):  # a model may print
+        loaded = load_model(
+            model, weights=weights, arch=arch, model_arguments=model_arg or (), seed=seed, options=reading
+        )
+        preprocessing = inputs.preprocessing_from_options(
+            loaded.preprocessing, resize=resize, crop=crop, mean=mean, std=std
+        )
+        loaded, finish = _with_targets(loaded, mode)
+        shape = None if paths else _noise_shape(input_shape, loaded, preprocessing)
+        feed = Feed(paths, preprocessing, shape, seed, where, place(loaded, where, dtype), finish)
+        chosen = _loss(loss, target, output_key, loaded, seed, len(paths) or None)
+        load_seconds = time.perf_counter() - began
+        differentiate = partial(
+            inspect_gradients, loaded, loss=chosen, layers=layer or (), mode=mode, seed=seed, autocast=_dtype(autocast)
+        )
+        with progress_bar(messages, len(paths), shown=not quiet and bool(paths)) as advance:
+            outcome = _run(
+                differentiate,
+                feed,
+                batch_size,
+                edit or (),
+                per_image=per_image,
+                keep_tensors=keep_tensors,
+                include_inputs=with_inputs,
+                grids_for=grids_for if grids else 0,
+                max_channels=max_channels,
+                output_key=output_key,
+                on_batch=advance,
+            )
+    inspection = replace(outcome.inspection, timings={"load": load_seconds, **outcome.inspection.timings})
+    inspection = replace(inspection, verdicts=judge(inspection, limits))
+    outcome = replace(outcome, inspection=inspection)
+    _check_histograms(histogram or (), outcome)
+
+    if inspection.inputs:
+        _show(outcome, tables, messages, quiet=quiet, full=full)
+    written = bool(inspection.inputs) and outcome.complete
+    if written:
+        with runs.new_run(target_path) as run:
+            maps, row_count = inspection.gradient_maps, len(inspection.gradients)
+            drawn = draw_grids(run.path, maps, inspection.inputs, row_count, cmap=cmap, scale=scale)
+            files = _write_files(run.path, outcome, histogram or ())
+            settings = {"edits": list(edit or ()), "limits": asdict(limits), "autocast": autocast}
+            run.finish(_record(outcome, preprocessing, layer or (), drawn, settings))
+        if not quiet:
+            parts = [count_text(len(drawn), "grid")] * bool(drawn) + files
+            tables.print(f"{', '.join(parts)} and run.json are in {safe_text(str(target_path))}", soft_wrap=True)
+    if json:
+        alone = [asdict(each) for each in outcome.by_input]
+        extra = {"run": str(target_path) if written else None, "inputs_alone": alone}
+        typer.echo(gradient_inspection_to_json(inspection, extra), nl=False)
+    return gravest([report(failure) for failure in outcome.failures])
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of running the model.
+
+    Attributes:
+        inspection: Of all inputs, with the edits if there are any; partial if the model raised.
+        complete: Whether it did not.
+        comparison: With the run without edits; None without any.
+        by_input: Of each input alone, if asked for.
+        tensors: The gradients by label, if asked for.
+        failures: Inputs that cannot be used, and what the model raised.
+    """
+
+    inspection: "GradientInspection"
+    complete: bool
+    comparison: "Comparison | None" = None
+    by_input: "tuple[InputGradients, ...]" = ()
+    tensors: "Mapping[str, Sequence[torch.Tensor]]" = field(default_factory=dict)
+    failures: "Sequence[HookscopeError]" = ()
+
+
+def _run(
+    differentiate: "Callable[..., GradientInspection]",
+    feed: Feed,
+    batch_size: int,
+    edits: Sequence[str],
+    *,
+    per_image: bool,
+    keep_tensors: bool,
+    include_inputs: bool,
+    **options: Any,
+) -> _Outcome:
+    """Run the model over all inputs, without edits first if there are any, and over each input alone if asked for.
+
+    Args:
+        differentiate: `inspect_gradients` with everything given that all of these runs have in common.
+        feed: The inputs.
+        batch_size: Inputs at a time.
+        edits: Expressions.
+        per_image: Whether to run each input alone too.
+        keep_tensors: Whether to keep the gradients themselves.
+        include_inputs: Whether to differentiate with respect to inputs of layers too.
+        options: For the run that is reported, alone.
+    """
+    from hookscope.by_input import gradients_by_input
+    from hookscope.comparison import compare
+    from hookscope.gradients import PassError
+
+    failures: list[HookscopeError] = []
+    tensors: dict[str, list[torch.Tensor]] = {}
+    try:
+        batches = feed.batches(batch_size, _ignore)
+        plain = differentiate(inputs=batches, include_inputs=include_inputs) if edits else None
+        inspection = differentiate(
+            inputs=feed.batches(batch_size, failures.append),
+            include_inputs=include_inputs,
+            edits=edits,
+            on_tensor=keeper(tensors) if keep_tensors else None,
+            **options,
+        )
+    except PassError as error:
+        return _Outcome(error.inspection, complete=False, failures=(*failures, error))
+    comparison = None if plain is None else compare(plain, inspection, edits)
+    by_input: tuple[InputGradients, ...] = ()
+    if per_image and inspection.inputs:
+        try:
+            by_input = gradients_by_input(
+                lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, _ignore)
+            )
+        except PassError as error:  # such as batch normalisation in train mode, which needs more than one value
+            name = safe_text(error.inspection.inputs[0].name)
+            failures.append(ModelError(f"--per-image, with {name} alone: {error}"))
+    return _Outcome(inspection, True, comparison, by_input, tensors, failures)
+
+
+def _ignore(_error: HookscopeError) -> None:
+    """Pass over an input that cannot be used: the run that is reported says so."""
+
+
+def _check_input_options(images: Sequence[str] | None, input_shape: str | None, *, per_image: bool) -> None:
+    if images and input_shape:
+        raise UsageError("--input-shape is the shape of noise: leave it out, or the pictures.")
+    if per_image and not images:
+        raise UsageError("--per-image is about pictures: give IMAGE.")
+
+
+def _with_targets(loaded: "LoadedModel", mode: str) -> "tuple[LoadedModel, Callable[[Batch], Batch] | None]":
+    """Return what gives batches the targets that a detector needs in train mode, and the model with a warning of it."""
+    from hookscope.detection import default_targets_text, with_default_targets
+
+    targets = default_targets_text(loaded.module) if mode == "train" else ""
+    if not targets:
+        return loaded, None
+    sentence = f"{loaded.info.name} needs targets in train mode: each input is given {targets}."
+    loaded = replace(loaded, warnings=(*loaded.warnings, sentence))
+    return loaded, partial(with_default_targets, loaded.module)
+
+
+def _noise_shape(input_shape: str | None, loaded: "LoadedModel", preprocessing: "Preprocessing") -> tuple[int, ...]:
+    """Return the shape of noise that is given, or that the network takes.
+
+    Raises:
+        UsageError: If it is not a shape, or the network does not tell.
+    """
+    from hookscope.models import example_shape
+
+    shape = parse_shape(input_shape) if input_shape else example_shape(loaded.module, preprocessing)
+    if shape is None:
+        raise UsageError(f"{loaded.info.name} does not tell what input it takes: give IMAGE or --input-shape.")
+    return shape
+
+
+def _check_histograms(labels: Sequence[str], outcome: _Outcome) -> None:
+    """Refuse what cannot be drawn.
+
+    Raises:
+        LayerNotFoundError: If a label is of no output with a gradient.
+        UsageError: If there are more than a picture holds.
+    """
+    if len(labels) > _MOST_HISTOGRAMS:
+        raise UsageError(f"--histogram is given {len(labels)} times: a picture holds {_MOST_HISTOGRAMS}.")
+    rows = outcome.inspection.gradients
+    known = [row.label for row in rows if row.role == "output" and row.status == "gradient"]
+    for label in labels:
+        if label not in known and outcome.complete:
+            hint = safe_text(nearest(label, known))
+            raise LayerNotFoundError(f"--histogram '{safe_text(label)}' is no output with a gradient.{hint}")
+
+
+def _limits(texts: Sequence[str]) -> Limits:
+    """Return the limits that `--limit` options give.
+
+    Raises:
+        UsageError: If one is not of the form NAME=VALUE, with a known name and a positive number.
+    """
+    known = [each.name for each in fields(Limits)]
+    given = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise UsageError(f"--limit {text!r} names no limit.{nearest(name, known)} Give one of {', '.join(known)}.")
+        try:
+            given[name] = float(value)
+        except ValueError as error:
+            raise UsageError(f"--limit {text!r} has no number. Give, for example, --limit {name}=0.5.") from error
+        if not 0 < given[name] < float("inf"):
+            raise UsageError(f"--limit {text!r} is not a positive number. Give, for example, --limit {name}=0.5.")
+    return Limits(**given)
+
+
+def _dtype(name: str | None) -> "torch.dtype | None":
+    import torch
+
+    dtype: torch.dtype | None = getattr(torch, name) if name else None
+    return dtype
+
+
+def _loss(
+    loss: str, target: str | None, output_key: str | None, loaded: "LoadedModel", seed: int, input_count: int | None
+) -> "Loss":
+    """Return the loss that `--loss`, `--target` and `--output-key` choose."""
+    from hookscope.inputs import read_tensor
+    from hookscope.losses import choose_loss
+    from hookscope.models import load_function
+
+    source, _, name = loss.rpartition(":")
+    is_file = target is not None and target.lower().endswith(_TENSOR_SUFFIXES)
+    return choose_loss(
+        load_function(Path(source), name) if source.endswith(".py") else loss,
+        target=read_tensor(Path(target)) if target is not None and is_file else target,
+        target_name=Path(target).name if target is not None and is_file else "",
+        seed=seed,
+        categories=loaded.info.categories,
+        output_key=output_key,
+        input_count=input_count,
+    )
+
+
+def _show(outcome: _Outcome, tables: "Console", messages: "Console", *, quiet: bool, full: bool) -> None:
+    """Print the outcome for people: warnings to stderr first, loss and verdicts last, where the eye comes to rest."""
+    from hookscope.render import gradient_tables, terminal
+    from hookscope.render.by_input import by_input_table
+    from hookscope.render.comparison import comparison_report
+
+    inspection = outcome.inspection
+    if inspection.warnings:
+        messages.print(terminal.warnings_panel(inspection.warnings))
+    if not quiet:
+        tables.print(gradient_tables.gradient_table(inspection, width=tables.width, full=full))
+        tables.print(gradient_tables.parameter_table(inspection, width=tables.width, full=full))
+        if inspection.uncalled:
+            tables.print(terminal.uncalled_lines(inspection.uncalled, full=full))
+        if outcome.by_input:
+            tables.print(by_input_table(outcome.by_input, width=tables.width, full=full))
+        if outcome.comparison is not None:
+            tables.print(comparison_report(outcome.comparison, width=tables.width, full=full))
+        if inspection.predictions:
+            tables.print(terminal.predictions_lines(inspection, full=full))
+        tables.print(gradient_tables.loss_line(inspection.loss))
+    if not quiet or inspection.verdicts:
+        tables.print(gradient_tables.verdicts_panel(inspection))
+    if inspection.failure is not None:
+        messages.print(terminal.failure_panel(inspection.failure))
+
+
+def _record(
+    outcome: _Outcome,
+    preprocessing: "Preprocessing",
+    patterns: Sequence[str],
+    drawn: Sequence[str],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    from hookscope.render.tables import gradient_inspection_to_dict
+
+    details = {**gradient_inspection_to_dict(outcome.inspection), **settings}
+    return run_record("grads", preprocessing, patterns, drawn, outcome.failures, details)
+
+
+def _write_files(folder: Path, outcome: _Outcome, histogram: Sequence[str]) -> list[str]:
+    """Write the rows as CSV and JSON, the plots and the tensors; return their paths inside the run."""
+    from hookscope.render import plots, tables
+
+    inspection = outcome.inspection
+    texts = {
+        "layers.csv": tables.rows_to_csv(inspection),
+        "layers.json": tables.rows_to_json(inspection),
+        "gradients.csv": tables.gradients_to_csv(inspection),
+        "parameters.csv": tables.parameters_to_csv(inspection),
+        "gradients.json": tables.gradients_to_json(inspection),
+    }
+    if outcome.comparison is not None:
+        texts["changes.csv"] = tables.changes_to_csv(outcome.comparison)
+    if outcome.by_input:
+        texts["inputs.csv"] = tables.inputs_to_csv(outcome.by_input)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "plots").mkdir()
+    drawn = {f"plots/{name}.png": draw(inspection) for name, draw in plots.PLOTS.items()}
+    if histogram:
+        drawn["plots/gradient-histograms.png"] = plots.gradient_histograms(inspection, histogram)
+    for name, figure in drawn.items():
+        (folder / name).write_bytes(plots.encode_png(figure))
+    save_tensors(folder / _TENSORS, outcome.tensors)
+    return [*texts, *drawn, *([_TENSORS] if outcome.tensors else [])]

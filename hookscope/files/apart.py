@@ -1,0 +1,77 @@
+"""Read files after a process of its own has gone through them: what goes wrong there goes wrong in no other."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hookscope.errors import CheckpointError
+from hookscope.files.fileformat import FileKind, open_regular
+from hookscope.files.reading import read_content
+from hookscope.files.vetting import Check, vet
+from hookscope.files.worker import attempt
+
+# Our choices. Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
+# at 1 GB/s, instructions at a million a second, on a machine ten times slower than ours at a tenth of that.
+_SPARE_BYTES = 768 * 2**20
+_SPARE_SECONDS = 20
+_BYTES_PER_SECOND = 25_000_000
+
+
+def read_vetted(
+    kinds: Mapping[Path, FileKind],
+    name: str,
+    check: Check,
+    *,
+    ways_on: str,
+    read_trusted: Callable[[Path, FileKind], object] | None = None,
+) -> dict[Path, object]:
+    """Return what files hold, read after all have been gone through in a process of its own.
+
+    Args:
+        kinds: What each file is.
+        name: What to call all of them in messages.
+        check: As for `vet`.
+        ways_on: As for `vet`.
+        read_trusted: Reads a trusted file whose reading runs code; None if they are not trusted.
+
+    Raises:
+        CheckpointError: If one cannot be read, is damaged or made to be misread, or changes meanwhile.
+        UntrustedFileError: If reading one runs code, and they are not trusted.
+        HookscopeError: Whatever `check` raises.
+    """
+    before = {path: _version(path) for path in kinds}
+    try:
+        runs_code = vet_apart(kinds, name, check, ways_on=ways_on, trust=read_trusted is not None)
+        contents = {
+            path: read_trusted(path, kind) if read_trusted and is_code else read_content(path, kind)
+            for (path, kind), is_code in zip(kinds.items(), runs_code, strict=True)
+        }
+    except MemoryError as error:
+        raise CheckpointError(f"{name} needs more memory than there is.") from error
+    if before != {path: _version(path) for path in kinds}:
+        raise CheckpointError(f"{name} was changed while it was read; read it again when it is complete.")
+    return contents
+
+
+def vet_apart(
+    kinds: Mapping[Path, FileKind], name: str, check: Check, *, ways_on: str, trust: bool = False
+) -> list[bool]:
+    """Go through files in a process of its own; return of each whether reading it runs code, as a trusted one's may.
+
+    Args and Raises: As for `read_vetted`.
+    """
+    length = sum(_version(path)[1] for path in kinds)
+    vetted: list[bool] = attempt(
+        lambda: [vet(path, kind, check, ways_on=ways_on, trust=trust) for path, kind in kinds.items()],
+        name,
+        memory_bytes=2 * length + _SPARE_BYTES,
+        seconds=_SPARE_SECONDS + length // _BYTES_PER_SECOND,
+    )
+    return vetted
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    """Return what changes with a file's content: where it is, its size, when it was written."""
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,34 @@
+"""Turn files into network inputs: hides formats, colour modes, preprocessing, hostile files and batching.
+
+Choices a reader should know, all recorded in `InputRecord.steps`:
+
+- Preprocessing follows torchvision's presets bit for bit: pictures are resized with Pillow (antialiased), clips without
+  antialiasing, because torchvision's video presets were trained that way. torchvision itself is not imported.
+- An alpha channel is dropped, not composited, and a colour profile is not applied: that is what torchvision's and
+  timm's data loaders do, so it is what networks saw in training.
+- 16-bit and floating-point greyscale stays in floating point; it is never squeezed into 8 bits or saturated. Of 16-bit
+  colour Pillow reads the high byte only.
+- Of an animation or a multi-page file the first frame counts.
+- A tensor file is passed as it is; nothing but its dtype and a batch axis of 1 is touched.
+"""
+
+from hookscope.inputs.batches import Batch, load_batches, noise_batch, to_device
+from hookscope.inputs.finding import IMAGE_SUFFIXES, TENSOR_SUFFIXES, find_inputs
+from hookscope.inputs.loading import MAX_FILE_BYTES, load_input, read_tensor
+from hookscope.inputs.options import preprocessing_from_options
+from hookscope.inputs.pictures import MAX_PIXELS
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "MAX_FILE_BYTES",
+    "MAX_PIXELS",
+    "TENSOR_SUFFIXES",
+    "Batch",
+    "find_inputs",
+    "load_batches",
+    "load_input",
+    "noise_batch",
+    "preprocessing_from_options",
+    "read_tensor",
+    "to_device",
+]

@@ -1,0 +1,139 @@
+"""Read one file into one network input: what the file is, its content decides."""
+
+import hashlib
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import torch
+from PIL import Image
+
+from hookscope.errors import ImageError
+from hookscope.inputs.pictures import read_picture
+from hookscope.inputs.preparing import check_suits_pictures, prepare_picture
+from hookscope.inputs.tensors import prepare_tensor, read_numpy, read_stored
+from hookscope.results import InputRecord, Preprocessing
+from hookscope.text import one_line
+
+# Our choice: three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB).
+MAX_FILE_BYTES = 2 * 1024**3
+
+
+def load_input(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+    """Read one file into one network input.
+
+    What the file is follows from its content, not from its suffix: JPEG, PNG, WebP, BMP, GIF and TIFF pictures, and
+    tensors as NumPy arrays, safetensors with one tensor, or one tensor stored by `torch.save`. No code in a file runs.
+
+    Args:
+        path: The file.
+        preprocessing: How a picture becomes an input. A tensor is passed as it is, except that an axis of 1 in front
+            counts as the batch axis and is dropped, unless the tensor has the rank of (C, H, W), for clips of
+            (C, T, H, W), or a single axis.
+
+    Returns:
+        The input without the batch axis, float32: (C, H, W), or (C, T, H, W) for a clip; a tensor of whole numbers,
+        booleans or complex numbers keeps its dtype. And the record of what was done.
+
+    Raises:
+        ImageError: If the file is missing, unreadable, corrupt, of another kind, or over a limit.
+        UsageError: If the file is a picture, and `preprocessing` does not suit pictures or contradicts itself.
+    """
+    name = repr(str(path))
+    _check_regular(path, name)
+    steps: list[str] = []
+    size = None
+    try:
+        with path.open("rb") as file, _recorded_warnings(steps):
+            content = _sniff(file, name)
+            if content == "picture":
+                check_suits_pictures(preprocessing)
+                picture, white, size = read_picture(file, name, preprocessing.channels, steps)
+            else:
+                tensor = read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
+    if content == "picture":
+        tensor = prepare_picture(picture, white, preprocessing, name, steps)
+    else:
+        tensor = prepare_tensor(tensor, preprocessing.kind, name, steps)
+    return tensor, InputRecord(str(path), digest, size, tuple(tensor.shape), tuple(steps))
+
+
+def read_tensor(path: Path) -> torch.Tensor:
+    """Read the one tensor in a `.npy`, `.pt` or `.safetensors` file, of any shape and dtype. No code in a file runs.
+
+    Raises:
+        ImageError: If the file is missing, unreadable, corrupt, holds no single tensor, or is a picture.
+    """
+    name = repr(str(path))
+    _check_regular(path, name)
+    try:
+        with path.open("rb") as file, _recorded_warnings([]):
+            content = _sniff(file, name)
+            if content == "picture":
+                raise ImageError(f"Cannot read {name} as a tensor. Give a .npy, .pt or .safetensors file with one.")
+            return read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+    except OSError as error:
+        raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
+
+
+@contextmanager
+def _recorded_warnings(steps: list[str]) -> Iterator[None]:
+    """Turn what Pillow and torch warn of while reading into steps, and a bomb warning into an exception."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+    steps.extend(f"warning while reading: {one_line(warning.message)}" for warning in caught)
+
+
+def _check_regular(path: Path, name: str) -> None:
+    # Before opening: opening a pipe would wait for a writer, and reading a device may never end.
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        what = "it is a link to a file that does not exist" if path.is_symlink() else "no such file"
+        raise ImageError(f"Cannot read {name}: {what}. Check the path.") from error
+    except OSError as error:
+        raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}. Check the path.") from error
+    except ValueError as error:  # a NUL in the name
+        raise ImageError(f"Cannot read {name}: {one_line(error)}. Check the path.") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise ImageError(f"Cannot read {name}: it is a folder whose files cannot be listed. Name the files in it.")
+    if not stat.S_ISREG(status.st_mode):
+        raise ImageError(f"Cannot read {name}: it is a pipe, socket or device. Save it to a file first.")
+    if status.st_size > MAX_FILE_BYTES:
+        raise ImageError(f"Cannot read {name}: {status.st_size} bytes, over the limit of {MAX_FILE_BYTES}. Split it.")
+
+
+def _sniff(file: BinaryIO, name: str) -> Literal["picture", "array", "stored tensor"]:
+    """Tell from a file's first bytes who reads it, and go back to its start; what nobody knows is left to Pillow.
+
+    Raises:
+        ImageError: If these are the first bytes of something that is well known not to be a picture.
+    """
+    head = file.read(1024)
+    file.seek(0)
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head:
+        raise ImageError(f"Cannot read {name}: it is empty. Get the file again.")
+    if text.startswith(b"version https://git-lfs"):
+        raise ImageError(f"Cannot read {name}: it is a Git LFS pointer, not the picture itself. Run `git lfs pull`.")
+    if text.startswith(b"<") and b"<svg" in text:
+        raise ImageError(f"Cannot read {name}: it is an SVG drawing. Convert it to PNG first.")
+    if text.startswith((b"<!doctype", b"<html")) or (text.startswith(b"<") and b"<html" in text):
+        raise ImageError(f"Cannot read {name}: it is a web page, not a picture. Download the picture itself.")
+    if head.startswith(b"\x93NUMPY"):
+        return "array"
+    is_legacy = head.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")  # torch's format before 1.6
+    header_bytes = int.from_bytes(head[:8], "little")  # of safetensors, whose header is JSON
+    is_safetensors = head[8:9] == b"{" and header_bytes < MAX_FILE_BYTES
+    if head.startswith(b"PK\x03\x04") or is_legacy or is_safetensors:
+        return "stored tensor"
+    return "picture"

@@ -1,0 +1,78 @@
+"""Put the user's options over the preprocessing that a network's weights ask for."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hookscope.errors import UsageError
+from hookscope.inputs.pictures import MAX_PIXELS
+from hookscope.results import Preprocessing
+
+
+def preprocessing_from_options(
+    base: Preprocessing,
+    *,
+    resize: str | None = None,
+    crop: str | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+) -> Preprocessing:
+    """Put the user's options over preprocessing that comes from elsewhere.
+
+    Args:
+        base: What holds where no option is given.
+        resize: "256" (shorter side), "256x320" (height x width), or "none".
+        crop: "224" (square), "224x288" (height x width), or "none".
+        mean: One value for all channels, one per channel ("0.485,0.456,0.406"), or "none".
+        std: Likewise.
+
+    Raises:
+        UsageError: If an option is not of that form, or cannot be right.
+    """
+    changes: dict[str, Any] = {}
+    if resize is not None:
+        sizes = _parse_sizes("--resize", resize)
+        changes["resize"] = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
+    if crop is not None:
+        sizes = _parse_sizes("--crop", crop)
+        changes["crop"] = sizes * 2 if sizes is not None and len(sizes) == 1 else sizes
+    if mean is not None:
+        changes["mean"] = _parse_values("--mean", mean, base.channels)
+    if std is not None:
+        changes["std"] = _parse_values("--std", std, base.channels)
+        if (torch.tensor(changes["std"], dtype=torch.float32) <= 0).any():
+            raise UsageError(f"--std {std!r} has a value that is not above 0. Give the standard deviation per channel.")
+    if not changes:
+        return base
+    return replace(base, **changes, source=f"options over {base.source}")
+
+
+def _parse_sizes(option: str, text: str) -> tuple[int, ...] | None:
+    if text.strip().lower() == "none":
+        return None
+    if not re.fullmatch(r"\s*[0-9]{1,9}(x[0-9]{1,9})?\s*", text):
+        raise UsageError(f"{option} {text!r} is not a size. Give pixels like 224, HEIGHTxWIDTH like 224x288, or none.")
+    sizes = tuple(int(number) for number in text.split("x"))
+    if min(sizes) < 1:
+        raise UsageError(f"{option} {text!r} leaves no pixel. Give a size of 1 or more.")
+    if sizes[0] * sizes[-1] > MAX_PIXELS:
+        raise UsageError(f"{option} {text!r} is over the limit of {MAX_PIXELS} pixels. Give a smaller size.")
+    return sizes
+
+
+def _parse_values(option: str, text: str, channels: int) -> tuple[float, ...]:
+    if text.strip().lower() == "none":
+        return ()
+    try:
+        values = tuple(float(number) for number in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} is not a list of numbers. Give values like 0.5 or 0.5,0.5,0.5.") from error
+    if not torch.tensor(values, dtype=torch.float32).isfinite().all():  # normalisation runs in float32
+        raise UsageError(f"{option} {text!r} has a value that is not a finite number. Give values like 0.5.")
+    if len(values) == 1:
+        return values * channels
+    if len(values) != channels:
+        raise UsageError(f"{option} {text!r} has {len(values)} values for {channels} channels. Give 1 or {channels}.")
+    return values

@@ -1,0 +1,152 @@
+"""Turn a decoded picture into a network's input: resize, crop, scale and normalise it as torchvision's presets do."""
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hookscope.errors import ImageError, UsageError
+from hookscope.inputs.pictures import MAX_PIXELS
+from hookscope.results import Preprocessing
+
+_RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+def prepare_picture(
+    picture: Image.Image, white: float, preprocessing: Preprocessing, name: str, steps: list[str]
+) -> torch.Tensor:
+    """Resize, crop, scale to 0-1 and normalise.
+
+    Args:
+        picture: In Pillow's mode "RGB", "L" or "F", upright.
+        white: The value that means white.
+        preprocessing: What to do.
+        name: What to call the picture in messages.
+        steps: Gets a sentence for each thing done.
+
+    Returns:
+        float32: (C, H, W), or (C, T, H, W) for a clip.
+
+    Raises:
+        ImageError: If the picture is too small, or would become too large.
+    """
+    pixels = _resize(picture, white, preprocessing, name, steps)  # (C, H, W), 0 to white
+    if preprocessing.channels == 3 and pixels.shape[0] == 1:
+        pixels = pixels.expand(3, -1, -1)
+        steps.append("greyscale repeated in 3 channels")
+    if preprocessing.crop is not None:
+        pixels = _centre_crop(pixels, preprocessing.crop, steps)
+    pixels = _crop_to_multiple(pixels, preprocessing.multiple, name, steps)
+    scaled = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format).div_(white)
+    _normalise_(scaled, preprocessing, steps)
+    if preprocessing.kind == "flow":
+        steps.append("the same picture is both frames")
+    if preprocessing.kind == "video":
+        steps.append(f"repeated in {preprocessing.frames} frames")
+        scaled = scaled.unsqueeze(1).repeat(1, preprocessing.frames, 1, 1)  # (C, T, H, W)
+    return scaled
+
+
+def _resize(
+    picture: Image.Image, white: float, preprocessing: Preprocessing, name: str, steps: list[str]
+) -> torch.Tensor:
+    width, height = picture.size
+    new_height, new_width = _target_size(height, width, preprocessing.resize)
+    if (new_height, new_width) == (height, width):
+        return _to_tensor(picture)
+    if new_height * new_width > MAX_PIXELS:
+        raise ImageError(
+            f"Cannot resize {name} from {height}x{width} to {new_height}x{new_width} (height x width): over the limit "
+            f"of {MAX_PIXELS} pixels. Crop it first, or give --resize HEIGHTxWIDTH."
+        )
+    antialiased = preprocessing.kind != "video"
+    steps.append(
+        f"resized from {height}x{width} to {new_height}x{new_width} (height x width), {preprocessing.interpolation}, "
+        f"{'antialiased' if antialiased else 'not antialiased'}"
+    )
+    if antialiased:
+        pixels = _to_tensor(picture.resize((new_width, new_height), _RESAMPLING[preprocessing.interpolation]))
+    else:
+        before = _to_tensor(picture)
+        target = (new_height, new_width)
+        pixels = torch.nn.functional.interpolate(
+            before[None].to(torch.float32), target, mode=preprocessing.interpolation, align_corners=False
+        )[0]
+        if before.dtype == torch.uint8:
+            pixels = pixels.clamp(0, white).round().to(torch.uint8)
+    # Bicubic interpolation overshoots; Pillow clips 8-bit pictures itself.
+    return pixels.clamp(0, white) if pixels.is_floating_point() else pixels
+
+
+def _target_size(height: int, width: int, resize: int | tuple[int, int] | None) -> tuple[int, int]:
+    if resize is None:
+        return height, width
+    if isinstance(resize, tuple):
+        return resize
+    # The longer side is rounded down, as torchvision does it.
+    return (resize, int(resize * width / height)) if height <= width else (int(resize * height / width), resize)
+
+
+def _to_tensor(picture: Image.Image) -> torch.Tensor:
+    pixels = torch.from_numpy(np.array(picture))  # (H, W) or (H, W, C)
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+
+
+def _centre_crop(pixels: torch.Tensor, crop: tuple[int, int], steps: list[str]) -> torch.Tensor:
+    height, width = pixels.shape[1:]
+    crop_height, crop_width = crop
+    missing_height, missing_width = max(crop_height - height, 0), max(crop_width - width, 0)
+    if (height, width) == crop:
+        return pixels
+    padded = ""
+    if missing_height or missing_width:
+        left, top = missing_width // 2, missing_height // 2
+        pixels = torch.nn.functional.pad(pixels, (left, missing_width - left, top, missing_height - top))
+        padded = f", padded with black from {height}x{width}"
+    steps.append(f"centre crop {crop_height}x{crop_width} (height x width){padded}")
+    # Halves are rounded to even, as torchvision does it.
+    top, left = round((pixels.shape[1] - crop_height) / 2), round((pixels.shape[2] - crop_width) / 2)
+    return pixels[:, top : top + crop_height, left : left + crop_width]
+
+
+def _crop_to_multiple(pixels: torch.Tensor, multiple: int, name: str, steps: list[str]) -> torch.Tensor:
+    height, width = pixels.shape[1:]
+    new_height, new_width = height - height % multiple, width - width % multiple
+    if not new_height or not new_width:
+        raise ImageError(
+            f"Cannot use {name}: {height}x{width} pixels (height x width), and the network needs at least "
+            f"{multiple}x{multiple}. Give a larger picture, or --resize."
+        )
+    if (new_height, new_width) == (height, width):
+        return pixels
+    steps.append(f"centre crop {new_height}x{new_width} (height x width), to multiples of {multiple}")
+    top, left = (height - new_height) // 2, (width - new_width) // 2
+    return pixels[:, top : top + new_height, left : left + new_width]
+
+
+def _normalise_(scaled: torch.Tensor, preprocessing: Preprocessing, steps: list[str]) -> None:
+    # In place, as the name says: a picture at the limit takes 1 GB here.
+    mean, std = preprocessing.mean, preprocessing.std
+    if mean:
+        scaled.sub_(torch.tensor(mean, dtype=torch.float32)[:, None, None])
+    if std:
+        scaled.div_(torch.tensor(std, dtype=torch.float32)[:, None, None])
+    if mean or std:
+        means, stds = (", ".join(f"{value:g}" for value in values) for values in (mean or (0,), std or (1,)))
+        steps.append(f"normalised by mean {means}, std {stds}")
+
+
+def check_suits_pictures(preprocessing: Preprocessing) -> None:
+    """Raise unless pictures can be prepared so.
+
+    Raises:
+        UsageError: If the network takes neither 1 nor 3 channels, or there are not as many means or deviations.
+    """
+    channels = preprocessing.channels
+    if channels not in {1, 3}:
+        raise UsageError(f"The network takes {channels} channels; a picture has 1 or 3. Give tensor files instead.")
+    for name, values in (("mean", preprocessing.mean), ("std", preprocessing.std)):
+        if len(values) not in {0, channels}:
+            raise UsageError(
+                f"Preprocessing from {preprocessing.source} has {len(values)} {name} values for {channels} channels. "
+                f"Give --{name}."
+            )

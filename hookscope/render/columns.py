@@ -1,0 +1,211 @@
+"""Tables for terminals of any width: columns that are kept or left out, rows that are folded, numbers as text."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hookscope.text import safe_text
+
+# A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:
+# about what two screens hold.
+_FOLD_ABOVE_ROWS = 60
+_FOLD_KEEP_ROWS = 20
+
+# Terminals at least this wide get two blanks between columns instead of one. Our choice.
+_ROOMY_WIDTH = 100
+
+# How wide the name column stays, if its names need it, beside columns that matter and beside the others. Our choice.
+_NAME_WIDTH_AT_LEAST = 16
+_NAME_WIDTH_WANTED = 28
+REMARK_WIDTH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column before it is drawn.
+
+    Attributes:
+        header: Its title, unlike any other column's.
+        cells: One a row.
+        rank: The lowest stays longest when the terminal is narrow. 0 is the name column, which gives way to others;
+            columns below 10 matter so much that names are shortened for them.
+        words: Whether it holds words, aligned left and wrapped if need be, or numbers, aligned right and never wrapped.
+        max_width: Wider words are shortened or wrapped.
+    """
+
+    header: str
+    cells: Sequence[Text]
+    rank: int
+    words: bool = False
+    max_width: int = 1000
+
+    @property
+    def width(self) -> int:
+        """Cells the widest line needs, as far as `max_width` allows."""
+        lines = (line for cell in self.cells for line in cell.plain.split("\n"))
+        return min(self.max_width, max(cell_len(self.header), *map(cell_len, lines)))
+
+
+def fitted(columns: Sequence[Column], remarks: Sequence[Text], width: int) -> list[Column]:
+    """Return the columns that fit `width`, names shortened; remarks join the names when their column finds no room.
+
+    Args:
+        columns: In the order they are shown, the column of remarks last.
+        remarks: One a row, empty where there is nothing to say.
+        width: Columns of the terminal.
+    """
+    name = min(columns, key=lambda column: column.rank)
+    kept = {name.header}
+    spare = width
+    wanted = max(name.width, *(remark.cell_len + 2 for remark in remarks))
+    for column in sorted(columns, key=lambda column: column.rank)[1:]:
+        reserved = min(wanted, _NAME_WIDTH_AT_LEAST if column.rank < 10 else _NAME_WIDTH_WANTED)
+        if column.width + _gap(width) + reserved <= spare and any(cell.plain for cell in column.cells):
+            kept.add(column.header)
+            spare -= column.width + _gap(width)
+            wanted = name.width if column is columns[-1] else wanted
+    if columns[-1].header in kept:
+        cells = [Text(fold_name(cell.plain, spare)) for cell in name.cells]
+    else:
+        cells = [_with_remark(cell.plain, remark, spare) for cell, remark in zip(name.cells, remarks, strict=True)]
+    named = replace(name, cells=cells, max_width=spare)
+    wider = {
+        name.header: named,
+        columns[-1].header: replace(columns[-1], max_width=columns[-1].width + spare - named.width),
+    }
+    return [wider.get(column.header, column) for column in columns if column.header in kept]
+
+
+def draw_table(columns: Sequence[Column], styles: Sequence[str], kept: Sequence[int], width: int) -> RenderableType:
+    """Return the rows at the positions `kept` as a table that a line of its own interrupts at each gap."""
+    parts: list[RenderableType] = [_section(columns, width, show_header=True)]
+    shown_until = 0
+    for position in (*kept, len(styles)):
+        if position > shown_until:
+            parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
+            parts.append(_section(columns, width, show_header=False))
+        section = parts[-1]
+        if position < len(styles) and isinstance(section, Table):
+            section.add_row(*(column.cells[position] for column in columns), style=styles[position])
+        shown_until = position + 1
+    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part.show_header))
+
+
+def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
+    """Return the positions of the rows to show. A gap of one row is not worth its line.
+
+    Args:
+        notable: Whether a row must be seen, one a row.
+        full: Show all of them.
+    """
+    last = len(notable) - 1
+    if full or last < _FOLD_ABOVE_ROWS:
+        return range(len(notable))
+    shown = [
+        position < _FOLD_KEEP_ROWS or position > last - _FOLD_KEEP_ROWS or each for position, each in enumerate(notable)
+    ]
+    return [
+        position
+        for position in range(len(notable))
+        if shown[position] or (shown[position - 1] and shown[min(position + 1, last)])
+    ]
+
+
+def kind_cell(kind: str) -> Text:
+    """Return a class name as a cell, over-long ones shortened."""
+    return Text(fold_name(safe_text(kind), 18))
+
+
+def number_text(value: float | None) -> str:
+    """Return four significant digits, without a power of ten where that reads well; "0" is exactly zero."""
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value):
+        return f"{abs(value):.0f}" if value == 0 else f"{value}"
+    mantissa, power = f"{value:.3e}".split("e")
+    if -3 <= int(power) <= 3:
+        return f"{value:.{3 - int(power)}f}"
+    return f"{mantissa}e{int(power)}"
+
+
+def percent_text(fraction: float | None) -> str:
+    """Return a percentage that says 0% and 100% only when that is exact."""
+    if fraction is None:
+        return "-"
+    if fraction in (0, 1):
+        return f"{fraction:.0%}"
+    return "<0.1%" if fraction < 0.001 else ">99.9%" if fraction > 0.999 else f"{fraction:.1%}"
+
+
+def probability_text(probability: float) -> str:
+    """Return two decimals that say 0.00 and 1.00 only when that is exact."""
+    if probability in (0, 1):
+        return f"{probability:.2f}"
+    return "<0.01" if probability < 0.01 else ">0.99" if probability > 0.99 else f"{probability:.2f}"
+
+
+def integer_text(value: int | None) -> str:
+    """Return a count, "-" for one that is not known."""
+    return "-" if value is None else str(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 row", "1,234 rows"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def fold_name(name: str, width: int) -> str:
+    """Return `name` in at most `width` terminal cells, "…" for its middle: the end of a dotted name says most."""
+    if cell_len(name) <= width:
+        return name
+    head, tail = "", ""
+    while name and cell_len(head) + cell_len(name[0]) <= (width - 1) // 3:
+        head, name = head + name[0], name[1:]
+    while name and cell_len(head) + cell_len(tail) + cell_len(name[-1]) <= width - 1:
+        tail, name = name[-1] + tail, name[:-1]
+    return f"{head}…{tail}"
+
+
+def _with_remark(name: str, remark: Text, width: int) -> Text:
+    """Return a name followed by a remark, on the same line if both fit, else on lines of its own."""
+    cell = Text(fold_name(name, width))
+    if not remark.plain:
+        return cell
+    if cell_len(name) + 3 + remark.cell_len <= width:
+        return cell.append(" · ").append_text(remark)
+    indent = " " * (len(name) - len(name.lstrip()))
+    lines = wrap(
+        remark.plain, width, initial_indent=f"{indent}└ ", subsequent_indent=f"{indent}  ", break_on_hyphens=False
+    )
+    return cell.append("\n" + "\n".join(lines), style=remark.style)
+
+
+def _section(columns: Sequence[Column], width: int, *, show_header: bool) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, _gap(width) - 1, 0, 0),
+        show_header=show_header,
+    )
+    for column in columns:
+        table.add_column(
+            column.header,
+            justify="left" if column.words else "right",
+            width=column.width,
+            no_wrap=not column.words,
+            overflow="fold",
+        )
+    return table
+
+
+def _gap(width: int) -> int:
+    """Return the blanks between two columns."""
+    return 2 if width >= _ROOMY_WIDTH else 1

@@ -1,0 +1,223 @@
+"""Gradients as Rich renderables, for people: a table of outputs, a table of parameters, the loss and the verdicts."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.text import Text
+
+from hookscope.render.columns import (
+    REMARK_WIDTH,
+    Column,
+    counted,
+    draw_table,
+    fitted,
+    integer_text,
+    kept_positions,
+    kind_cell,
+    number_text,
+    percent_text,
+)
+from hookscope.render.terminal import title_lines
+from hookscope.results import (
+    GradientInspection,
+    GradientRow,
+    LossRecord,
+    ParameterRow,
+    TensorStatistics,
+    Verdict,
+)
+from hookscope.text import safe_text, shape_text
+
+_LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
+
+
+def gradient_table(inspection: GradientInspection, *, width: int, full: bool = False) -> RenderableType:
+    """Return the gradients of outputs, and of inputs if measured, in forward order under a title, fitted to `width`.
+
+    A row says in words what is not plain about it: no gradient, zero, NaN or Inf, the verdicts that name it.
+
+    Args:
+        inspection: What to show.
+        width: Columns of the terminal.
+        full: Show every row of a long table instead of folding it.
+    """
+    rows = inspection.gradients
+    title = [
+        *title_lines(inspection),
+        Text(f"Gradients of the loss by layer, {inspection.mode} mode, in forward order"),
+    ]
+    if not rows:
+        return Group(*title, Text("No layer finished."))
+    names = [Text(safe_text(row.label + (" (input)" if row.role == "input" else ""))) for row in rows]
+    statistics = [row.gradient for row in rows]
+    columns = [
+        Column("#", [Text(str(row.index)) for row in rows], 12),
+        Column("layer", names, 0, words=True),
+        Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
+        Column("shape", [Text(shape_text(each.shape)) for each in statistics], 5),
+        *_number_columns(statistics),
+    ]
+    verdicts = _by_place(inspection.verdicts)
+    found = [verdicts.get(row.label, ()) if row.role == "output" else () for row in rows]
+    return Group(*title, _flagged_table(columns, rows, found, width, full=full))
+
+
+def parameter_table(inspection: GradientInspection, *, width: int, full: bool = False) -> RenderableType:
+    """Return the gradients of the parameters in the order of `named_parameters()`, fitted to `width`.
+
+    Args:
+        inspection: What to show.
+        width: Columns of the terminal.
+        full: Show every row of a long table instead of folding it.
+    """
+    rows = inspection.parameters
+    title = Text("Gradients of the loss by parameter", style="bold")
+    if not rows:
+        return Group(title, Text("The network has no parameters."))
+    statistics = [row.gradient for row in rows]
+    columns = [
+        Column("#", [Text(str(row.index)) for row in rows], 12),
+        Column("parameter", [Text(safe_text(row.name)) for row in rows], 0, words=True),
+        Column("type", [kind_cell(row.kind) for row in rows], 13, words=True),
+        Column("shape", [Text(shape_text(each.shape)) for each in statistics], 5),
+        *_number_columns(statistics),
+        Column("‖w‖", [Text(number_text(row.weight_l2)) for row in rows], 6),
+        Column("‖g‖/‖w‖", [Text(number_text(row.ratio)) for row in rows], 1),
+    ]
+    verdicts = _by_place(inspection.verdicts)
+    found = [verdicts.get(row.name, ()) for row in rows]
+    return Group(title, _flagged_table(columns, rows, found, width, full=full))
+
+
+def loss_line(loss: LossRecord | None) -> RenderableType:
+    """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · of (model)"."""
+    if loss is None:
+        return Text("No loss: the forward pass broke off.", style="bold red")
+    parts = [f"loss {safe_text(loss.name)} = {number_text(loss.value)}"]
+    parts += [f"target: {safe_text(loss.target)}"] if loss.target else []
+    parts += [f"of {safe_text(', '.join(loss.outputs))}"] if loss.outputs else []
+    return Text(" · ".join(parts), style="bold", overflow="fold")
+
+
+def verdicts_panel(inspection: GradientInspection) -> RenderableType:
+    """Return the verdicts in a frame, the gravest first, or a line that says there are none."""
+    verdicts = inspection.verdicts
+    if not verdicts:
+        if inspection.loss is None or inspection.failure is not None:
+            return Text("Gradients were not judged: the pass broke off.", style="yellow")
+        return Text("No verdict: no rule found anything beyond its limit.", style="green")
+    failures = sum(verdict.level == "fail" for verdict in verdicts)
+    counts = ((failures, "failure"), (len(verdicts) - failures, "warning"))
+    title = "Verdict: " + ", ".join(counted(count, noun) for count, noun in counts if count)
+    lines = Group(*(_verdict_lines(verdict) for verdict in verdicts))
+    return Panel(lines, title=title, title_align="left", border_style=_LEVEL_STYLES[verdicts[0].level])
+
+
+def _verdict_lines(verdict: Verdict) -> RenderableType:
+    place = f" at {safe_text(verdict.where)}" if verdict.where else ""
+    heading = f"{verdict.level.upper()} {safe_text(verdict.rule)}{place}"
+    return Group(
+        Text(heading, style=_LEVEL_STYLES[verdict.level], overflow="fold"),
+        Padding(Text(safe_text(verdict.message), overflow="fold"), (0, 0, 0, 2)),
+    )
+
+
+def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
+    """Return the columns that gradients of layers and of parameters share."""
+
+    def numbers(header: str, values: Iterable[float | None], rank: int) -> Column:
+        return Column(header, [Text(number_text(value)) for value in values], rank)
+
+    columns = [
+        Column("dtype", [Text(safe_text(each.dtype)) for each in all_statistics], 17, words=True),
+        numbers("mean |g|", (each.mean_abs for each in all_statistics), 2),
+        numbers("max |g|", (_greatest_magnitude(each) for each in all_statistics), 3),
+        numbers("L2", (each.l2 for each in all_statistics), 4),
+        numbers("mean", (each.mean for each in all_statistics), 18),
+        numbers("std", (each.std for each in all_statistics), 19),
+        Column("zeros", [Text(percent_text(each.zero_fraction)) for each in all_statistics], 7),
+        Column("NaN", [Text(integer_text(each.nan_count)) for each in all_statistics], 14),
+        Column("Inf", [Text(integer_text(each.inf_count)) for each in all_statistics], 15),
+    ]
+    # Columns that would say the same in every row are left out.
+    idle = {
+        "dtype": len({each.dtype for each in all_statistics}) == 1,
+        "NaN": not any(each.nan_count for each in all_statistics),
+        "Inf": not any(each.inf_count for each in all_statistics),
+    }
+    return [column for column in columns if not idle.get(column.header)]
+
+
+def _flagged_table(
+    columns: Sequence[Column],
+    rows: Sequence[GradientRow | ParameterRow],
+    verdicts: Sequence[Sequence[Verdict]],
+    width: int,
+    *,
+    full: bool,
+) -> RenderableType:
+    """Return a table whose last column says what became of each gradient.
+
+    Folding keeps every row that a verdict names, and both ends of a run of rows with NaN, Inf or no statistics.
+    """
+    styles = [_row_style(row, found) for row, found in zip(rows, verdicts, strict=True)]
+    status = [
+        Text(_status_words(row, found), style=style) for row, found, style in zip(rows, verdicts, styles, strict=True)
+    ]
+    last = Column("status", status, 11, words=True, max_width=REMARK_WIDTH)
+    odd = [False, *(_is_odd(row.gradient) for row in rows), False]
+    notable = [
+        bool(found) or (odd[position] and not (odd[position - 1] and odd[position + 1]))
+        for position, found in enumerate(verdicts, start=1)
+    ]
+    kept = kept_positions(notable, full=full)
+    return draw_table(fitted([*columns, last], status, width), styles, kept, width)
+
+
+def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Verdict]) -> str:
+    """Return what is not plain about a gradient; nothing for one that is."""
+    statistics = row.gradient
+    words = [verdict.rule for verdict in verdicts]
+    if row.status != "gradient":
+        words.append(row.status)
+    if isinstance(row, ParameterRow) and not row.trainable:
+        words.append("frozen")
+    if statistics.nan_count or statistics.inf_count:
+        words.append(f"{integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf")
+    if statistics.unmeasured:
+        words.append(f"unmeasured: {safe_text(statistics.unmeasured)}")
+    if isinstance(row, GradientRow) and row.remark:
+        words.append(safe_text(row.remark))
+    return "; ".join(words)
+
+
+def _row_style(row: GradientRow | ParameterRow, verdicts: Sequence[Verdict]) -> str:
+    """Return the colour of a row: of what asks for attention, dim for what has no gradient, else nothing."""
+    if row.gradient.nan_count or row.gradient.inf_count:
+        return _LEVEL_STYLES["fail"]
+    if verdicts:
+        return _LEVEL_STYLES[verdicts[0].level]
+    if row.status == "zero" or _is_odd(row.gradient):
+        return _LEVEL_STYLES["warn"]
+    return "" if row.status == "gradient" else "dim"
+
+
+def _is_odd(statistics: TensorStatistics) -> bool:
+    return bool(statistics.nan_count or statistics.inf_count or statistics.unmeasured)
+
+
+def _by_place(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
+    places: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.where:  # a verdict on the whole network belongs to no row, not to the row of the model itself
+            places.setdefault(verdict.where, []).append(verdict)
+    return places
+
+
+def _greatest_magnitude(statistics: TensorStatistics) -> float | None:
+    """Return the largest absolute value; None where it was not measured."""
+    if statistics.min is None or statistics.max is None:
+        return None
+    return max(abs(statistics.min), abs(statistics.max))

@@ -1,0 +1,254 @@
+"""A gradient inspection as pictures: gradient flow over depth, histograms, ‖g‖/‖w‖ of every parameter.
+
+Importing this imports matplotlib.
+"""
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from numpy.typing import NDArray
+
+from hookscope.render.plot_axes import (
+    BLUE,
+    FOOT,
+    GREY,
+    ORANGE,
+    TOP,
+    VERMILION,
+    add_legend,
+    add_marks,
+    log_axis,
+    mark_failing,
+    mark_missing,
+    name_places,
+    our_style,
+    plain,
+    say,
+    titled_figure,
+)
+from hookscope.results import GradientInspection, GradientRow, GradientStatus, ParameterRow, TensorStatistics
+
+_MOST_HISTOGRAMS = 12
+_MOST_BINS = 41
+# A linear axis hides the middle of a histogram when its tail is this many times wider. Our choice.
+_WIDE_TAIL = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """What a plot over depth shows of one gradient; a minor one has no part in the line."""
+
+    name: str
+    status: GradientStatus
+    statistics: TensorStatistics
+    minor: bool = False
+
+
+def gradient_flow(inspection: GradientInspection) -> Figure:
+    """Draw mean and greatest |gradient| over depth: of the layers' outputs above, of the parameters below.
+
+    Biases and scales are pale marks beside the line of the weights. The axis is logarithmic. What it has no place for
+    stands at its foot, told apart by shape: exactly zero, no gradient path, not reached. NaN or Inf is a star at the
+    top. What a failing verdict names has a red ground.
+    """
+    outputs = [_Point(row.label, row.status, row.gradient) for row in inspection.gradients if row.role == "output"]
+    parameters = [
+        _Point(row.name, row.status, row.gradient, minor=not _is_weight(row)) for row in inspection.parameters
+    ]
+    with our_style():
+        figure = titled_figure(inspection, "Gradient flow", 7.2)
+        axes = figure.subplots(2, 1)
+        _draw_flow(axes[0], "outputs of layers, in forward order", outputs, _failing(inspection))
+        _draw_flow(axes[1], "parameters, in the order they are defined", parameters, _failing(inspection))
+        add_legend(figure, axes)
+    return figure
+
+
+def gradient_histograms(inspection: GradientInspection, layers: Sequence[str] = ()) -> Figure:
+    """Draw how the gradients of some layers' outputs are distributed, at most twelve panels.
+
+    Exact zeros are left out of the bars and counted in the title. Where the tails are long the axis is logarithmic on
+    both sides of zero. Values are those of `TensorStatistics.sample`.
+
+    Args:
+        inspection: What to draw.
+        layers: Labels of rows; none means twelve rows spread evenly over depth, from those with a gradient.
+    """
+    known = [row for row in inspection.gradients if row.role == "output" and _nonzero(row.gradient).size]
+    rows = [row for row in known if row.label in layers] if layers else known
+    places = np.unique(np.linspace(0, len(rows) - 1, _MOST_HISTOGRAMS).round().astype(int)) if rows else ()
+    with our_style():
+        across = min(4, max(2, len(places)))
+        down = max(1, math.ceil(len(places) / across))
+        chosen = f", {len(places)} of {len(known)} layers" if len(places) < len(known) else ""
+        figure = titled_figure(inspection, f"Gradients of outputs{chosen}", 0.9 + 1.75 * down)
+        grid = figure.subplots(down, across, squeeze=False).ravel()
+        for axes, place in zip(grid, places, strict=False):
+            _draw_histogram(axes, rows[place])
+        for axes in grid[len(places) :]:
+            axes.set_axis_off()
+        if not len(places):
+            say(grid[0], "No output has a gradient other than zero.")
+    return figure
+
+
+def parameter_ratios(inspection: GradientInspection) -> Figure:
+    """Draw ‖g‖/‖w‖ of every parameter in the order they are defined, weights apart from biases and scales.
+
+    The axis is logarithmic; a dashed line is the median of the weights. What has no ratio stands at the foot: a zero
+    gradient, none at all, or a parameter that is zero itself.
+    """
+    rows = inspection.parameters
+    with our_style():
+        figure = titled_figure(inspection, "‖g‖/‖w‖ of parameters", 4.6)
+        axes = figure.subplots()
+        if not rows:
+            say(axes, "The network has no parameters.")
+            return figure
+        weights = np.array([_is_weight(row) for row in rows])
+        ratios = _positive([row.ratio for row in rows])
+        places = np.arange(len(rows))
+        size = 5 if len(rows) <= 160 else 3
+        looks = (("weights", weights, "o", BLUE), ("biases and scales", ~weights, "D", ORANGE))
+        for label, kind, marker, colour in looks:
+            small = 1.0 if marker == "o" else 0.7
+            axes.plot(places[kind], ratios[kind], marker, color=colour, markersize=size * small, label=label)
+        if np.isfinite(ratios[weights]).any():
+            median = float(np.nanmedian(ratios[weights]))
+            axes.axhline(median, color=BLUE, linestyle="--", linewidth=1, label=f"median of weights, {median:.2g}")
+        log_axis(axes, ratios)
+        mark_missing(axes, [row.status for row in rows])
+        still = [place for place, row in enumerate(rows) if row.status == "gradient" and row.weight_l2 == 0]
+        add_marks(axes, still, FOOT, ("s", GREY), "parameter is 0")
+        mark_failing(axes, [row.name for row in rows], _failing(inspection))
+        name_places(axes, [row.name for row in rows])
+        axes.set_ylabel("‖g‖/‖w‖")
+        add_legend(figure, [axes])
+    return figure
+
+
+PLOTS: Mapping[str, Callable[[GradientInspection], Figure]] = {
+    "gradient-flow": gradient_flow,
+    "gradient-histograms": gradient_histograms,
+    "parameter-ratios": parameter_ratios,
+}
+"""Every plot of a gradient inspection by the name of its file."""
+
+
+def encode_png(figure: Figure) -> bytes:
+    """Return a figure of this module as a PNG file; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    with our_style():
+        figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def _draw_flow(axes: Axes, title: str, points: Sequence[_Point], failing: Mapping[str, str]) -> None:
+    axes.set_title(title)
+    if not points:
+        say(axes, "Nothing was measured.")
+        return
+    means = _positive([point.statistics.mean_abs for point in points])
+    greatest = _positive([_greatest_magnitude(point.statistics) for point in points])
+    minor = np.array([point.minor for point in points])
+    for label, values, colour, marker in (("max", greatest, ORANGE, "^"), ("mean", means, BLUE, "o")):
+        _draw_line(axes, values, minor, f"{label} |gradient|", (marker, colour))
+    log_axis(axes, np.concatenate([means, greatest]))
+    mark_missing(axes, [point.status for point in points])
+    broken = [place for place, each in enumerate(points) if each.statistics.nan_count or each.statistics.inf_count]
+    add_marks(axes, broken, TOP, ("*", VERMILION), "NaN or Inf")
+    mark_failing(axes, [point.name for point in points], failing)
+    name_places(axes, [point.name for point in points])
+    axes.set_ylabel("|gradient|")
+
+
+def _draw_line(
+    axes: Axes, values: NDArray[np.float64], minor: NDArray[np.bool_], label: str, look: tuple[str, str]
+) -> None:
+    """Draw a line through the values that are not minor, and the minor ones as pale marks."""
+    marker, colour = look
+    (places,) = np.nonzero(~minor)
+    crowded = len(values) > 160
+    axes.plot(
+        places,
+        values[places],
+        color=colour,
+        marker=marker,
+        markersize=4.0 if len(values) <= 60 else 2.6,
+        markevery=max(1, len(places) // 40) if crowded else 1,
+        linewidth=1.2,
+        label=label,
+    )
+    if minor.any():
+        (places,) = np.nonzero(minor)
+        name = f"{label} of biases and scales"
+        axes.plot(places, values[places], marker, color=colour, alpha=0.4, markersize=2.6, label=name)
+
+
+def _draw_histogram(axes: Axes, row: GradientRow) -> None:
+    """Draw one panel: shares of the values other than zero, on an axis that suits their spread."""
+    values = _nonzero(row.gradient)
+    magnitudes = np.abs(values)
+    typical, reach = float(np.median(magnitudes)), float(magnitudes.max())
+    wide = reach / _WIDE_TAIL > typical
+    bins = int(np.clip(2 * math.sqrt(values.size), 9, _MOST_BINS)) | 1  # odd: one bin holds zero
+    steps = np.linspace(-1, 1, bins + 1)
+    edges = typical * np.sinh(steps * math.asinh(reach / typical)) if wide else steps * reach
+    edges[0], edges[-1] = -reach, reach
+    shares = np.histogram(values, edges)[0] / values.size
+    axes.stairs(shares, edges, fill=True, color=BLUE)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    if wide:
+        axes.set_xscale("asinh", linear_width=typical)
+        ticks = [-reach, 0.0, reach]
+    else:
+        ticks = [-reach / 2, 0.0, reach / 2]
+    axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(NullLocator())
+    axes.spines.left.set_visible(False)
+    remarks = [f"L2 {row.gradient.l2:.2g}"] if row.gradient.l2 is not None else []
+    remarks += [f"{row.gradient.zero_fraction:.0%} zero"] if row.gradient.zero_fraction else []
+    counts = ((row.gradient.nan_count, "NaN"), (row.gradient.inf_count, "Inf"))
+    remarks += [f"{count} {name}" for count, name in counts if count]
+    remarks += ["log axis"] if wide else []
+    axes.set_title(f"{plain(row.label, 28)}\n{' · '.join(remarks)}", fontsize=8)
+
+
+def _failing(inspection: GradientInspection) -> dict[str, str]:
+    """Return the rule of the first failing verdict for each place that one names."""
+    failing: dict[str, str] = {}
+    for verdict in inspection.verdicts:
+        if verdict.level == "fail" and verdict.where:
+            failing.setdefault(verdict.where, verdict.rule)
+    return failing
+
+
+def _positive(values: Sequence[float | None]) -> NDArray[np.float64]:
+    """Return the values a logarithmic axis can show, NaN in place of the others."""
+    return np.array([value if value and math.isfinite(value) else math.nan for value in values], np.float64)
+
+
+def _nonzero(statistics: TensorStatistics) -> NDArray[np.float64]:
+    if statistics.sample is None:
+        return np.zeros(0)
+    sample = np.asarray(statistics.sample, np.float64)
+    values: NDArray[np.float64] = sample[np.isfinite(sample) & (sample != 0)]
+    return values
+
+
+def _is_weight(row: ParameterRow) -> bool:
+    """Tell weights from biases and scales: at least two axes are longer than 1."""
+    return sum(size > 1 for size in row.gradient.shape) >= 2
+
+
+def _greatest_magnitude(statistics: TensorStatistics) -> float | None:
+    if statistics.min is None or statistics.max is None:
+        return None
+    return max(abs(statistics.min), abs(statistics.max))

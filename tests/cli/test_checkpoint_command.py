@@ -1,0 +1,151 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from tests.cli.conftest import Run, names_below
+
+
+@pytest.fixture(autouse=True)
+def only_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recognise torchvision's networks alone, in this process: timm's take a while."""
+    monkeypatch.setattr("hookscope.models.architecture.find_spec", lambda _name: None)
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    tied = torch.ones(4, 6)
+    bad = torch.tensor([1.0, float("nan"), float("inf"), float("-inf")])
+    return {"net.a": tied, "net.b": tied, "net.bad": bad, "net.half": torch.zeros(1024, dtype=torch.float16)}
+
+
+def test_a_report_says_all_that_is_to_be_known(run: Run, tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    torch.save(state, tmp_path / "w.pt")
+    ended = run("checkpoint", "w.pt")
+    assert (ended.code, ended.stderr) == (0, "")
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    assert ["kind", "torch", "·", "torch.save,", "zip", "format", "3"] in lines
+    assert ["prefix", "net"] in lines
+    assert ["fits", "none", "that", "hookscope", "knows"] in lines
+    assert ["net.a", "4x6", "float32", "96", "bytes"] in lines
+    assert ["net.b", "4x6", "float32", "96", "bytes", "shares", "storage", "with", "net.a"] in lines
+    assert ["net.bad", "4", "float32", "16", "bytes", "1", "NaN,", "2", "Inf"] in lines
+    assert ["net.half", "1024", "float16", "2.0", "KiB"] in lines
+    total = 96 + 16 + 2048  # what is tied counts once
+    assert total == 2160
+    assert ended.stdout.splitlines()[-1] == "4 tensors · 2.1 KiB · float16, float32 · NaN or Inf: 3 values"
+
+
+def test_json_holds_the_same_and_nothing_else_goes_to_stdout(
+    run: Run, tmp_path: Path, state: dict[str, torch.Tensor]
+) -> None:
+    torch.save({"model": state, "epoch": 3}, tmp_path / "w.pt")
+    ended = run("checkpoint", "w.pt", "--json")
+    document = json.loads(ended.stdout)
+    assert ended.code == 0
+    assert "epoch" in ended.stderr  # the warning that other entries are left out
+    assert [(each["key"], each["tied_to"]) for each in document["tensors"]] == [
+        ("net.a", ""),
+        ("net.b", "net.a"),
+        ("net.bad", ""),
+        ("net.half", ""),
+    ]
+    assert {name: document[name] for name in ("kind", "weights_key", "prefix", "nonfinite_count")} == {
+        "kind": "torch",
+        "weights_key": "model",
+        "prefix": "net",
+        "nonfinite_count": 3,
+    }
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors", "index"])
+def test_every_kind_of_file_is_listed(run: Run, tmp_path: Path, kind: str) -> None:
+    plain = {"a": torch.ones(3), "b": torch.tensor([float("nan")])}
+    if kind == "safetensors":
+        safetensors.torch.save_file(plain, tmp_path / "file", metadata={"licence": "MIT"})
+    else:
+        torch.save(plain, tmp_path / "file", _use_new_zipfile_serialization=kind != "legacy")
+    name = "file"
+    if kind == "index":
+        name = "w.bin.index.json"
+        (tmp_path / name).write_text(json.dumps({"weight_map": {"a": "file", "b": "file"}}), "utf-8")
+    ended = run("checkpoint", name)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "2 tensors · 16 bytes · float32 · NaN or Inf: 1 value" in ended.stdout
+    assert ("metadata licence MIT" in ended.stdout) == (kind == "safetensors")
+
+
+def test_a_long_list_is_folded_unless_asked_for_but_what_is_not_finite_stays(run: Run, tmp_path: Path) -> None:
+    state = {f"{number}.w": torch.zeros(1) for number in range(100)}
+    state["50.w"] = torch.tensor([float("nan")])
+    torch.save(state, tmp_path / "w.pt")
+    folded, full = (run("checkpoint", "w.pt", *options).stdout for options in ((), ("--full",)))
+    assert "rows not shown, --full shows all" in folded
+    assert "50.w" in folded
+    assert "30.w" not in folded
+    assert all(f"{number}.w" in full for number in range(100))
+
+
+def test_names_from_the_file_are_shown_harmlessly(run: Run, tmp_path: Path) -> None:
+    hostile = "\x1b[31m[bold]a\n::error::\u202e"
+    safetensors.torch.save_file({hostile: torch.ones(1)}, tmp_path / "w.safetensors", metadata={hostile: hostile})
+    ended = run("checkpoint", "w.safetensors")
+    assert ended.code == 0
+    assert "[bold]a" in ended.stdout
+    assert not {"\x1b", "\u202e"} & set(ended.stdout)
+    assert not any(line.lstrip().startswith("::") for line in ended.stdout.splitlines())
+
+
+def test_the_lines_of_a_report_fit_eighty_columns(run: Run, tmp_path: Path) -> None:
+    torch.save({"a.very.long.name." * 8 + str(n): torch.full((3, 3, 3, 3), float("nan")) for n in "ab"}, tmp_path / "w")
+    lines = run("checkpoint", "w").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "no such file": (("missing.pt",), 3, "missing.pt"),
+    "a null byte": (("a\0b",), 3, r"a\x00b"),
+    "an empty name": (("",), 3, ""),
+    "a folder": (("folder",), 3, "folder"),
+    "text": (("text.pt",), 3, "text.pt"),
+    "a module": (("module.pt",), 4, "--trust"),
+    "several weights": (("two.pt",), 2, "--key"),
+    "no such key": (("two.pt", "--key", "nowhere"), 5, "nowhere"),
+    "no state dict": (("list.pt",), 3, "state dict"),
+    "nothing given": ((), 2, "FILE"),
+}
+
+
+@pytest.fixture
+def broken_files(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.pt").write_text("no weights", "utf-8")
+    contents: dict[str, Any] = {
+        "module.pt": nn.Linear(2, 1),
+        "two.pt": {"model": {"w": torch.ones(1)}, "ema": {"w": torch.ones(1)}},
+        "list.pt": [torch.ones(1)],
+    }
+    for name, content in contents.items():
+        torch.save(content, tmp_path / name)
+
+
+@pytest.mark.usefixtures("broken_files")
+@pytest.mark.parametrize(("arguments", "code", "word"), CASES.values(), ids=CASES)
+def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, word: str) -> None:
+    before = names_below(tmp_path)
+    ended = run("checkpoint", *arguments)
+    assert (ended.code, ended.stdout) == (code, "")
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    assert word in ended.stderr
+    assert names_below(tmp_path) == before
+
+
+def test_it_is_a_command_of_the_program(command: Run, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
+    ended = command("checkpoint", "w.pt", cwd=tmp_path)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "1 tensor · 8 bytes · float32 · all values are finite" in ended.stdout

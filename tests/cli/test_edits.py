@@ -1,0 +1,181 @@
+"""`--edit` through the command line: case B2, what is shown, and what is refused."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.cli.conftest import Run, names_below, record_of
+
+CASE = """
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+
+def textbook():
+    torch.manual_seed(3)
+    layers = [("conv", nn.Conv2d(3, 10, 2, stride=2)), ("relu", nn.ReLU()), ("flat", nn.Flatten())]
+    return nn.Sequential(OrderedDict([*layers, ("fc1", nn.Linear(160, 5))]))
+"""
+
+COMMON = ("--loss", "mse", "--target", "zeros", "--save-tensors", "--quiet")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small networks gain nothing by threads, and a busy machine makes them wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> torch.Tensor:
+    """The input, (1, 3, 8, 8), saved as `x.npy` beside the network."""
+    (tmp_path / "case.py").write_text(CASE, "utf-8")
+    values = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", values)
+    return torch.from_numpy(values)
+
+
+@pytest.fixture
+def network() -> nn.Sequential:
+    names: dict[str, object] = {}
+    exec(CASE, names)
+    with torch.random.fork_rng(devices=[]):
+        built = names["textbook"]()  # type: ignore[operator]
+    assert isinstance(built, nn.Sequential)
+    return built
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_clamped_gradients_of_a_relu_reach_the_convolution_without_negative_values(
+    run: Run, tmp_path: Path, picture: torch.Tensor, network: nn.Sequential
+) -> None:
+    arguments = ("--edit", "relu:grad:clamp(min=0)", "--out", "out", *COMMON)
+    assert run("grads", "case.py:textbook", "x.npy", *arguments).code == 0
+    before = network.conv(picture)
+    after = network.relu(before)
+    loss = network.fc1(network.flat(after)).square().mean()
+    [plain] = torch.autograd.grad(loss, after, retain_graph=True)
+    clamped = plain.clamp(min=0)
+    [below, weight, bias] = torch.autograd.grad(after, [before, *network.conv.parameters()], clamped)
+    assert plain.min() < 0 <= below.min()
+    found = load_file(tmp_path / "out" / "gradients.safetensors")
+    torch.testing.assert_close(found["conv grad_output"], below)
+    torch.testing.assert_close(found["conv.weight grad"], weight)
+    torch.testing.assert_close(found["conv.bias grad"], bias)
+    rows = {row["layer"]: row for row in table(tmp_path / "out" / "gradients.csv")}
+    assert float(rows["conv"]["min"]) >= 0
+
+
+@pytest.mark.usefixtures("picture")
+def test_zeroed_gradients_of_biases_are_exactly_zero_and_all_others_unchanged(run: Run, tmp_path: Path) -> None:
+    edited = ("--edit", "fc*bias:grad:zero", "--out", "edited")
+    for arguments in (("--out", "plain"), edited):
+        assert run("grads", "case.py:textbook", "x.npy", *arguments, *COMMON).code == 0
+    plain, found = (load_file(tmp_path / name / "gradients.safetensors") for name in ("plain", "edited"))
+    assert found.pop("fc1.bias grad").tolist() == [0.0] * 5
+    assert plain.pop("fc1.bias grad").count_nonzero() == 5
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+    [change] = table(tmp_path / "edited" / "changes.csv")
+    assert (change["label"], change["what"], change["l2_after"]) == ("fc1.bias", "gradient", "0.0")
+    assert record_of(tmp_path / "edited")["edits"] == ["fc*bias:grad:zero"]
+    assert not (tmp_path / "plain" / "changes.csv").exists()
+
+
+@pytest.mark.parametrize("verb", ["grads", "activations"])
+def test_channels_of_an_output_are_zeroed_and_the_effect_is_shown(
+    run: Run, tmp_path: Path, picture: torch.Tensor, network: nn.Sequential, verb: str
+) -> None:
+    loss = ("--loss", "sum") if verb == "grads" else ("--no-grids",)
+    edit = "relu:output:zero(channels=3,7)"
+    ended = run(verb, "case.py:textbook", "x.npy", "--edit", edit, "--out", "out", *loss)
+    assert (ended.code, ended.stderr) == (0, "")
+    with torch.no_grad():
+        kept = network.relu(network.conv(picture))
+        without = network.fc1(network.flat(kept))
+        kept[:, [3, 7]] = 0
+        output = network.fc1(network.flat(kept))
+    changes = {(each["what"], each["label"]): each for each in table(tmp_path / "out" / "changes.csv")}
+    fc1 = changes["activation", "fc1"]
+    assert float(fc1["l2_before"]) == pytest.approx(without.norm().item(), rel=1e-5)
+    assert float(fc1["l2_after"]) == pytest.approx(output.norm().item(), rel=1e-5)
+    assert ("activation", "conv") not in changes
+    assert f"Effect of {edit}" in ended.stdout
+    if verb == "grads":
+        assert f"loss {without.sum():#.4g} → {output.sum():#.4g}" in ended.stdout
+    assert max(map(len, ended.stdout.splitlines()[:-1])) <= 80
+
+
+@pytest.mark.usefixtures("picture")
+def test_an_edit_that_changes_nothing_says_so(run: Run) -> None:
+    ended = run("grads", "case.py:textbook", "x.npy", "--edit", "relu:grad:scale(1)")
+    assert ended.code == 0
+    assert "0 of 12 rows changed" in ended.stdout  # 4 outputs, their gradients, 4 parameters
+
+
+@pytest.mark.usefixtures("picture")
+def test_edits_are_made_in_the_order_given(run: Run, tmp_path: Path) -> None:
+    add, scale = ("--edit", "fc1:grad:add(1)"), ("--edit", "fc1:grad:scale(2)")
+    for name, edits in (("first", (*add, *scale)), ("second", (*scale, *add))):
+        assert run("grads", "case.py:textbook", "x.npy", *edits, "--out", name, "--loss", "sum", "-q").code == 0
+    means = [table(tmp_path / name / "gradients.csv")[-1]["mean"] for name in ("first", "second")]
+    assert means == ["4.0", "3.0"]  # (1 + 1)·2 and 1·2 + 1
+
+
+@pytest.mark.usefixtures("picture")
+@pytest.mark.parametrize("verb", ["grads", "activations"])
+@pytest.mark.parametrize(
+    ("expression", "column", "word"),
+    [
+        ("relu:grad:clmp(min=0)", 10, "'clamp'"),
+        ("relu:grd:zero", 5, "'grad'"),
+        ("relu:grad:scale(two)", 16, "number"),
+        ("relu:grad:scale(2", 17, "parenthesis"),
+    ],
+)
+def test_a_bad_expression_has_a_caret_at_the_place(
+    run: Run, tmp_path: Path, verb: str, expression: str, column: int, word: str
+) -> None:
+    before = names_below(tmp_path)
+    ended = run(verb, "case.py:textbook", "x.npy", "--edit", expression)
+    message, shown, caret = ended.stderr.splitlines()
+    assert (ended.code, ended.stdout) == (2, "")
+    assert message.startswith("hookscope: error: Bad edit: ")
+    assert word in message
+    assert (shown, caret) == (expression, " " * column + "^")
+    assert names_below(tmp_path) == before
+
+
+@pytest.mark.usefixtures("picture")
+@pytest.mark.parametrize(
+    ("expression", "code", "word"),
+    [
+        ("conv9:output:zero", 5, "'conv9'"),
+        ("param:fc9:grad:zero", 5, "fc9"),
+        ("relu:output:zero(channels=70)", 2, "channel 70"),
+    ],
+)
+def test_an_edit_that_cannot_be_made_is_one_line_and_leaves_nothing(
+    run: Run, tmp_path: Path, expression: str, code: int, word: str
+) -> None:
+    before = names_below(tmp_path)
+    ended = run("grads", "case.py:textbook", "x.npy", "--edit", expression)
+    assert (ended.code, ended.stdout) == (code, "")
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    assert word in ended.stderr
+    assert names_below(tmp_path) == before

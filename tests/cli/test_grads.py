@@ -1,0 +1,564 @@
+import csv
+import json
+import math
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+from tests.cli.conftest import CAT, Run, names_below, record_of
+
+CASES = '''
+import torch
+from torch import nn
+
+
+class Textbook(nn.Module):
+    """Case B1: every number is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.relu1, self.fc2 = nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)
+        rows = [[1.0, 2, 3], [-4, -5, -6], [7, 8, 9], [-10, -11, -12]]
+        with torch.no_grad():
+            self.fc1.weight.copy_(torch.tensor(rows))
+            self.fc1.bias.copy_(torch.tensor([1.0, 2, 3, 4]))
+            self.fc2.weight.copy_(torch.tensor([[1.0, 2, 3, 4]]))
+            self.fc2.bias.fill_(1)
+
+    def forward(self, x):
+        return self.fc2(self.relu1(self.fc1(x)))
+
+
+def classifier():
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 5)
+    )
+
+
+def grey_autoencoder():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Dropout(0.5))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.fc, self.aux = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return {"aux": self.aux(x), "other": self.fc(x)}
+
+
+class Cut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return (x * self.weight).detach()
+
+
+class Divides(nn.Module):
+    def forward(self, x):
+        return x / (x - x)
+
+
+def not_a_number():
+    return nn.Sequential(nn.Linear(3, 3), Divides(), nn.Linear(3, 2))
+
+
+def batchnorm():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+
+def chain(depth=12):
+    layers = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(depth)))
+    for number, layer in enumerate(layers):
+        with torch.no_grad():
+            layer.weight.copy_(torch.eye(2) * (1.0 if number else 0.125))
+    return layers
+
+
+class Raises(nn.Module):
+    def forward(self, x):
+        raise ValueError("no such luck")
+
+
+def raises():
+    return nn.Sequential(nn.Linear(3, 3), Raises())
+'''
+
+LOSSES = """
+def squares(output):
+    return output.square().sum()
+
+
+def distance(output, target):
+    return (output - target).abs().sum()
+
+
+def vector(output):
+    return output.square()
+
+
+def constant(output):
+    return output.detach().sum()
+
+
+def a_number(output):
+    return 1.0
+
+
+def raises(output):
+    raise ValueError("no such luck\\nand more")
+
+
+not_a_function = 3
+"""
+
+RUN_FILES = {
+    "run.json",
+    "layers.csv",
+    "layers.json",
+    "gradients.csv",
+    "gradients.json",
+    "parameters.csv",
+    "plots",
+    "plots/gradient-flow.png",
+    "plots/gradient-histograms.png",
+    "plots/parameter-ratios.png",
+}
+
+Network = Callable[..., nn.Module]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small networks gain nothing by threads, and a busy machine makes them wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder that commands run in, with networks, losses and inputs."""
+    (tmp_path / "case.py").write_text(CASES, "utf-8")
+    (tmp_path / "loss.py").write_text(LOSSES, "utf-8")
+    np.save(tmp_path / "ones.npy", np.ones((1, 3), np.float32))
+    np.save(tmp_path / "picture.npy", np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32))
+    np.save(tmp_path / "five.npy", np.arange(5, dtype=np.float32))
+    np.save(tmp_path / "seven.npy", np.arange(7, dtype=np.float32))
+    return tmp_path
+
+
+@pytest.fixture
+def build() -> Network:
+    """Build a network of `CASES`."""
+    names: dict[str, Any] = {}
+    exec(CASES, names)
+
+    def built(name: str) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            network: nn.Module = names[name]()
+        return network
+
+    return built
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def statistics_of(gradient: torch.Tensor) -> dict[str, float]:
+    wide = gradient.detach().double().numpy()
+    return {
+        "mean": wide.mean(),
+        "std": wide.std(),
+        "min": wide.min(),
+        "max": wide.max(),
+        "mean_abs": np.abs(wide).mean(),
+        "l2": np.sqrt((wide**2).sum()),
+        "zero_fraction": (wide == 0).mean(),
+        "nan_count": 0,
+        "inf_count": 0,
+    }
+
+
+def assert_row(row: dict[str, str], gradient: torch.Tensor) -> None:
+    expected = statistics_of(gradient)
+    measured = {name: float(row[name]) for name in expected}
+    assert measured == pytest.approx(expected, rel=1e-5, abs=1e-7), row
+    assert row["shape"] == "x".join(map(str, gradient.shape))
+
+
+def picture(folder: Path) -> torch.Tensor:
+    return torch.from_numpy(np.load(folder / "picture.npy"))
+
+
+def gradients_of(network: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Differentiate with respect to the parameters, with nothing but autograd."""
+    names, parameters = zip(*network.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+# --- The textbook case -----------------------------------------------------------------------------------------------
+
+GRADIENTS = {
+    ("fc1", "input"): [[22.0, 26, 30]],
+    ("fc1", "output"): [[1.0, 0, 3, 0]],
+    ("relu1", "input"): [[1.0, 0, 3, 0]],
+    ("relu1", "output"): [[1.0, 2, 3, 4]],
+    ("fc2", "input"): [[1.0, 2, 3, 4]],
+    ("fc2", "output"): [[1.0]],
+}
+PARAMETERS = {
+    "fc1.weight": [[1.0, 1, 1], [0, 0, 0], [3, 3, 3], [0, 0, 0]],
+    "fc1.bias": [1.0, 0, 3, 0],
+    "fc2.weight": [[7.0, 0, 27, 0]],
+    "fc2.bias": [1.0],
+}
+
+
+def test_the_textbook_network_has_the_textbook_gradients(run: Run, folder: Path) -> None:
+    ended = run("grads", "case.py:Textbook", "ones.npy", "--loss", "sum", "--inputs", "--save-tensors", "--out", "out")
+    assert (ended.code, ended.stderr) == (0, "")
+    rows = {(row["layer"], row["role"]): row for row in table(folder / "out" / "gradients.csv")}
+    assert list(rows) == list(GRADIENTS)
+    for place, values in GRADIENTS.items():
+        assert_row(rows[place], torch.tensor(values))
+    backward = sorted(rows, key=lambda place: int(rows[place]["backward_index"]))
+    assert backward == [(layer, role) for layer in ("fc2", "relu1", "fc1") for role in ("output", "input")]
+    parameters = {row["name"]: row for row in table(folder / "out" / "parameters.csv")}
+    assert list(parameters) == list(PARAMETERS)
+    for name, values in PARAMETERS.items():
+        assert_row(parameters[name], torch.tensor(values))
+    norms = {"fc1.weight": math.sqrt(650), "fc1.bias": math.sqrt(30), "fc2.weight": math.sqrt(30), "fc2.bias": 1.0}
+    for name, norm in norms.items():
+        assert float(parameters[name]["weight_l2"]) == pytest.approx(norm)
+        assert float(parameters[name]["ratio"]) == pytest.approx(float(parameters[name]["l2"]) / norm)
+    record = record_of(folder / "out")
+    assert (record["verb"], record["loss"]["value"], record["mode"]) == ("grads", 89.0, "eval")
+    tensors = load_file(folder / "out" / "gradients.safetensors")
+    expected: dict[str, object] = {f"{name} grad": values for name, values in PARAMETERS.items()}
+    for (layer, role), values in GRADIENTS.items():
+        expected[f"{layer}{'[0]' if role == 'input' else ''} grad_{role}"] = values
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == expected
+
+
+def test_the_run_holds_tables_and_plots_and_is_said_to_be_where_it_is(run: Run, folder: Path) -> None:
+    ended = run("grads", "case.py:Textbook", "ones.npy")
+    [path] = (folder / "hookscope-runs").iterdir()
+    assert names_below(path) == RUN_FILES
+    assert ended.stdout.splitlines()[-1].endswith(f"run.json are in {path.relative_to(folder)}")
+    for name in ("gradient-flow", "gradient-histograms", "parameter-ratios"):
+        with Image.open(path / "plots" / f"{name}.png") as plot:
+            assert min(plot.size) > 100
+
+
+def test_json_holds_the_same_numbers_and_nothing_else_goes_to_stdout(run: Run, folder: Path) -> None:
+    ended = run("grads", "case.py:Textbook", "ones.npy", "--loss", "sum", "--json", "--out", "out")
+    document = json.loads(ended.stdout)
+    assert document["loss"] == {"name": "sum", "target": "", "value": 89.0, "outputs": ["(model)"]}
+    assert [row["gradient"]["l2"] for row in document["gradients"]] == pytest.approx(
+        [math.sqrt(10), math.sqrt(30), 1.0], rel=1e-6
+    )
+    assert document["run"] == "out"
+    assert document["gradients"] == json.loads((folder / "out" / "gradients.json").read_bytes())["gradients"]
+    assert "Gradients of the loss by layer" in ended.stderr
+
+
+def test_quiet_prints_nothing_when_there_is_nothing_to_say(run: Run, folder: Path) -> None:
+    ended = run("grads", "case.py:Textbook", "ones.npy", "--quiet", "--out", "out")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")
+    assert (folder / "out" / "run.json").exists()
+
+
+# --- Losses, targets, modes ------------------------------------------------------------------------------------------
+
+LOSS_CASES: dict[tuple[str, ...], Callable[[torch.Tensor], torch.Tensor]] = {
+    ("--loss", "ce", "--target", "3"): lambda output: functional.cross_entropy(output, torch.tensor([3])),
+    ("--loss", "mse", "--target", "five.npy"): lambda output: functional.mse_loss(output, torch.arange(5.0)[None]),
+    ("--loss", "l1", "--target", "zeros"): lambda output: output.abs().mean(),
+    ("--loss", "logit", "--target", "2"): lambda output: output[:, 2].sum(),
+    ("--loss", "loss.py:squares"): lambda output: output.square().sum(),
+    ("--loss", "loss.py:distance", "--target", "five.npy"): lambda output: (output - torch.arange(5.0)).abs().sum(),
+}
+
+
+@pytest.mark.parametrize("options", LOSS_CASES, ids=" ".join)
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_gradients_of_parameters_are_autograds(
+    run: Run, folder: Path, build: Network, options: tuple[str, ...], mode: str
+) -> None:
+    arguments = ("--mode", mode, "--save-tensors", "--out", "out", "--quiet")
+    ended = run("grads", "case.py:classifier", "picture.npy", *options, *arguments)
+    assert (ended.code, ended.stderr) == (0, "")
+    network = build("classifier").train(mode == "train")
+    loss = LOSS_CASES[options](network(picture(folder)))
+    expected = gradients_of(network, loss)
+    record = record_of(folder / "out")
+    assert record["loss"]["value"] == pytest.approx(loss.item(), rel=1e-6)
+    assert record["mode"] == mode
+    tensors = load_file(folder / "out" / "gradients.safetensors")
+    for row in table(folder / "out" / "parameters.csv"):
+        name = row["name"]
+        torch.testing.assert_close(tensors[f"{name} grad"], expected[name], rtol=1e-5, atol=1e-7)
+        assert_row(row, tensors[f"{name} grad"])
+
+
+def test_the_input_itself_can_be_the_target_and_dropout_is_seeded(run: Run, folder: Path) -> None:
+    options = ("--loss", "mse", "--target", "self", "--mode", "train", "--quiet")
+    values = []
+    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+        assert (
+            run("grads", "case.py:grey_autoencoder", "picture.npy", *options, "--seed", seed, "--out", name).code == 0
+        )
+        values.append(record_of(folder / name)["loss"]["value"])
+    assert values[0] == values[1] != values[2]
+
+
+def test_autocast_runs_layers_in_the_lower_precision(run: Run, folder: Path) -> None:
+    ended = run("grads", "case.py:classifier", "picture.npy", "--autocast", "bfloat16", "--out", "out", "-q")
+    assert ended.code == 0
+    rows = {row["kind"]: row["dtype"] for row in table(folder / "out" / "gradients.csv")}
+    assert (rows["Conv2d"], rows["Linear"]) == ("bfloat16", "bfloat16")
+    assert {row["dtype"] for row in table(folder / "out" / "parameters.csv")} == {"float32"}
+    assert record_of(folder / "out")["autocast"] == "bfloat16"
+
+
+def test_an_output_is_chosen_by_its_key(run: Run, folder: Path) -> None:
+    chosen = ("--loss", "sum", "--output-key", "other", "--out", "out", "--quiet")
+    assert run("grads", "case.py:Two", "ones.npy", *chosen).code == 0
+    record = record_of(folder / "out")
+    assert record["loss"]["outputs"] == ["(model)['other']"]
+    status = {row["name"]: row["status"] for row in table(folder / "out" / "parameters.csv")}
+    assert status == {"fc.weight": "gradient", "fc.bias": "gradient"} | dict.fromkeys(
+        ("aux.weight", "aux.bias"), "not reached"
+    )
+
+
+def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_shape(run: Run, folder: Path) -> None:
+    assert run("grads", "case.py:classifier", "--input-shape", "2,3,9,10", "--out", "given", "-q").code == 0
+    shapes = [row["shape"] for row in table(folder / "given" / "gradients.csv")]
+    assert shapes[0] == "2x4x7x8"
+    assert [each["name"] for each in record_of(folder / "given")["inputs"]] == ["noise"] * 2
+    ended = run("grads", "case.py:classifier", "--out", "own")
+    assert ended.code == 0
+    assert "· noise" in ended.stdout.replace("\n", "")
+    assert table(folder / "own" / "gradients.csv")[0]["shape"].startswith("1x4x")
+
+
+# --- Each picture alone ----------------------------------------------------------------------------------------------
+
+
+def test_each_picture_alone_has_the_norms_it_has_in_a_run_of_its_own(
+    run: Run, folder: Path, pictures: list[Path], build: Network
+) -> None:
+    options = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--loss", "ce")
+    ended = run(
+        "grads", "case.py:classifier", *pictures, *options, "--target", "0,1,2,3,4", "--per-image", "--out", "o"
+    )
+    assert (ended.code, ended.stderr) == (0, "")
+    rows = table(folder / "o" / "inputs.csv")
+    assert [Path(row["name"]).name for row in rows] == [path.name for path in pictures]
+    network = build("classifier").eval()
+    for target, (row, path) in enumerate(zip(rows, pictures, strict=True)):
+        with Image.open(path) as image:
+            pixels = torch.from_numpy(np.asarray(image, np.float32) / 255).permute(2, 0, 1)[None]
+        loss = functional.cross_entropy(network(pixels), torch.tensor([target]))
+        norms = [gradient.norm().item() for gradient in gradients_of(network, loss).values()]
+        assert float(row["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+        assert float(row["parameters_l2"]) == pytest.approx(math.hypot(*norms), rel=1e-4)
+    assert "Gradients of each input alone" in ended.stdout
+
+
+def test_a_picture_that_cannot_be_run_alone_is_told_and_the_run_is_kept(run: Run, folder: Path) -> None:
+    np.save(folder / "more.npy", np.zeros((1, 3), np.float32))
+    arguments = ("ones.npy", "more.npy", "--mode", "train", "--per-image", "--out", "out", "--quiet")
+    ended = run("grads", "case.py:batchnorm", *arguments)
+    assert ended.code == 6
+    [error] = ended.errors
+    assert "--per-image, with ones.npy alone" in error
+    assert (folder / "out" / "run.json").exists()
+    assert not (folder / "out" / "inputs.csv").exists()
+    assert record_of(folder / "out")["unusable_inputs"][0] in error
+
+
+# --- Pictures, verdicts ----------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_drawn_as_grids_when_asked_for(run: Run, folder: Path) -> None:
+    ended = run("grads", "case.py:classifier", "picture.npy", "--grids", "--layer", "conv", "--out", "out")
+    assert ended.code == 0
+    assert names_below(folder / "out" / "grids") == {"000-0.png"}
+    assert record_of(folder / "out")["grids"] == ["grids/000-0.png"]
+    assert "1 grid, layers.csv" in ended.stdout
+
+
+def test_histograms_are_of_the_layers_named(run: Run, folder: Path) -> None:
+    assert run("grads", "case.py:classifier", "picture.npy", "--out", "all", "-q").code == 0
+    ended = run("grads", "case.py:classifier", "picture.npy", "--histogram", "5", "--out", "one", "-q")
+    assert (ended.code, ended.stderr) == (0, "")
+    name = "plots/gradient-histograms.png"
+    assert (folder / "one" / name).read_bytes() != (folder / "all" / name).read_bytes()
+    for name in ("plots/gradient-flow.png", "gradients.csv"):
+        assert (folder / "one" / name).read_bytes() == (folder / "all" / name).read_bytes()
+
+
+def test_a_limit_decides_where_a_verdict_begins(run: Run, folder: Path) -> None:
+    np.save(folder / "one.npy", np.ones((1, 2), np.float32))
+
+    def rules(name: str, *options: str) -> list[str]:
+        assert run("grads", "case.py:chain", "one.npy", "--loss", "sum", "--out", name, "-q", *options).code == 0
+        return [verdict["rule"] for verdict in record_of(folder / name)["verdicts"]]
+
+    # The weights are c·1, the output is the product P of all c, so each ‖g‖/‖w‖ is √2·P/c²: 64 times that for c = 1/8.
+    assert "gradient-imbalance" not in rules("usual")
+    assert "gradient-imbalance" not in rules("above", "--limit", "imbalance=64.1")
+    assert "gradient-imbalance" in rules("below", "--limit", "imbalance=63.9")
+    assert record_of(folder / "below")["limits"]["imbalance"] == 63.9
+
+
+def test_a_loss_that_is_not_a_number_still_says_where(run: Run, folder: Path) -> None:
+    ended = run("grads", "case.py:not_a_number", "ones.npy", "--out", "out", "--json")
+    document = json.loads(ended.stdout)
+    assert ended.code == 0
+    assert document["loss"]["value"] == "nan"
+    where = {verdict["rule"]: verdict["where"] for verdict in document["verdicts"]}
+    assert where["non-finite-activation"] == "1"
+    assert "non-finite-loss" in where
+    assert table(folder / "out" / "gradients.csv")[0]["nan_count"] == "3"
+
+
+# --- What cannot be --------------------------------------------------------------------------------------------------
+
+ONES, PICTURE = ("case.py:Textbook", "ones.npy"), ("case.py:classifier", "picture.npy")
+REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
+    ((*PICTURE, "--loss", "cee"), 2, ["'cee'", "'ce'"]),
+    ((*PICTURE, "--loss", "ce", "--target", "5"), 2, ["class 5", "0 to 4"]),
+    ((*PICTURE, "--loss", "ce", "--target", "-1"), 2, ["'-1'"]),
+    ((*PICTURE, "--loss", "ce", "--target", "tabby"), 2, ["'tabby'"]),
+    ((*PICTURE, "--loss", "ce", "--target", "1,2"), 2, ["2 target classes"]),
+    ((*PICTURE, "--loss", "ce", "--target", "five.npy"), 2, ["five.npy", "class indices"]),
+    ((*PICTURE, "--loss", "mse", "--target", "seven.npy"), 2, ["seven.npy", "1x5"]),
+    ((*PICTURE, "--loss", "mse", "--target", "3"), 2, ["'3'"]),
+    ((*PICTURE, "--loss", "mse", "--target", "self"), 2, ["1x3x8x8", "1x5"]),
+    ((*PICTURE, "--loss", "mse", "--target", "missing.npy"), 3, ["missing.npy"]),
+    ((*PICTURE, "--loss", "sum", "--target", "zeros"), 2, ["sum", "target"]),
+    ((*PICTURE, "--loss", "loss.py:vector"), 2, ["loss.py:vector", "1x5", "0-d"]),
+    ((*PICTURE, "--loss", "loss.py:constant"), 2, ["loss.py:constant", "gradient"]),
+    ((*PICTURE, "--loss", "loss.py:a_number"), 2, ["loss.py:a_number", "float"]),
+    ((*PICTURE, "--loss", "loss.py:distance"), 2, ["loss.py:distance", "no target"]),
+    ((*PICTURE, "--loss", "loss.py:not_a_function"), 2, ["not a function"]),
+    ((*PICTURE, "--loss", "loss.py:nothing"), 5, ["nothing"]),
+    ((*PICTURE, "--loss", "missing.py:nothing"), 3, ["missing.py"]),
+    ((*PICTURE, "--output-key", "logits"), 2, ["'logits'"]),
+    (("case.py:Two", "ones.npy", "--output-key", "logits"), 2, ["'logits'", "['aux']", "['other']"]),
+    ((*ONES, "--limit", "vanish=1"), 2, ["'vanish=1'", "'vanishing'"]),
+    ((*ONES, "--limit", "vanishing=x"), 2, ["no number"]),
+    ((*ONES, "--limit", "vanishing=nan"), 2, ["not a positive number"]),
+    ((*ONES, "--limit", "vanishing=0"), 2, ["not a positive number"]),
+    ((*ONES, "--histogram", "fc3"), 5, ["'fc3'", "'fc2'"]),
+    ((*ONES, *(["--histogram", "fc1"] * 13)), 2, ["13 times", "12"]),
+    ((*ONES, "--input-shape", "1,3"), 2, ["--input-shape"]),
+    (("case.py:classifier", "--input-shape", "1,x"), 2, ["'1,x'"]),
+    (("case.py:classifier", "--per-image"), 2, ["--per-image", "IMAGE"]),
+    (("case.py:Cut",), 2, ["IMAGE", "--input-shape"]),
+    ((*ONES, "--layer", "fc9"), 5, ["'fc9'"]),
+    ((*ONES, "--mode", "tain"), 2, ["'tain'"]),
+    ((*ONES, "--autocast", "float32"), 2, ["'float32'"]),
+    ((*ONES, "--cmap", "virids"), 2, ["'viridis'"]),
+    (("case.py:Textbook", "missing.npy"), 3, ["missing.npy"]),
+    (("case.py:nothing", "ones.npy"), 5, ["'nothing'"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"), REFUSED, ids=lambda it: " ".join(it) if isinstance(it, tuple) else None
+)
+def test_what_cannot_be_is_one_line_and_leaves_nothing(
+    run: Run, folder: Path, arguments: tuple[str, ...], code: int, words: list[str]
+) -> None:
+    before = names_below(folder)
+    ended = run("grads", *arguments)
+    assert (ended.code, ended.stdout) == (code, "")
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    for word in words:
+        assert word in ended.stderr
+    assert names_below(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("case.py:Cut", "ones.npy"), ["requires a gradient"]),
+        ((*PICTURE, "--loss", "loss.py:raises"), ["loss.py:raises", "ValueError: no such luck"]),
+        (("case.py:raises", "ones.npy"), ["at 1 (Raises)", "ValueError: no such luck"]),
+        (("case.py:classifier", "--input-shape", "1,4,8,8"), ["at 0 (Conv2d)"]),
+    ],
+    ids=["no gradient path", "loss raises", "model raises", "wrong shape"],
+)
+def test_a_pass_that_breaks_off_is_one_error_and_leaves_nothing(
+    run: Run, folder: Path, arguments: tuple[str, ...], words: list[str]
+) -> None:
+    before = names_below(folder)
+    ended = run("grads", *arguments)
+    assert ended.code == 6
+    [error] = ended.errors
+    for word in words:
+        assert word in error
+    assert "Traceback" not in ended.stderr
+    assert "run.json" not in ended.stdout
+    assert names_below(folder) == before
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_pass_that_breaks_off_says_so_in_the_json(run: Run) -> None:
+    ended = run("grads", "case.py:raises", "ones.npy", "--json")
+    document = json.loads(ended.stdout)
+    assert (ended.code, document["run"], document["loss"]) == (6, None, None)
+    assert document["failure"]["layer"] == "1"
+    assert [row["layer"] for row in document["rows"]] == ["0"]
+
+
+def test_an_input_that_cannot_be_read_is_told_and_the_others_are_run(run: Run, folder: Path) -> None:
+    ended = run("grads", *ONES, "missing.npy", "--out", "out", "--quiet")
+    assert ended.code == 3
+    assert len(ended.errors) == 1
+    assert [each["name"] for each in record_of(folder / "out")["inputs"]] == ["ones.npy"]
+
+
+def test_the_programs_own_process_writes_a_run_from_a_picture(command: Run, folder: Path) -> None:
+    arguments = ("--resize", "32", "--crop", "32", "--loss", "ce", "--out", "out")
+    ended = command("grads", "case.py:classifier", CAT, *arguments, cwd=folder)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert names_below(folder / "out") == RUN_FILES
+    assert max(map(len, ended.stdout.splitlines()[:-1])) <= 80
+
+
+@pytest.mark.parametrize("limit", [4_000, 60_000], ids=["no room for tables", "no room for tensors"])
+def test_a_full_disk_leaves_nothing_of_the_run(command: Run, folder: Path, limit: int) -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    before = names_below(folder)
+    arguments = ("--input-shape", "64,3,32,32", "--save-tensors", "--out", "out")
+    ended = command("grads", "case.py:classifier", *arguments, cwd=folder, preexec_fn=limited)
+    assert ended.code == 3
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    assert names_below(folder) == before

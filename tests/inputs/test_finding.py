@@ -1,0 +1,99 @@
+"""Folders and globs stand for the files that a reader would expect, in natural order."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hookscope.errors import NothingMatchedError
+from hookscope.inputs import find_inputs
+from tests.inputs.written import failure
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    for name in (
+        "photos/img10.png",
+        "photos/img2.PNG",
+        "photos/Img1.jpg",
+        "photos/notes.txt",
+        "photos/.hidden.png",
+        "photos/.cache/x.png",
+        "photos/dogs/b.webp",
+        "photos/dogs/a.safetensors",
+        "empty/readme.md",
+        "odd[1].jpg",
+        "odd1.jpg",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.as_posix() for path in paths]
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_folder_stands_for_its_pictures_and_tensors_in_natural_order():
+    expected = [
+        "photos/dogs/a.safetensors",
+        "photos/dogs/b.webp",
+        "photos/Img1.jpg",
+        "photos/img2.PNG",
+        "photos/img10.png",
+    ]
+    assert names(find_inputs(["photos"])) == expected
+    assert names(find_inputs(["photos/"])) == expected
+
+
+def test_globs_are_expanded_in_natural_order(tree):
+    assert names(find_inputs(["photos/*.[pP]*"])) == ["photos/img2.PNG", "photos/img10.png"]
+    assert names(find_inputs(["photos/?mg1.jpg"])) == ["photos/Img1.jpg"]
+    assert names(find_inputs(["photos/d*"])) == ["photos/dogs/a.safetensors", "photos/dogs/b.webp"]
+    assert names(find_inputs(["photos/**/*.webp"])) == ["photos/dogs/b.webp"]
+    assert names(find_inputs([f"{tree}/odd*.jpg"])) == [f"{tree}/odd1.jpg", f"{tree}/odd[1].jpg"]
+    everything = names(find_inputs(["photos/**"]))
+    assert len(everything) == len(set(everything)) == 6  # notes.txt too: a glob was asked for by name
+
+
+def test_a_literal_name_goes_before_a_glob(tree):
+    assert names(find_inputs(["odd[1].jpg"])) == ["odd[1].jpg"]
+    (tree / "odd[1].jpg").unlink()
+    assert names(find_inputs(["odd[1].jpg"])) == ["odd1.jpg"]
+
+
+@pytest.mark.usefixtures("tree")
+def test_order_and_repetition_of_the_user_are_kept_and_missing_files_stay():
+    given_names = ["odd1.jpg", "missing.jpg", "photos/img10.png", "odd1.jpg", "x" * 300]
+    assert names(find_inputs(given_names)) == given_names
+
+
+@pytest.mark.usefixtures("tree")
+@pytest.mark.parametrize("source", ["empty", "*.bmp", "photos/*/nothing", "empty*"])
+def test_nothing_found_is_an_error(source):
+    with pytest.raises(NothingMatchedError) as caught:
+        find_inputs(["odd1.jpg", source])
+    assert repr(source) in str(caught.value)
+    assert caught.value.exit_code == 5
+
+
+def test_links_that_lead_in_a_circle_are_not_followed(tree):
+    (tree / "photos/dogs/up").symlink_to("..")
+    assert len(find_inputs(["photos"])) == 5
+
+
+def test_a_subfolder_that_cannot_be_listed_is_not_passed_over(tree, monkeypatch):
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("dogs"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    paths = find_inputs(["photos"])
+    assert "photos/dogs" in names(paths)
+    assert "cannot be listed" in failure(tree / "photos/dogs")

@@ -1,0 +1,293 @@
+"""Files that are no picture, damaged or made to harm become one clear line."""
+
+import io
+import os
+import random
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngImageFile, PngInfo
+
+from hookscope.errors import ImageError
+from hookscope.inputs import MAX_FILE_BYTES, MAX_PIXELS, load_input
+from hookscope.results import Preprocessing
+from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
+
+
+@pytest.mark.parametrize(
+    ("content", "phrase"),
+    [
+        (b"", "it is empty"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "it is a web page"),
+        (b"\n  <html lang='en'>", "it is a web page"),
+        (b"<?xml version='1.0'?><!DOCTYPE html PUBLIC 'x'><html>", "it is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG drawing"),
+        (b"\xef\xbb\xbf<?xml version='1.0'?>\n<svg/>", "SVG drawing"),
+        (b"just some text", "it is not a JPEG"),
+        (b"\x00" * 5000, "it is not a JPEG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "it is not a JPEG"),
+        (b"P6 2 2 255\n" + bytes(12), "it is not a JPEG"),
+        (b"%PDF-1.4", "it is not a JPEG"),
+        (b"\x89PNG\r\n\x1a\n", "start is damaged"),
+    ],
+)
+def test_files_that_are_no_picture_get_one_clear_line(tmp_path, content, phrase):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(content)
+    message = failure(path)
+    assert phrase in message
+    assert repr(str(path)) in message
+
+
+def test_missing_files_links_and_folders(tmp_path):
+    assert "no such file" in failure(tmp_path / "missing.jpg")
+    (tmp_path / "dangling.jpg").symlink_to("nowhere.jpg")
+    assert "link to a file that does not exist" in failure(tmp_path / "dangling.jpg")
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    assert "symbolic links" in failure(tmp_path / "loop.jpg")
+    assert "it is a folder" in failure(tmp_path)
+    save(tmp_path / "a.png", random_pixels(2, 2))
+    assert "Not a directory" in failure(tmp_path / "a.png" / "b.png")
+    assert "File name too long" in failure(tmp_path / ("x" * 300 + ".jpg"))
+    assert "null byte" in failure(tmp_path / "a\0b.jpg")
+
+
+@pytest.mark.timeout(20)
+def test_pipes_and_devices_do_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    assert "pipe, socket or device" in failure(tmp_path / "a.jpg")
+    assert "pipe, socket or device" in failure(Path("/dev/zero"))
+
+
+def test_links_to_pictures_are_followed(tmp_path):
+    pixels = random_pixels(2, 2)
+    save(tmp_path / "a.png", pixels)
+    (tmp_path / "b.png").symlink_to("a.png")
+    assert torch.equal(load_input(tmp_path / "b.png", PLAIN)[0], as_input(pixels))
+
+
+def test_no_permission_is_said(tmp_path, monkeypatch):
+    path = save(tmp_path / "a.png", random_pixels(2, 2))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert failure(path) == f"Cannot read {str(path)!r}: Permission denied."
+
+
+def test_control_characters_in_names_are_escaped(tmp_path):
+    name = "a\n::error::\x1b[31m.jpg"
+    assert repr(name)[1:-1] in failure(tmp_path / name)
+    surrogate = os.fsdecode(b"\xff.jpg")
+    assert "\\udcff" in failure(tmp_path / surrogate)
+
+
+def bomb(kind: str, side: int) -> bytes:
+    """Return a small file that claims side x side pixels."""
+    picture = Image.new("1", (64, 64))
+    buffer = io.BytesIO()
+    picture.save(buffer, kind)
+    content = bytearray(buffer.getvalue())
+    if kind == "PNG":
+        content[16:24] = struct.pack(">II", side, side)
+        content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    else:
+        content[18:26] = struct.pack("<ii", side, side)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP"])
+@pytest.mark.parametrize("side", [9460, 12_000, 40_000])
+@pytest.mark.parametrize("pillows_limit", [None, Image.MAX_IMAGE_PIXELS])
+def test_decompression_bombs_are_refused_before_decoding(tmp_path, monkeypatch, kind, side, pillows_limit):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pillows_limit)
+    assert side * side > MAX_PIXELS
+    (tmp_path / "a.png").write_bytes(bomb(kind, side))
+    assert f"limit of {MAX_PIXELS} pixels" in failure(tmp_path / "a.png")
+
+
+def test_a_lower_limit_set_in_pillow_holds(tmp_path, monkeypatch):
+    path = save(tmp_path / "a.png", random_pixels(12, 12))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with warnings.catch_warnings(action="default"):
+        assert "limit of 100 pixels" in failure(path)
+
+
+def test_control_characters_in_a_decoders_message_are_not_passed_on(tmp_path, monkeypatch):
+    def fail(_: object) -> None:
+        raise OSError("odd\n::error::\x1b[31m\u202e" + "x" * 500)
+
+    path = save(tmp_path / "a.png", random_pixels(2, 2))
+    monkeypatch.setattr(PngImageFile, "load", fail)
+    assert r"(odd \x3a:error::\x1b[31m\u202exxx" in failure(path)
+
+
+def test_the_limit_is_where_pillow_starts_to_warn():
+    assert MAX_PIXELS == Image.MAX_IMAGE_PIXELS
+
+
+def test_a_picture_just_below_the_limit_is_not_refused_for_its_size(tmp_path):
+    (tmp_path / "a.png").write_bytes(bomb("PNG", 9459))
+    assert "truncated or corrupt" in failure(tmp_path / "a.png")
+
+
+def test_extreme_proportions_do_not_explode_when_resized(tmp_path):
+    path = save(tmp_path / "a.png", np.zeros((1, 3000, 3), dtype=np.uint8))
+    assert "over the limit" in failure(path, Preprocessing(resize=224, crop=(224, 224)))
+
+
+def test_huge_files_are_not_read(tmp_path):
+    with (tmp_path / "a.npy").open("wb") as file:
+        file.write(b"\x93NUMPY")
+        file.truncate(MAX_FILE_BYTES + 1)
+    assert "over the limit" in failure(tmp_path / "a.npy")
+
+
+def test_text_bombs_are_refused(tmp_path):
+    text = PngInfo()
+    text.add_text("comment", "x" * 20_000_000, zip=True)
+    save(tmp_path / "a.png", random_pixels(2, 2), pnginfo=text)
+    assert "truncated or corrupt" in failure(tmp_path / "a.png")
+
+
+def test_damage_behind_the_first_frame_leaves_it_readable(tmp_path):
+    values = np.array([[1, 2], [3, 4]], dtype=np.uint16)
+    (tmp_path / "a.tif").write_bytes(tiff(values, 16)[:-4] + b"\xff\xff\xff\x7f")  # the next page is nowhere
+    tensor, record = load_input(tmp_path / "a.tif", PLAIN_GREY)
+    assert torch.equal(tensor[0], torch.from_numpy(values.astype(np.float32) / np.float32(65535)))
+    assert record.steps[0] == "first of several frames; those behind it are damaged"
+
+
+def test_warnings_while_reading_are_recorded_and_not_shown(tmp_path, monkeypatch):
+    path = save(tmp_path / "a.png", random_pixels(2, 2))
+    load = PngImageFile.load
+
+    def load_with_a_warning(picture):
+        warnings.warn("odd\nthing", UserWarning, stacklevel=1)
+        return load(picture)
+
+    monkeypatch.setattr(PngImageFile, "load", load_with_a_warning)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        _, record = load_input(path, PLAIN)
+    assert "warning while reading: odd thing" in record.steps
+    assert not shown
+
+
+def encoded_samples() -> dict[str, bytes]:
+    pixels = random_pixels(24, 20)
+    picture = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    samples = {}
+    for name, source, kind, options in (
+        ("jpeg", picture, "JPEG", {"exif": exif}),
+        ("progressive", picture, "JPEG", {"progressive": True}),
+        ("png", picture, "PNG", {"exif": exif}),
+        ("palette", picture.quantize(16), "PNG", {"transparency": b"\x00\x01"}),
+        ("webp", picture, "WEBP", {}),
+        ("bmp", picture, "BMP", {}),
+        ("gif", picture.quantize(8), "GIF", {"save_all": True, "append_images": [picture.quantize(7)]}),
+        ("tiff", picture, "TIFF", {}),
+        ("lzw", picture, "TIFF", {"compression": "tiff_lzw"}),
+        ("deep", Image.fromarray(pixels[..., 0].astype(np.uint16) * 200), "PNG", {}),
+    ):
+        buffer = io.BytesIO()
+        source.save(buffer, kind, **options)
+        samples[name] = buffer.getvalue()
+    for name, new_format in (("torch", True), ("legacy", False)):
+        buffer = io.BytesIO()
+        torch.save(torch.zeros(3, 4, 4), buffer, _use_new_zipfile_serialization=new_format)
+        samples[name] = buffer.getvalue()
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros((3, 4, 4), dtype=np.float32))
+    samples["numpy"] = buffer.getvalue()
+    header = b'{"a":{"dtype":"F32","shape":[3,2,2],"data_offsets":[0,48]}}'
+    samples["safetensors"] = struct.pack("<Q", len(header)) + header + bytes(48)
+    return samples
+
+
+ENCODED = encoded_samples()
+
+
+def outcome(path: Path) -> str:
+    try:
+        load_input(path, PLAIN)
+    except ImageError as error:
+        return "refused" if str(error).isprintable() else "refused in several lines"
+    return "read"
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_truncated_files_are_read_or_refused(tmp_path, name):
+    content = ENCODED[name]
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    assert outcome(path) == "read"
+    outcomes = []
+    for length in range(0, len(content), max(1, len(content) // 60)):
+        path.write_bytes(content[:length])
+        outcomes.append(outcome(path))
+    assert outcomes[: len(outcomes) // 2] == ["refused"] * (len(outcomes) // 2)
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_flipped_bits_give_a_tensor_or_an_image_error(tmp_path, name):
+    generator = random.Random(name)
+    path = tmp_path / "a"
+    outcomes = set()
+    for _ in range(60):
+        content = bytearray(ENCODED[name])
+        for _ in range(generator.randint(1, 4)):
+            content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        path.write_bytes(content)
+        outcomes.add(outcome(path))
+    assert outcomes <= {"read", "refused"}
+
+
+def test_a_damaged_tiff_leaves_nothing_on_stderr(tmp_path, capfd):
+    path = tmp_path / "a.tif"
+    content = ENCODED["lzw"]
+    for at in range(8, len(content), 11):
+        path.write_bytes(content[:at] + b"\xff\xff" + content[at + 2 :])
+        outcome(path)
+    os.write(2, b"still here\n")
+    assert capfd.readouterr() == ("", "still here\n")
+
+
+def test_a_process_without_stderr_can_read_tiff(tmp_path, monkeypatch):
+    def closed(_: int) -> int:
+        raise OSError(9, "Bad file descriptor")
+
+    pixels = random_pixels(2, 2)
+    path = save(tmp_path / "a.tif", pixels)
+    monkeypatch.setattr(os, "dup", closed)
+    assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
+
+
+def test_a_fresh_process_reads_without_torchvision_and_without_stray_output(tmp_path):
+    # 277 is the TIFF tag for samples per pixel; Pillow logs a value that makes no sense.
+    damaged = tiff(np.zeros((2, 2), dtype=np.uint8), 8).replace(
+        struct.pack("<HHII", 277, 4, 1, 1), struct.pack("<HHII", 277, 4, 1, 2048)
+    )
+    (tmp_path / "a.tif").write_bytes(damaged)
+    script = (
+        "import sys; from pathlib import Path; from hookscope.inputs import load_batches; "
+        "from hookscope.results import Preprocessing; errors = []; "
+        f"paths = [Path('a.tif'), Path({str(SAMPLES / 'cat.jpg')!r})]; "
+        "(batch,) = load_batches(paths, Preprocessing(), 4, errors.append); "
+        "print(len(errors), batch.records[0].shape, 'torchvision' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "1 (3, 224, 224) False\n"
+    assert done.stderr == ""

@@ -1,0 +1,61 @@
+"""Options replace what they name, and nonsense is refused."""
+
+import pytest
+
+from hookscope.errors import UsageError
+from hookscope.inputs import preprocessing_from_options
+from hookscope.results import Preprocessing
+
+
+def test_no_options_keep_everything():
+    base = Preprocessing(source="weights")
+    assert preprocessing_from_options(base, resize=None, crop=None, mean=None, std=None) is base
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"resize": "256"}, {"resize": 256}),
+        ({"resize": "256x320"}, {"resize": (256, 320)}),
+        ({"resize": "none"}, {"resize": None}),
+        ({"crop": "200"}, {"crop": (200, 200)}),
+        ({"crop": "200x100"}, {"crop": (200, 100)}),
+        ({"crop": "None"}, {"crop": None}),
+        ({"mean": "0.5"}, {"mean": (0.5, 0.5, 0.5)}),
+        ({"mean": "0.1, -0.2,3e-1"}, {"mean": (0.1, -0.2, 0.3)}),
+        ({"mean": "none", "std": "none"}, {"mean": (), "std": ()}),
+        ({"std": "0.1,0.2,0.3"}, {"std": (0.1, 0.2, 0.3)}),
+    ],
+)
+def test_options_replace_what_they_name(options, expected):
+    base = Preprocessing(source="ResNet34_Weights.IMAGENET1K_V1", frames=4)
+    result = preprocessing_from_options(base, **options)
+    for name in Preprocessing.__dataclass_fields__:
+        if name != "source":
+            assert getattr(result, name) == expected.get(name, getattr(base, name))
+    assert result.source == "options over ResNet34_Weights.IMAGENET1K_V1"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {name: value}
+        for name in ("resize", "crop")
+        for value in ("0", "-1", "big", "", "1x2x3", "224.5", "99999", "9e9", "0x5", "٣")
+    ]
+    + [{name: value} for name in ("mean", "std") for value in ("a", "", "0.5,0.5", "1,2,3,4", "nan", "inf", "1e50")]
+    + [{"std": value} for value in ("0", "-1", "0.5,0,0.5", "1e-60")],
+    ids=str,
+)
+def test_nonsense_options_are_usage_errors_of_one_line(options):
+    ((name, value),) = options.items()
+    with pytest.raises(UsageError) as caught:
+        preprocessing_from_options(Preprocessing(), **options)
+    message = str(caught.value)
+    assert message.startswith(f"--{name} {value!r} ")
+    assert "\n" not in message
+
+
+def test_one_value_suits_a_one_channel_network():
+    base = Preprocessing(channels=1, mean=(), std=())
+    assert preprocessing_from_options(base, mean="0.5", std="0.25").mean == (0.5,)

@@ -1,0 +1,357 @@
+"""Every format, colour mode and orientation becomes exactly the pixels that it stands for."""
+
+import hashlib
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hookscope.inputs import load_input
+from hookscope.results import Preprocessing
+from tests.inputs.written import PLAIN, PLAIN_GREY, as_input, failure, load_steps, random_pixels, save, tiff
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [
+        ("png", {}),
+        ("bmp", {}),
+        ("webp", {"lossless": True}),
+        ("tif", {}),
+        ("tif", {"compression": "tiff_lzw"}),
+        ("tif", {"compression": "tiff_adobe_deflate"}),
+    ],
+)
+def test_reads_lossless_formats_exactly(tmp_path, suffix, options):
+    pixels = random_pixels(7, 5)
+    tensor, record = load_input(save(tmp_path / f"a.{suffix}", pixels, **options), PLAIN)
+    assert tensor.dtype == torch.float32
+    assert torch.equal(tensor, as_input(pixels))
+    assert (record.size, record.shape, record.steps) == ((5, 7), (3, 7, 5), ())
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("jpg", {"quality": 95, "subsampling": 0}), ("webp", {"quality": 95})])
+def test_reads_lossy_formats_closely(tmp_path, suffix, options):
+    rows, columns = np.mgrid[0:32, 0:48]
+    pixels = np.stack([rows * 7, columns * 5, 255 - rows * 4], axis=2).astype(np.uint8)
+    tensor, _ = load_input(save(tmp_path / f"a.{suffix}", pixels, **options), PLAIN)
+    assert (tensor - as_input(pixels)).abs().mean() < 4 / 255
+
+
+def test_goes_by_content_not_by_suffix(tmp_path):
+    pixels = random_pixels(4, 4)
+    path = tmp_path / "picture.npy"
+    save(tmp_path / "a.png", pixels).rename(path)
+    assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
+    values = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    np.save(tmp_path / "b.npy", values)
+    (tmp_path / "b.npy").rename(tmp_path / "tensor.jpg")
+    assert torch.equal(load_input(tmp_path / "tensor.jpg", PLAIN)[0], torch.from_numpy(values))
+
+
+def test_records_name_digest_and_size(tmp_path):
+    path = save(tmp_path / "a.png", random_pixels(3, 9))
+    _, record = load_input(path, Preprocessing())
+    assert record.name == str(path)
+    assert record.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert record.size == (9, 3)
+    assert record.shape == (3, 224, 224)
+    assert record.steps == (
+        "resized from 3x9 to 224x672 (height x width), bilinear, antialiased",
+        "centre crop 224x224 (height x width)",
+        "normalised by mean 0.485, 0.456, 0.406, std 0.229, 0.224, 0.225",
+    )
+
+
+def test_reads_palette_images_as_rgb(tmp_path):
+    indexed = Image.new("P", (2, 2))
+    indexed.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
+    indexed.putdata([0, 1, 2, 1])
+    expected = np.array([[[10, 20, 30], [40, 50, 60]], [[70, 80, 90], [40, 50, 60]]], dtype=np.uint8)
+    for suffix in ("png", "gif", "bmp", "tif"):
+        path = tmp_path / f"a.{suffix}"
+        indexed.save(path)
+        assert torch.equal(load_input(path, PLAIN)[0], as_input(expected)), suffix
+        assert "palette converted to RGB" in load_steps(path)
+
+
+@pytest.mark.parametrize("transparency", [1, b"\x00\x80\xff"])
+def test_drops_palette_transparency(tmp_path, transparency):
+    indexed = Image.new("P", (3, 1))
+    indexed.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
+    indexed.putdata([0, 1, 2])
+    indexed.save(tmp_path / "a.png", transparency=transparency)
+    expected = np.array([[[10, 20, 30], [40, 50, 60], [70, 80, 90]]], dtype=np.uint8)
+    assert torch.equal(load_input(tmp_path / "a.png", PLAIN)[0], as_input(expected))
+    assert load_steps(tmp_path / "a.png") == "alpha channel dropped; palette converted to RGB"
+
+
+def test_drops_alpha_and_keeps_the_colour_under_it(tmp_path):
+    pixels = random_pixels(6, 4, channels=4)
+    pixels[:3, :, 3] = 0
+    tensor, record = load_input(save(tmp_path / "a.png", pixels), PLAIN)
+    assert torch.equal(tensor, as_input(pixels[..., :3]))
+    assert record.steps == ("alpha channel dropped",)
+
+
+def test_reads_greyscale_with_alpha(tmp_path):
+    pixels = random_pixels(6, 4, channels=2)
+    tensor, record = load_input(save(tmp_path / "a.png", pixels), PLAIN)
+    assert torch.equal(tensor, as_input(pixels[..., :1]).repeat(3, 1, 1))
+    assert record.steps == ("alpha channel dropped", "greyscale converted to RGB")
+
+
+def test_drops_a_transparent_colour(tmp_path):
+    pixels = random_pixels(2, 2)
+    path = save(tmp_path / "a.png", pixels, transparency=tuple(int(value) for value in pixels[0, 0]))
+    assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
+
+
+def test_reads_cmyk_as_rgb(tmp_path):
+    path = tmp_path / "a.tif"
+    Image.new("CMYK", (4, 4), (255, 0, 0, 0)).save(path)  # pure cyan
+    assert torch.equal(load_input(path, PLAIN)[0][:, 0, 0], torch.tensor([0.0, 1.0, 1.0]))
+    assert load_steps(path) == "CMYK converted to RGB"
+
+
+def test_reads_cmyk_jpeg_as_rgb(tmp_path):
+    path = tmp_path / "a.jpg"
+    Image.new("CMYK", (8, 8), (0, 255, 0, 0)).save(path, quality=100)
+    magenta = load_input(path, PLAIN)[0].mean(dim=(1, 2))
+    assert torch.allclose(magenta, torch.tensor([1.0, 0.0, 1.0]), atol=0.02)
+
+
+def test_reads_one_bit_pictures(tmp_path):
+    bits = np.array([[True, False], [False, True]])
+    Image.fromarray(bits).save(tmp_path / "a.png")
+    assert torch.equal(load_input(tmp_path / "a.png", PLAIN)[0], torch.from_numpy(bits).float().expand(3, 2, 2))
+    assert torch.equal(load_input(tmp_path / "a.png", PLAIN_GREY)[0], torch.from_numpy(bits).float()[None])
+
+
+def test_converts_colour_to_luma_for_a_one_channel_network(tmp_path):
+    pixels = random_pixels(5, 6)
+    tensor, record = load_input(save(tmp_path / "a.png", pixels), PLAIN_GREY)
+    luma = pixels.astype(np.float64) @ [0.299, 0.587, 0.114]
+    assert tensor.shape == (1, 5, 6)
+    assert np.abs(tensor.numpy()[0].astype(np.float64) * 255 - luma).max() < 0.51  # rounded to a whole number
+    assert record.steps == ("RGB converted to greyscale (luma of ITU-R BT.601)",)
+
+
+def test_keeps_greyscale_for_a_one_channel_network(tmp_path):
+    pixels = random_pixels(5, 6, channels=1)
+    tensor, record = load_input(save(tmp_path / "a.png", pixels[..., 0]), PLAIN_GREY)
+    assert torch.equal(tensor, as_input(pixels))
+    assert record.steps == ()
+
+
+def test_divides_greyscale_by_alpha_where_it_was_multiplied(tmp_path):
+    stored = np.array([[[50, 255], [50, 102], [0, 0]]], dtype=np.uint8)
+    (tmp_path / "a.tif").write_bytes(tiff(stored, 8))
+    tensor, record = load_input(tmp_path / "a.tif", PLAIN_GREY)
+    assert torch.equal(tensor, as_input(np.array([[[50], [125], [0]]], dtype=np.uint8)))  # 50 / (102 / 255) = 125
+    assert record.steps == ("alpha channel dropped",)
+
+
+def test_reads_ycbcr_as_rgb(tmp_path):
+    Image.new("YCbCr", (2, 2), (128, 128, 128)).save(tmp_path / "a.tif")
+    assert torch.equal(load_input(tmp_path / "a.tif", PLAIN)[0], torch.full((3, 2, 2), 128 / 255))
+    assert load_steps(tmp_path / "a.tif") == "YCbCr converted to RGB"
+
+
+def test_drops_alpha_beside_a_palette(tmp_path):
+    indexed = Image.new("P", (2, 1))
+    indexed.putpalette([10, 20, 30, 40, 50, 60])
+    indexed.putdata([0, 1])
+    indexed.convert("PA").save(tmp_path / "a.tif")
+    expected = np.array([[[10, 20, 30], [40, 50, 60]]], dtype=np.uint8)
+    assert torch.equal(load_input(tmp_path / "a.tif", PLAIN)[0], as_input(expected))
+    assert load_steps(tmp_path / "a.tif") == "alpha channel dropped; palette converted to RGB"
+
+
+def test_lab_colour_is_refused(tmp_path):
+    Image.new("LAB", (2, 2)).save(tmp_path / "a.tif")
+    assert "colour mode LAB is not supported" in failure(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("preprocessing", [PLAIN, PLAIN_GREY])
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_16_bit_greyscale_is_scaled_not_saturated(tmp_path, name, preprocessing):
+    pixels = np.full((4, 5), 8184, dtype=np.uint16)
+    pixels[0, 0] = 65535
+    tensor, _ = load_input(save(tmp_path / name, pixels), preprocessing)
+    expected = torch.full((preprocessing.channels, 4, 5), float(np.float32(8184) / np.float32(65535)))
+    expected[:, 0, 0] = 1.0
+    assert torch.equal(tensor, expected)
+    assert "16-bit greyscale scaled to 0-1" in load_steps(tmp_path / name)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_reads_16_bit_tiff_of_both_byte_orders(tmp_path, order):
+    values = np.array([[0, 1, 257], [4096, 40000, 65535]], dtype=np.uint16)
+    (tmp_path / "a.tif").write_bytes(tiff(values, 16, order))
+    tensor, _ = load_input(tmp_path / "a.tif", PLAIN_GREY)
+    assert torch.equal(tensor[0], torch.from_numpy(values.astype(np.float32) / np.float32(65535)))
+
+
+def test_12_bit_tiff_is_white_at_4095(tmp_path):
+    values = np.array([[0, 1, 2048], [100, 4094, 4095]], dtype=np.uint16)
+    (tmp_path / "a.tif").write_bytes(tiff(values, 12))
+    tensor, record = load_input(tmp_path / "a.tif", PLAIN_GREY)
+    assert torch.equal(tensor[0], torch.from_numpy(values.astype(np.float32) / np.float32(4095)))
+    assert record.steps == ("12-bit greyscale scaled to 0-1",)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(np.uint8, 8), (np.uint16, 16)])
+def test_tiff_with_white_stored_as_zero_is_inverted(tmp_path, dtype, bits):
+    white = 2**bits - 1
+    values = np.array([[0, white, white - 1]], dtype=dtype)
+    (tmp_path / "a.tif").write_bytes(tiff(values, bits, photometric=0))
+    tensor, _ = load_input(tmp_path / "a.tif", PLAIN_GREY)
+    assert torch.equal(tensor[0], torch.tensor([[1.0, 0.0, float(np.float32(1) / np.float32(white))]]))
+
+
+def test_whole_numbers_of_unknown_white_are_refused(tmp_path):
+    inside = np.array([[0, 65535]], dtype=np.int32)
+    (tmp_path / "a.tif").write_bytes(tiff(inside, 32, sample_format=2))
+    assert torch.equal(load_input(tmp_path / "a.tif", PLAIN_GREY)[0][0], torch.tensor([[0.0, 1.0]]))
+    for values, bits in (
+        (np.array([[0, 65536]], dtype=np.int32), 32),
+        (np.array([[-1, 5]], dtype=np.int32), 32),
+        (np.array([[-1, 5]], dtype=np.int16), 16),
+    ):
+        (tmp_path / "b.tif").write_bytes(tiff(values, bits, sample_format=2))
+        assert "whole numbers outside 0-65535" in failure(tmp_path / "b.tif")
+
+
+def test_floating_point_tiff_is_taken_as_zero_to_one(tmp_path):
+    values = np.array([[0.0, 0.25], [0.5, 1.0]], dtype=np.float32)
+    tensor, record = load_input(save(tmp_path / "a.tif", values), PLAIN)
+    assert torch.equal(tensor, torch.from_numpy(values).expand(3, 2, 2))
+    assert record.steps == ("floating-point greyscale taken as 0-1", "greyscale repeated in 3 channels")
+    for bad in (1.5, -0.1, float("nan"), float("inf")):
+        save(tmp_path / "b.tif", np.array([[0.0, bad]], dtype=np.float32))
+        assert "floating-point values outside 0-1" in failure(tmp_path / "b.tif")
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_deep_greyscale_is_resized_without_8_bit_steps(tmp_path, kind):
+    # A tilted plane that spans less than one 8-bit step (257): linear interpolation keeps a plane a plane.
+    rows, columns = np.mgrid[0:64, 0:64]
+    path = save(tmp_path / "a.png", (20000 + rows + columns).astype(np.uint16))
+    tensor, _ = load_input(path, Preprocessing(kind=kind, channels=1, resize=32, crop=None, mean=(), std=()))
+    expected = (20000 + 2 * rows[:32, :32] + 2 * columns[:32, :32] + 1) / 65535
+    inside = slice(2, -2)  # at the border the filter is cut off
+    found = tensor.reshape(32, 32).numpy()
+    assert np.abs(found[inside, inside] - expected[inside, inside]).max() < 1e-6
+
+
+def test_bicubic_resizing_of_deep_greyscale_stays_within_black_and_white(tmp_path):
+    edge = np.zeros((16, 16), dtype=np.uint16)
+    edge[:, 8:] = 65535
+    path = save(tmp_path / "a.png", edge)
+    for kind in ("image", "video"):
+        tensor, _ = load_input(
+            path, Preprocessing(kind=kind, resize=40, crop=None, interpolation="bicubic", mean=(), std=())
+        )
+        assert tensor.min() == 0
+        assert tensor.max() == 1
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_16_bit_colour_is_read_by_its_high_byte_and_says_so(tmp_path):
+    row = struct.pack(">BHHH", 0, 0x12FF, 0x8000, 0xFFFF)
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    data = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(row)) + png_chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + data)
+    tensor, record = load_input(tmp_path / "a.png", PLAIN)
+    assert torch.equal(tensor, as_input(np.array([[[0x12, 0x80, 0xFF]]], dtype=np.uint8)))
+    assert record.steps == ("16-bit colour read by its high byte",)
+
+
+# How a stored picture has to be turned for each EXIF orientation, in NumPy's words (rot90 turns anticlockwise).
+UPRIGHT = {
+    1: lambda stored: stored,
+    2: np.fliplr,
+    3: lambda stored: np.rot90(stored, 2),
+    4: np.flipud,
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: np.rot90(stored, 2).swapaxes(0, 1),
+    8: lambda stored: np.rot90(stored, 1),
+}
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["png", "webp", "tif"])
+def test_turns_pictures_upright_by_exif_orientation(tmp_path, suffix, orientation):
+    stored = random_pixels(4, 7)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(tmp_path / f"a.{suffix}", stored, exif=exif, **({"lossless": True} if suffix == "webp" else {}))
+    tensor, record = load_input(path, PLAIN)
+    assert torch.equal(tensor, as_input(UPRIGHT[orientation](stored)))
+    assert record.size == (7, 4)
+    turned = (f"turned upright from EXIF orientation {orientation}",)
+    assert record.steps == (turned if orientation > 1 else ())
+
+
+def test_turns_jpeg_and_deep_greyscale_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = np.zeros((16, 32, 3), dtype=np.uint8)
+    stored[:, :16] = 255  # left half white; upright, the upper half is
+    tensor, _ = load_input(save(tmp_path / "a.jpg", stored, exif=exif), PLAIN)
+    assert tensor.shape == (3, 32, 16)
+    assert tensor[:, :14].min() > 0.9
+    assert tensor[:, 18:].max() < 0.1
+    deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+    for name in ("b.png", "b.tif"):
+        tensor, _ = load_input(save(tmp_path / name, deep, exif=exif), PLAIN_GREY)
+        assert torch.equal(tensor[0], torch.from_numpy(np.rot90(deep, -1).astype(np.float32) / np.float32(65535)))
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\x7f", b"Exif\0\0"])
+def test_broken_exif_data_does_not_make_a_picture_unreadable(tmp_path, exif):
+    pixels = random_pixels(8, 8)
+    path = save(tmp_path / "a.webp", pixels, exif=exif, lossless=True)
+    assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "value"),
+    [(3, 1, struct.pack("<HH", 77, 0)), (2, 4, b"abc\0"), (5, 1, struct.pack("<I", 0)), (12, 1, struct.pack("<I", 0))],
+    ids=["number", "text", "fraction", "floating point"],
+)
+@pytest.mark.parametrize("suffix", ["png", "webp"])
+def test_unknown_orientation_is_ignored(tmp_path, kind, count, value, suffix):
+    # An EXIF block with one tag, written from the TIFF 6.0 specification.
+    entry = struct.pack("<HHI", 0x0112, kind, count) + value
+    exif = b"Exif\0\0II" + struct.pack("<HIH", 42, 8, 1) + entry + bytes(4)
+    pixels = random_pixels(3, 5)
+    path = save(tmp_path / f"a.{suffix}", pixels, exif=exif, **({"lossless": True} if suffix == "webp" else {}))
+    assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("gif", {}), ("png", {}), ("tif", {}), ("webp", {"lossless": True})])
+def test_takes_the_first_of_several_frames(tmp_path, suffix, options):
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    first, *others = [Image.new("RGB", (5, 4), colour) for colour in colours]
+    first.save(tmp_path / f"a.{suffix}", save_all=True, append_images=others, **options)
+    tensor, record = load_input(tmp_path / f"a.{suffix}", PLAIN)
+    assert torch.equal(tensor, torch.tensor([1.0, 0.0, 0.0])[:, None, None].expand(3, 4, 5))
+    assert record.steps[0] == "first of 3 frames"
+
+
+def test_reads_the_first_picture_of_a_multi_picture_jpeg(tmp_path):
+    white, black = Image.new("RGB", (8, 8), "white"), Image.new("RGB", (8, 8), "black")
+    white.save(tmp_path / "a.mpo", save_all=True, append_images=[black])
+    (tmp_path / "a.mpo").rename(tmp_path / "a.jpg")
+    tensor, record = load_input(tmp_path / "a.jpg", PLAIN)
+    assert tensor.min() > 0.98
+    assert record.steps == ("first of 2 frames",)

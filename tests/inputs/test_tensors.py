@@ -1,0 +1,190 @@
+"""Tensor files are passed as they are, or refused in one clear line."""
+
+import hashlib
+import os
+import struct
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hookscope.inputs import load_input
+from hookscope.results import Preprocessing
+from tests.inputs.written import failure, write_tensor
+
+TENSOR_NAMES = ["a.npy", "a.safetensors", "a.pt", "a.pth"]  # .pth stands for torch's format before 1.6 here
+
+
+@pytest.mark.parametrize("name", TENSOR_NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_tensor_files_pass_unprocessed_as_float32(tmp_path, name, dtype):
+    values = torch.linspace(-3, 3, 24).reshape(3, 2, 4).to(dtype)
+    path = write_tensor(tmp_path / name, values)
+    tensor, record = load_input(path, Preprocessing())
+    assert tensor.dtype == torch.float32
+    assert torch.equal(tensor, values.float())
+    assert record.size is None
+    assert record.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    converted = f"{str(dtype).removeprefix('torch.')} converted to float32"
+    expected = ("tensor passed without preprocessing",)
+    assert record.steps == (expected if dtype == torch.float32 else (*expected, converted))
+
+
+@pytest.mark.parametrize("name", TENSOR_NAMES)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_tensor_files_of_other_dtypes_keep_them(tmp_path, name, dtype):
+    values = torch.arange(6).reshape(1, 2, 3).to(dtype)
+    tensor, _ = load_input(write_tensor(tmp_path / name, values), Preprocessing())
+    assert tensor.dtype == dtype
+    assert torch.equal(tensor, values)
+
+
+def test_bfloat16_is_converted(tmp_path):
+    values = torch.tensor([[[1.5, -2.0]]], dtype=torch.bfloat16)
+    for name in ("a.safetensors", "a.pt"):
+        tensor, _ = load_input(write_tensor(tmp_path / name, values), Preprocessing())
+        assert torch.equal(tensor, torch.tensor([[[1.5, -2.0]]]))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", "<f2", np.longdouble, ">i2", "<u2"])
+def test_numpy_arrays_of_any_byte_order_and_width(tmp_path, dtype):
+    values = np.arange(12).reshape(3, 2, 2).astype(dtype)
+    np.save(tmp_path / "a.npy", np.asfortranarray(values))
+    tensor, _ = load_input(tmp_path / "a.npy", Preprocessing())
+    assert tensor.tolist() == np.arange(12).reshape(3, 2, 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "expected"),
+    [
+        ("image", (1, 3, 4, 4), (3, 4, 4)),
+        ("image", (1, 4, 4), (1, 4, 4)),
+        ("image", (2, 3, 4, 4), (2, 3, 4, 4)),
+        ("image", (1, 10), (10,)),
+        ("image", (10,), (10,)),
+        ("image", (1,), (1,)),
+        ("detection", (1, 3, 4, 4), (3, 4, 4)),
+        ("video", (1, 3, 2, 4, 4), (3, 2, 4, 4)),
+        ("video", (1, 2, 4, 4), (1, 2, 4, 4)),
+    ],
+)
+def test_a_batch_axis_of_one_is_dropped(tmp_path, kind, stored, expected):
+    path = write_tensor(tmp_path / "a.npy", torch.zeros(stored))
+    tensor, record = load_input(path, Preprocessing(kind=kind))
+    assert tuple(tensor.shape) == record.shape == expected
+    assert ("batch axis of 1 dropped" in record.steps) == (stored != expected)
+
+
+def test_a_parameter_is_a_tensor_and_asks_for_no_gradient(tmp_path):
+    torch.save(torch.nn.Parameter(torch.ones(3, 2, 2)), tmp_path / "a.pt")
+    tensor, _ = load_input(tmp_path / "a.pt", Preprocessing())
+    assert not tensor.requires_grad
+    assert type(tensor) is torch.Tensor
+
+
+def test_attributes_from_a_file_cannot_stand_in_for_methods(tmp_path):
+    values = torch.ones(3, 2, 2)
+    values.is_floating_point = set
+    torch.save(values, tmp_path / "a.pt")
+    tensor, _ = load_input(tmp_path / "a.pt", Preprocessing())
+    assert tensor.is_floating_point()
+
+
+class Payload:
+    """Touches a file when unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.canary),)
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_code_in_a_tensor_file_does_not_run(tmp_path, new_format):
+    torch.save(Payload(tmp_path / "canary"), tmp_path / "a.pt", _use_new_zipfile_serialization=new_format)
+    message = failure(tmp_path / "a.pt")
+    assert "reading it would import posix.mkdir, which can run code; save the tensor alone" in message
+    assert "weights_only" not in message
+    assert "--trust" not in message, "which is for the model"
+    array = np.array([Payload(tmp_path / "canary")], dtype=object)
+    np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    assert "Cannot read" in failure(tmp_path / "a.npy")
+    assert not (tmp_path / "canary").exists()
+
+
+def test_other_contents_of_tensor_files_are_named(tmp_path):
+    torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.pt")
+    assert "it holds a dict, not one plain tensor" in failure(tmp_path / "a.pt")
+    save_file({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.safetensors")
+    assert "it holds 2 tensors; an input is a file with exactly one" in failure(tmp_path / "a.safetensors")
+    save_file({}, tmp_path / "b.safetensors")
+    assert "it holds 0 tensors" in failure(tmp_path / "b.safetensors")
+    np.save(tmp_path / "a.npy", np.array(["text"]))
+    assert "is not numeric" in failure(tmp_path / "a.npy")
+    np.savez(tmp_path / "a.npz", np.ones(3))
+    assert "is a NumPy .npz archive of arrays" in failure(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "phrase"),
+    [
+        (torch.eye(3).to_sparse(), "sparse"),
+        (torch.ones(3, 2, 2, device="meta"), "data-less"),
+        (torch.ones(1).expand(3, 400, 400), "expanded"),
+        (torch.tensor(1.0), "shape () is not an input"),
+        (torch.ones(3, 0, 4), "shape (3, 0, 4) is not an input"),
+    ],
+    ids=["sparse", "meta", "expanded", "scalar", "empty"],
+)
+def test_tensors_that_are_no_input_are_refused(tmp_path, tensor, phrase):
+    torch.save(tensor, tmp_path / "a.pt")
+    assert phrase in failure(tmp_path / "a.pt")
+
+
+def test_quantised_tensors_are_refused(tmp_path):
+    with warnings.catch_warnings(action="ignore"):  # torch is about to retire them
+        torch.save(torch.quantize_per_tensor(torch.ones(3, 2, 2), 0.1, 0, torch.qint8), tmp_path / "a.pt")
+    assert "quantised" in failure(tmp_path / "a.pt")
+
+
+def test_a_flipped_bit_in_a_torch_file_is_found(tmp_path):
+    values = torch.arange(300, dtype=torch.float32).reshape(3, 10, 10)
+    torch.save(values, tmp_path / "a.pt")
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    content[content.find(struct.pack("<3f", 1, 2, 3)) + 1] ^= 16
+    (tmp_path / "a.pt").write_bytes(content)
+    assert torch.load(tmp_path / "a.pt", weights_only=True).shape == (3, 10, 10), "torch itself does not notice"
+    assert "damaged or truncated: its member a/data/0 is not intact" in failure(tmp_path / "a.pt")
+
+
+def test_compressed_or_doubled_members_of_a_torch_file_are_refused(tmp_path):
+    torch.save(torch.zeros(3, 100, 100), tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        members = {member.filename: archive.read(member) for member in archive.infolist()}
+    with zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    assert "not written by torch.save: its member a/data.pkl is compressed" in failure(tmp_path / "b.pt")
+    with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr(*next(iter(members.items())))
+    assert "its member a/data.pkl is there twice" in failure(tmp_path / "c.pt")
+
+
+def test_a_numpy_header_may_not_claim_more_than_the_file_holds(tmp_path):
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }"
+    header = header.ljust(117) + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64))
+    assert "truncated or corrupt" in failure(tmp_path / "a.npy")
+
+
+def test_a_network_of_four_channels_takes_tensor_files(tmp_path):
+    path = write_tensor(tmp_path / "a.npy", torch.ones(4, 2, 2))
+    assert load_input(path, Preprocessing(channels=4))[0].shape == (4, 2, 2)

@@ -1,0 +1,93 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from hookscope.render.columns import counted, fold_name, kept_positions, number_text, percent_text, probability_text
+
+anything = st.text(st.characters(exclude_categories=[]), max_size=40)
+
+
+@given(anything, st.integers(min_value=1, max_value=30))
+def test_a_folded_name_fits(name: str, width: int) -> None:
+    folded = fold_name(name, width)
+    assert cell_len(folded) <= width
+    assert folded == name or "…" in folded
+
+
+def test_a_folded_name_keeps_its_end() -> None:
+    assert fold_name("encoder.layers.11.mlp.fc2", 11) == "enc…mlp.fc2"
+    assert fold_name("short", 5) == "short"
+
+
+def test_a_table_folds_above_sixty_rows_to_its_ends_and_what_is_notable() -> None:
+    assert list(kept_positions([False] * 60, full=False)) == list(range(60))
+    assert list(kept_positions([False] * 61, full=False)) == [*range(20), *range(41, 61)]
+    assert list(kept_positions([False] * 61, full=True)) == list(range(61))
+    assert list(kept_positions([n == 30 for n in range(61)], full=False)) == [*range(20), 30, *range(41, 61)]
+
+
+def test_a_gap_of_one_row_is_closed() -> None:
+    assert list(kept_positions([n in {21, 39} for n in range(61)], full=False)) == [*range(22), *range(39, 61)]
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    assert [counted(1, "row"), counted(0, "row"), counted(1234, "row")] == ["1 row", "0 rows", "1,234 rows"]
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (-0.0, "0"),
+        (0.125, "0.1250"),
+        (-0.4237, "-0.4237"),
+        (1e-9, "1.000e-9"),
+        (0.0012344, "0.001234"),
+        (0.00099996, "0.001000"),
+        (0.99996, "1.000"),
+        (9999.4, "9999"),
+        (9999.6, "1.000e4"),
+        (123456.0, "1.235e5"),
+        (-65504.0, "-6.550e4"),
+        (5e-324, "4.941e-324"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_have_four_significant_digits(value: float | None, shown: str) -> None:
+    assert number_text(value) == shown
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_shown_number_is_right_to_four_digits_and_never_zero_by_rounding(value: float) -> None:
+    shown = number_text(value)
+    assert (shown == "0") == (value == 0)
+    assert float(shown) == float(f"{value:.3e}")
+    assert len(shown) <= 11
+
+
+@pytest.mark.parametrize(
+    ("fraction", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0%"),
+        (1e-9, "<0.1%"),
+        (0.0011, "0.1%"),
+        (0.4375, "43.8%"),
+        (0.99999, ">99.9%"),
+        (1.0, "100%"),
+    ],
+)
+def test_only_an_exact_fraction_is_called_nothing_or_all(fraction: float | None, shown: str) -> None:
+    assert percent_text(fraction) == shown
+
+
+@pytest.mark.parametrize(
+    ("probability", "shown"), [(0.0, "0.00"), (0.004, "<0.01"), (0.4, "0.40"), (0.9999, ">0.99"), (1.0, "1.00")]
+)
+def test_only_a_certain_class_is_called_certain(probability: float, shown: str) -> None:
+    assert probability_text(probability) == shown

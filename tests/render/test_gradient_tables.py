@@ -1,0 +1,219 @@
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from io import StringIO
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.control import strip_control_codes
+
+from hookscope.render.gradient_tables import gradient_table, loss_line, parameter_table, verdicts_panel
+from hookscope.results import GradientInspection, GradientRow, GradientStatus, LossRecord, Verdict
+from tests.render.conftest import FAILURE, GRADIENT_ROWS, GRADIENTS, PARAMETER_ROWS, gradient_statistics, printed
+
+anything = st.text(st.characters(exclude_categories=[]), max_size=40)
+
+
+def in_colour(renderable: RenderableType, width: int = 200) -> str:
+    console = Console(file=StringIO(), width=width, color_system="standard", force_terminal=True, legacy_windows=False)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def everything(inspection: GradientInspection, width: int) -> Sequence[RenderableType]:
+    return (
+        gradient_table(inspection, width=width),
+        parameter_table(inspection, width=width),
+        loss_line(inspection.loss),
+        verdicts_panel(inspection),
+    )
+
+
+def with_rows(*rows: GradientRow, verdicts: tuple[Verdict, ...] = ()) -> GradientInspection:
+    numbered = tuple(replace(row, index=index) for index, row in enumerate(rows))
+    return replace(GRADIENTS, gradients=numbered, verdicts=verdicts)
+
+
+def shown(inspection: GradientInspection, width: int = 200, *, full: bool = False) -> str:
+    return printed(gradient_table(inspection, width=width, full=full), width)
+
+
+PLAIN = replace(GRADIENT_ROWS[3], call=0)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_golden_files(assert_golden: Callable[[str, str], None], width: int) -> None:
+    for name, renderable in zip(
+        ("gradients", "parameters", "loss", "verdicts"), everything(GRADIENTS, width), strict=True
+    ):
+        assert_golden(f"{name}_{width}.txt", printed(renderable, width))
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79, 80, 99, 100, 120, 160, 200, 300])
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    for renderable in everything(GRADIENTS, width):
+        text = printed(renderable, width)
+        assert strip_control_codes(text) == text
+        assert all(cell_len(line) <= width and line.isprintable() for line in text.splitlines())
+
+
+@given(name=anything, other=anything, width=st.integers(min_value=20, max_value=220))
+def test_any_name_at_all_keeps_to_its_cell(name: str, other: str, width: int) -> None:
+    inspection = replace(
+        GRADIENTS,
+        gradients=(replace(GRADIENT_ROWS[5], layer=name, kind=other, remark=other), PLAIN),
+        parameters=(replace(PARAMETER_ROWS[4], name=name, kind=other), PARAMETER_ROWS[0]),
+        loss=LossRecord(name, other, 1.0, (name, other)),
+        verdicts=(Verdict("dead-gradient", "fail", name, other),),
+    )
+    for renderable in everything(inspection, width):
+        lines = printed(renderable, width).splitlines()
+        assert all(cell_len(line) <= width for line in lines)
+        assert all(line.isprintable() and not line.lstrip().startswith("::") for line in lines)
+
+
+def test_eighty_columns_hold_the_essential_numbers() -> None:
+    layers, parameters = (printed(each, 80).splitlines() for each in everything(GRADIENTS, 80)[:2])
+    numbers = ["shape", "mean", "|g|", "max", "|g|", "L2", "zeros"]
+    assert layers[2].split() == ["#", "layer", *numbers]
+    assert parameters[1].split() == ["parameter", *numbers, "‖w‖", "‖g‖/‖w‖"]
+
+
+def test_two_hundred_columns_hold_everything_useful() -> None:
+    layers, parameters = (printed(each, 200).splitlines() for each in everything(GRADIENTS, 200)[:2])
+    numbers = ["mean |g|", "max |g|", "L2", "mean", "std", "zeros", "NaN", "Inf"]
+    assert re.split(r"\s{2,}", layers[2].strip()) == ["#", "layer", "type", "shape", "dtype", *numbers, "status"]
+    assert re.split(r"\s{2,}", parameters[1].strip()) == [
+        *("#", "parameter", "type", "shape", *numbers[:-1], "‖w‖", "‖g‖/‖w‖", "status"),
+    ]
+
+
+def test_numbers_stand_under_their_headers() -> None:
+    row = next(line for line in shown(GRADIENTS).splitlines() if " relu " in line)
+    numbers = ["0.01000", "0.2500", "4.500", "0.001000", "0.02000", "43.8%", "0", "0"]
+    assert row.split() == ["2", "relu", "ReLU", "1x64x112x112", "float32", *numbers]
+    row = next(line for line in printed(everything(GRADIENTS, 200)[1], 200).splitlines() if "bn1.weight" in line)
+    assert row.split()[-2:] == ["8.000", "0.5625"]
+
+
+def test_the_title_says_in_which_mode_the_network_ran() -> None:
+    assert "train mode" in shown(GRADIENTS).splitlines()[1]
+    assert "eval mode" in shown(replace(GRADIENTS, mode="eval")).splitlines()[1]
+
+
+def test_the_gradient_of_an_input_says_that_it_is_one() -> None:
+    assert "layer1.0.conv2[0] (input)" in shown(GRADIENTS)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("status", [each for each in get_args(GradientStatus) if each != "gradient"])
+def test_what_became_of_a_gradient_is_in_words_and_in_colour(width: int, status: GradientStatus) -> None:
+    odd = replace(PLAIN, layer="odd", status=status, remark="for a reason")
+    parameter = replace(PARAMETER_ROWS[0], name="odd", status=status)
+    inspection = replace(with_rows(PLAIN, odd), parameters=(PARAMETER_ROWS[1], parameter))
+    for renderable in everything(inspection, width)[:2]:
+        assert status in " ".join(printed(renderable, width).split())
+        assert re.search(rf"\x1b\[[0-9;]*m[^\x1b]*{status}", in_colour(renderable, width))
+    assert "for a reason" in " ".join(shown(inspection, width).split())
+
+
+def test_a_frozen_parameter_says_so() -> None:
+    lines = printed(everything(GRADIENTS, 200)[1], 200).splitlines()
+    row = next(position for position, line in enumerate(lines) if "embedding.weight" in line)
+    assert "no gradient path; frozen" in " ".join((lines[row] + lines[row + 1]).split())
+
+
+def test_a_row_that_a_verdict_names_says_which_and_is_coloured_as_a_whole() -> None:
+    inspection = with_rows(
+        PLAIN,
+        replace(PLAIN, layer="warned"),
+        replace(PLAIN, layer="failed"),
+        verdicts=(
+            Verdict("exploding-gradient", "fail", "failed", "."),
+            Verdict("dead-channels", "warn", "warned", "."),
+        ),
+    )
+    plain, warned, failed = (
+        line for line in in_colour(gradient_table(inspection, width=200)).splitlines() if "ReLU" in line
+    )
+    assert "\x1b" not in plain
+    assert re.search(r"\x1b\[33m *4\.500", warned)
+    assert "dead-channels" in warned
+    assert re.search(r"\x1b\[1;31m *4\.500", failed)
+    assert "exploding-gradient" in failed
+
+
+def test_a_verdict_on_the_whole_network_is_not_put_on_the_row_of_the_model() -> None:
+    inspection = with_rows(replace(PLAIN, layer=""), verdicts=(Verdict("zero-gradient", "fail", "", "."),))
+    assert "zero-gradient" not in shown(inspection)
+
+
+def test_nothing_to_show_says_so() -> None:
+    bare = replace(GRADIENTS, gradients=(), parameters=())
+    assert "No layer finished." in shown(bare)
+    assert "no parameters" in printed(parameter_table(bare, width=80), 80)
+
+
+# Folding
+
+
+def blocks(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"block(\d+)", text)]
+
+
+def test_a_long_table_keeps_its_ends_what_verdicts_name_and_the_ends_of_non_finite_runs() -> None:
+    broken = gradient_statistics((1, 64, 56, 56), nan_count=2)
+    rows = [
+        replace(PLAIN, layer=f"block{number}", gradient=broken if 60 <= number < 70 else PLAIN.gradient)
+        for number in range(144)
+    ]
+    inspection = with_rows(*rows, verdicts=(Verdict("dead-gradient", "fail", "block100", "."),))
+    assert blocks(shown(inspection)) == [*range(20), 60, 69, 100, *range(124, 144)]
+    assert blocks(shown(inspection, full=True)) == list(range(144))
+
+
+def test_rows_of_zeros_fold_unless_a_verdict_names_them() -> None:
+    rows = [replace(PLAIN, layer=f"block{number}", status="zero") for number in range(100)]
+    assert blocks(shown(with_rows(*rows))) == [*range(20), *range(80, 100)]
+
+
+def test_parameters_fold_alike() -> None:
+    rows = tuple(replace(PARAMETER_ROWS[0], index=number, name=f"block{number}") for number in range(100))
+    inspection = replace(GRADIENTS, parameters=rows, verdicts=(Verdict("dead-gradient", "warn", "block50", "."),))
+    assert blocks(printed(parameter_table(inspection, width=80), 80)) == [*range(20), 50, *range(80, 100)]
+    assert blocks(printed(parameter_table(inspection, width=80, full=True), 80)) == list(range(100))
+
+
+# Loss and verdicts
+
+
+def test_the_loss_names_its_target_and_outputs() -> None:
+    assert printed(loss_line(GRADIENTS.loss), 100) == (
+        "loss mse = 1.062 · target: noise (seed 7) · of (model), aux['aux']\n"
+    )
+    assert printed(loss_line(LossRecord("sum", "", float("nan"))), 80) == "loss sum = nan\n"
+    assert "broke off" in printed(loss_line(None), 80)
+
+
+def test_verdicts_are_counted_and_worded() -> None:
+    text = printed(verdicts_panel(GRADIENTS), 120)
+    assert "Verdict: 3 failures, 2 warnings" in text
+    assert "FAIL non-finite-gradient at layer1.0.conv2" in text
+    assert "WARN zero-gradient\n" in re.sub(r" *│\n", "\n", text)
+    assert text.index("FAIL") < text.index("WARN")
+    assert in_colour(verdicts_panel(GRADIENTS)).count("\x1b[1;31m") >= 3
+
+
+def test_no_verdict_is_said_in_words() -> None:
+    assert "No verdict" in printed(verdicts_panel(replace(GRADIENTS, verdicts=())), 80)
+
+
+@pytest.mark.parametrize("change", [{"loss": None}, {"failure": FAILURE}])
+def test_a_pass_that_broke_off_is_never_called_healthy(change: dict[str, object]) -> None:
+    text = printed(verdicts_panel(replace(GRADIENTS, verdicts=(), **change)), 80)  # type: ignore[arg-type]
+    assert "not judged" in text
