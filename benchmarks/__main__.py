@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from rich.table import Table
 from torchvision.models import get_model
 
 import hookscope
+from hookscope.models.architecture import recognise, state_shapes
 from hookscope.render.grids import draw_grid, encode_png
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +79,57 @@ def capture_cost() -> Figure:
     ratio = statistics.median(seconds["hookscope"]) / statistics.median(seconds["plain"])
     detail = f"{spread(seconds['hookscope'])} over {spread(seconds['plain'])}"
     return Figure("statistics on all 132 module calls of resnet34, over the plain forward", ratio, 1.30, "×", detail)
+
+
+def gradient_cost() -> Figure:
+    """Statistics of all activations, gradients and parameters of resnet34 over plain forward and backward passes."""
+    torch.manual_seed(0)
+    model = get_model("resnet34").eval()
+    batch = torch.randn(1, 3, 224, 224)
+    weights = torch.randn(1, 1000)
+
+    def plain() -> None:
+        (model(batch) * weights).sum().backward()
+        model.zero_grad()
+
+    ways = {"plain": plain, "hookscope": lambda: hookscope.inspect_gradients(model, batch, "projection", ["*"])}
+    seconds = interleaved(ways, rounds=30)
+    ratio = statistics.median(seconds["hookscope"]) / statistics.median(seconds["plain"])
+    detail = f"{spread(seconds['hookscope'])} over {spread(seconds['plain'])}"
+    what = "statistics of all activations, gradients and parameters of resnet34, over plain forward and backward"
+    return Figure(what, ratio, 1.20, "×", detail)
+
+
+def recognition_cost() -> Figure:
+    """Find the network of a state dict by its shapes, after imports: the slowest of a few of torchvision's."""
+    slowest: dict[str, float] = {}
+    for name in ("resnet18", "vit_b_16", "densenet121", "fasterrcnn_resnet50_fpn", "r3d_18", "deeplabv3_resnet101"):
+        options = {} if name in ("resnet18", "vit_b_16", "densenet121", "r3d_18") else {"weights_backbone": None}
+        with torch.device("meta"):
+            shapes = state_shapes(get_model(name, **options).state_dict())
+        slowest[name] = statistics.median(interleaved({name: partial(recognise, shapes)}, rounds=3, warm_up=1)[name])
+    name = max(slowest, key=slowest.__getitem__)
+    what = "recognising a torchvision checkpoint by its shapes, after imports, the slowest of six"
+    return Figure(what, slowest[name], 3.0, "s", f"{name}; " + ", ".join(f"{each:.2f}" for each in slowest.values()))
+
+
+def listing_cost() -> tuple[Figure, Figure]:
+    """List a 2 GiB checkpoint, values counted: seconds and memory beyond the imports, in a process of its own."""
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+        path = Path(folder, "large.pt")
+        torch.save({f"layer{index}.weight": torch.zeros(1024, 4096) for index in range(128)}, path)
+        found = [_run([sys.executable, "-m", "benchmarks.listing", str(path)]).split() for _ in range(4)][1:]
+    seconds, megabytes = [float(each[0]) for each in found], [float(each[1]) for each in found]
+    return (
+        Figure("listing a 2 GiB checkpoint, after imports", statistics.median(seconds), 1.0, "s", spread(seconds)),
+        Figure(
+            "peak memory of that over the imports'",
+            statistics.median(megabytes),
+            100,
+            "MB",
+            spread(megabytes, 1, "MB"),
+        ),
+    )
 
 
 def grid_cost() -> Figure:
@@ -153,11 +206,14 @@ def main() -> int:
     torch.set_num_threads(2)
     figures = [
         capture_cost(),
+        gradient_cost(),
         grid_cost(),
         process_cost(),
         help_cost(),
         memory_cost("vgg16"),
         memory_cost("resnet152"),
+        recognition_cost(),
+        *listing_cost(),
     ]
     table = Table("what", "measured", "at most", "", "median (minimum-maximum)")
     for figure in figures:
