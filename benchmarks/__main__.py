@@ -119,7 +119,7 @@ def listing_cost() -> tuple[Figure, Figure]:
         path = Path(folder, "large.pt")
         torch.save({f"layer{index}.weight": torch.zeros(1024, 4096) for index in range(128)}, path)
         found = [_run([sys.executable, "-m", "benchmarks.listing", str(path)]).split() for _ in range(4)][1:]
-    seconds, megabytes = [float(each[0]) for each in found], [float(each[1]) for each in found]
+    seconds, megabytes = [float(each[0]) for each in found], [float(each[1]) / 1e6 for each in found]
     return (
         Figure("listing a 2 GiB checkpoint, after imports", statistics.median(seconds), 1.0, "s", spread(seconds)),
         Figure(
