@@ -196,17 +196,26 @@ class _Entry(NamedTuple):
 def _hooks(
     layer: str, captured: Capture[T], observe: Callable[[ModuleCall, str, Tensor], T]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return the forward pre-hook and the forward hook of one module, for its outputs."""
+    """Return the forward pre-hook and the forward hook of one module, for its outputs.
+
+    They run at every call of every module, so they call as little as they can.
+    """
     entries: list[_Entry] = []
+    counts, called, in_backward = captured._calls, captured.called, torch._C._current_graph_task_id
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not _in_backward():
-            inputs = _tensors_given(args, kwargs)
-            call = ModuleCall(layer, module, _begin(captured, layer), inputs)
-            entries.append(_Entry(call, _versions(inputs), args, kwargs))
+        if in_backward() != -1:
+            return
+        index = counts.get(layer, 0)
+        counts[layer] = index + 1
+        called.add(layer)
+        inputs = tensors_in(args)
+        if kwargs:
+            inputs += tensors_in(kwargs)
+        entries.append(_Entry(ModuleCall(layer, module, index, inputs), _versions(inputs), args, kwargs))
 
     def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        if not _in_backward():
+        if in_backward() == -1:
             call, in_place = _end(entries, args, kwargs)
             _observe(captured, observe, call, tensors_in(output), in_place)
 

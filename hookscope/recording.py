@@ -170,8 +170,20 @@ def own_parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
 
 
+# Those of nearly every row.
+_USUAL_FLAGS: dict[tuple[bool, bool], tuple[Flag, ...]] = {
+    (False, False): (),
+    (True, False): ("in-place",),
+    (False, True): ("pass-through",),
+    (True, True): ("in-place", "pass-through"),
+}
+
+
 def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
     constant = statistics.min is not None and statistics.min == statistics.max and statistics.element_count > 1
+    plain = row.reduction is not None and statistics.unmeasured is None and not (constant or row.shape_varies)
+    if plain and not (statistics.nan_count or statistics.inf_count or statistics.dead_channel_count):
+        return _USUAL_FLAGS[row.in_place, row.passed_through]
     flags: dict[Flag, bool] = {
         "not a tensor": row.reduction is None,
         "unmeasured": statistics.unmeasured is not None,
