@@ -144,11 +144,13 @@ def layer_rows(
     modules: Mapping[str, nn.Module], aliases: Mapping[str, tuple[str, ...]], rows: Mapping[Key, Row]
 ) -> tuple[LayerRow, ...]:
     """Turn rows into results, in execution order."""
-    measured = iter(summarise([row.reduction for row in rows.values() if row.reduction is not None]))
+    # A container shares the reduction of its last child.
+    reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
+    measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     result = []
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
         module = modules[layer]
-        statistics = TensorStatistics((), "none", 0) if row.reduction is None else next(measured)
+        statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
         result.append(
             LayerRow(
                 index,
