@@ -195,7 +195,7 @@ class GradientWatch(Generic[T]):
                     site.untracked = site.untracked or f"its container cannot be copied: {error}"
         for site, tensor in met:
             self._watch(site, tensor)
-        return given  # type: ignore[no-any-return]
+        return given  # type: ignore[no-any-return]  # rebuilt containers have no type to know
 
     def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         """Return what to give instead of an input, so that its gradient along this module can be seen."""

@@ -41,7 +41,7 @@ from hookscope.cli.options import (
     choose_device,
     file_options,
 )
-from hookscope.cli.running import Feed, draw_grids, keeper, place, run_record, save_tensors
+from hookscope.cli.running import Feed, draw_grids, keeper, pass_over, place, run_record, save_tensors
 from hookscope.errors import HookscopeError, gravest
 from hookscope.text import safe_text
 
@@ -128,7 +128,7 @@ def activations(
         comparison = None
         with progress_bar(messages, len(paths), shown=not quiet) as advance:
             try:
-                plain = inspect(loaded, feed.batches(batch_size, _ignore), layer or (), seed=seed) if edit else None
+                plain = inspect(loaded, feed.batches(batch_size, pass_over), layer or (), seed=seed) if edit else None
                 inspection = inspect(
                     loaded,
                     feed.batches(batch_size, failures.append),
@@ -166,10 +166,6 @@ def activations(
     if json:
         typer.echo(inspection_to_json(inspection, {"run": str(target) if written else None}), nl=False)
     return gravest([report(failure) for failure in failures])
-
-
-def _ignore(_error: HookscopeError) -> None:
-    """Pass over an input that cannot be used: the run with edits reports it."""
 
 
 def _show(

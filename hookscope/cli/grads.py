@@ -45,7 +45,7 @@ from hookscope.cli.options import (
     file_options,
     parse_shape,
 )
-from hookscope.cli.running import Feed, count_text, draw_grids, keeper, place, run_record, save_tensors
+from hookscope.cli.running import Feed, count_text, draw_grids, keeper, pass_over, place, run_record, save_tensors
 from hookscope.errors import HookscopeError, LayerNotFoundError, ModelError, UsageError, gravest, nearest
 from hookscope.text import safe_text
 from hookscope.verdicts.limits import RULES, Limits
@@ -280,7 +280,7 @@ def _run(
     failures: list[HookscopeError] = []
     tensors: dict[str, list[torch.Tensor]] = {}
     try:
-        batches = feed.batches(batch_size, _ignore)
+        batches = feed.batches(batch_size, pass_over)
         plain = differentiate(inputs=batches, include_inputs=include_inputs) if edits else None
         inspection = differentiate(
             inputs=feed.batches(batch_size, failures.append),
@@ -296,16 +296,12 @@ def _run(
     if per_image and inspection.inputs:
         try:
             by_input = gradients_by_input(
-                lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, _ignore)
+                lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, pass_over)
             )
         except PassError as error:  # such as batch normalisation in train mode, which needs more than one value
             name = safe_text(error.inspection.inputs[0].name)
             failures.append(ModelError(f"--per-image, with {name} alone: {error}"))
     return _Outcome(inspection, True, comparison, by_input, tensors, failures)
-
-
-def _ignore(_error: HookscopeError) -> None:
-    """Pass over an input that cannot be used: the run that is reported says so."""
 
 
 def _check_input_options(images: Sequence[str] | None, input_shape: str | None, *, per_image: bool) -> None:

@@ -57,6 +57,10 @@ class Feed:
         return map(self.finish, placed) if self.finish else placed
 
 
+def pass_over(_error: HookscopeError) -> None:
+    """Say nothing of an input that cannot be used: for runs besides the one that is reported, which says so."""
+
+
 def place(loaded: "LoadedModel", where: "torch.device", dtype: str | None) -> "torch.dtype":
     """Move the network to its device and dtype; return the floating dtype that its inputs need."""
     import torch

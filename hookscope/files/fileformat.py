@@ -209,7 +209,8 @@ def _foreign(start: bytes) -> str:
         if re.match(pattern, start, re.DOTALL):
             return f"is {what}"
     if len(start) < 16:
-        return f"is only {len(start)} bytes long: truncated, or not a weights file; download it again"
+        size = "1 byte" if len(start) == 1 else f"{len(start)} bytes"
+        return f"is only {size} long: truncated, or not a weights file; download it again"
     with suppress(UnicodeDecodeError):
         text = codecs.getincrementaldecoder("utf-8")().decode(start)  # which may be cut inside a character
         if "".join(text.split()).isprintable():
