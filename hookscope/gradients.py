@@ -20,7 +20,7 @@ from hookscope.gradient_watch import GradientSite, SiteKey, strided_copy
 from hookscope.hooks import Capture, capture
 from hookscope.inputs import Batch
 from hookscope.inspection import execution_order
-from hookscope.layers import select_layers
+from hookscope.layers import select_from
 from hookscope.losses import LossValue, choose_loss
 from hookscope.measure import Reduction
 from hookscope.models import LoadedModel
@@ -175,7 +175,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     def order() -> list[str]:
         return [] if first is None else execution_order(network, first.args)
 
-    selected = select_layers(network, layers, order)
+    selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(0, None, None)
     drawn = Recorder(grids_for, max_channels, None, recorder.reducer)
     placed = place_edits(edits, network, order, recorder)

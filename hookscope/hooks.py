@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -78,7 +79,7 @@ class Capture(Generic[T]):
 
     Attributes:
         observations: In the order in which modules finished.
-        called: Names of the layers that began at least one call.
+        called: Names of the layers that were called. A leaf whose only call raised may be missing.
     """
 
     observations: list[Observation[T]] = field(default_factory=list)
@@ -160,26 +161,21 @@ def capture(
     if gradients is not None:
         captured._watch = GradientWatch(gradients, with_inputs, track)
     handles: list[RemovableHandle] = []
-    hooked: set[int] = set()
+    hooked: dict[int, nn.Module] = {}
+    key: Any = object()
     with _eager():
         try:
             if edits:
                 _edit(model, edits, handles)
-            for name, module in layers.items():
-                if id(module) not in hooked:
-                    hooked.add(id(module))
-                    if captured._watch is None:
-                        before, after = _hooks(name, captured, observe)
-                    else:
-                        before, after = _watched_hooks(name, captured, observe, captured._watch)
-                    handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-                    handles.append(module.register_forward_hook(after, with_kwargs=True))
+            _hook(layers, captured, observe, key, hooked)
             if edits:
                 _separate(model, edits, handles)
             yield captured
         finally:
             for handle in handles:
                 handle.remove()
+            for module in hooked.values():
+                _detach(module, key)
             if captured._watch is not None:
                 captured._watch.close()
 
@@ -193,33 +189,106 @@ class _Entry(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def _hooks(
-    layer: str, captured: Capture[T], observe: Callable[[ModuleCall, str, Tensor], T]
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return the forward pre-hook and the forward hook of one module, for its outputs.
+def _hook(
+    layers: Mapping[str, nn.Module],
+    captured: Capture[T],
+    observe: Callable[[ModuleCall, str, Tensor], T],
+    key: Any,
+    hooked: dict[int, nn.Module],
+) -> None:
+    """Hook each module once; collect in `hooked` those that have hooks, by id."""
+    hooks = _output_hooks(captured, observe)
+    for name, module in layers.items():
+        if id(module) in hooked:
+            continue
+        hooked[id(module)] = module
+        if captured._watch is not None:
+            _attach(module, key, *_watched_hooks(name, captured, observe, captured._watch))
+        elif _only_returns(module):
+            _attach(module, key, None, partial(hooks.only, name))
+        else:
+            entries: list[_Entry] = []
+            _attach(module, key, partial(hooks.before, name, entries), partial(hooks.after, entries))
 
-    They run at every call of every module, so they call as little as they can.
+
+def _attach(module: nn.Module, key: Any, before: Callable[..., Any] | None, after: Callable[..., Any]) -> None:
+    """Do what registering a forward pre-hook and a forward hook `with_kwargs` does, but make no handle for each.
+
+    Handles would cost more than the hooks themselves.
     """
-    entries: list[_Entry] = []
+    if before is not None:
+        module._forward_pre_hooks[key] = before
+        module._forward_pre_hooks_with_kwargs[key] = True
+    module._forward_hooks[key] = after
+    module._forward_hooks_with_kwargs[key] = True
+
+
+def _detach(module: nn.Module, key: Any) -> None:
+    """Remove what `_attach` has put there, if only in part."""
+    module._forward_pre_hooks.pop(key, None)
+    module._forward_pre_hooks_with_kwargs.pop(key, None)
+    module._forward_hooks.pop(key, None)
+    module._forward_hooks_with_kwargs.pop(key, None)
+
+
+def _only_returns(module: nn.Module) -> bool:
+    """Tell whether the module is one of torch's own that neither overwrites its inputs nor calls modules.
+
+    Such a call is over once it has begun, as far as hooks can see: one hook does, which makes capturing cheaper.
+    """
+    return (
+        type(module).__module__.startswith("torch.nn.modules.")
+        and not getattr(module, "inplace", False)
+        and not (module._modules or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    )
+
+
+class _OutputHooks(NamedTuple):
+    """Hooks for outputs, given what follows the module's name; one set serves all modules.
+
+    Attributes:
+        only: Takes the layer; for modules that only return.
+        before: Takes the layer and a list for its calls; the forward pre-hook of other modules.
+        after: Takes the same list; their forward hook.
+    """
+
+    only: Callable[..., None]
+    before: Callable[..., None]
+    after: Callable[..., None]
+
+
+def _output_hooks(captured: Capture[T], observe: Callable[[ModuleCall, str, Tensor], T]) -> _OutputHooks:
+    """Return what runs at every call of every module, so it calls as little as it can."""
     counts, called, in_backward = captured._calls, captured.called, torch._C._current_graph_task_id
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def only(layer: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         if in_backward() != -1:
             return
         index = counts.get(layer, 0)
         counts[layer] = index + 1
         called.add(layer)
-        inputs = tensors_in(args)
-        if kwargs:
-            inputs += tensors_in(kwargs)
+        call = ModuleCall(layer, module, index, _tensors_given(args, kwargs))
+        _observe(captured, observe, call, tensors_in(output), in_place=False)
+
+    def before(
+        layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if in_backward() != -1:
+            return
+        index = counts.get(layer, 0)
+        counts[layer] = index + 1
+        called.add(layer)
+        inputs = _tensors_given(args, kwargs)
         entries.append(_Entry(ModuleCall(layer, module, index, inputs), _versions(inputs), args, kwargs))
 
-    def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+    def after(
+        entries: list[_Entry], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+    ) -> None:
         if in_backward() == -1:
             call, in_place = _end(entries, args, kwargs)
-            _observe(captured, observe, call, tensors_in(output), in_place)
+            _observe(captured, observe, call, tensors_in(output), in_place=in_place)
 
-    return before, after
+    return _OutputHooks(only, before, after)
 
 
 def _watched_hooks(
@@ -253,7 +322,7 @@ def _watched_hooks(
         call, in_place = _end(entries, args, kwargs)
         outputs = tensors_in(output)
         if not replayed:
-            _observe(captured, observe, call, outputs, in_place)
+            _observe(captured, observe, call, outputs, in_place=in_place)
         if in_place:
             watch.note_in_place(layer, call.call)
         return watch.outputs(module, layer, call.call, output, outputs, [] if in_place else call.inputs)
@@ -294,6 +363,7 @@ def _observe(
     observe: Callable[[ModuleCall, str, Tensor], T],
     call: ModuleCall,
     outputs: Sequence[tuple[str, Tensor]],
+    *,
     in_place: bool,
 ) -> None:
     """Look at what a call returned."""

@@ -14,7 +14,7 @@ from hookscope.errors import ModelError
 from hookscope.failures import broke_off, locate, the_models_own
 from hookscope.hooks import ModuleCall, capture
 from hookscope.inputs import Batch
-from hookscope.layers import module_index, select_layers, unwrap
+from hookscope.layers import module_index, select_from, unwrap
 from hookscope.models import LoadedModel
 from hookscope.preservation import preserved
 from hookscope.recording import (
@@ -56,7 +56,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     seed: int = 0,
     edits: Sequence[str | Edit] = (),
     output_key: str | None = None,
-    on_tensor: Callable[[str, Tensor], None] | None = None,
+    on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Inspection:
     """Run a model over its inputs in eval mode, without gradients, and report on the outputs of its layers.
@@ -73,7 +73,8 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         seed: Seeds the random numbers the forward pass may draw.
         edits: Changes to inputs or outputs: "layer3:output:zero(channels=3,7)".
         output_key: Which of several outputs holds the class scores: "logits", "[0]".
-        on_tensor: Called in the hook with each output's label and the output itself; clone what must outlive the call.
+        on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
+            (None without one); clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished.
 
     Returns:
@@ -92,7 +93,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     def order() -> list[str]:
         return [] if first is None else execution_order(network, first.args)
 
-    selected = select_layers(network, layers, order)
+    selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(grids_for, max_channels, on_tensor)
     placed = place_edits(edits, network, order, recorder)
     rows: dict[Key, Row] = {}
@@ -130,7 +131,12 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         model=subject.info,
         inputs=tuple(records),
         rows=results,
-        uncalled=uncalled(subject.modules, selected, captured.called, broke_off=failure is not None),
+        uncalled=uncalled(
+            subject.modules,
+            selected,
+            captured.called if failure is None else captured.called | {failure.layer},
+            broke_off=failure is not None,
+        ),
         feature_maps=feature_maps(results, recorder.kept),
         predictions=tuple(best),
         warnings=(*subject.warnings, *fast_path_warning(subject.modules, selected), *placed.warnings()),
@@ -167,7 +173,7 @@ def list_modules(
     modules, aliases = module_index(network)
     refuse_lazy(modules)
     passes, failure = _passes(network, args) if args is not None else ({}, None)
-    selected = select_layers(network, layers, lambda: list(passes))
+    selected = select_from(modules, aliases, layers, lambda: list(passes))
     rows = []
     for name, module in modules.items():
         seen = passes.get(name)

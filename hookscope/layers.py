@@ -1,90 +1,12 @@
 """Select modules by name, type and position: what `--layer` means."""
 
-import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import nn
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
-
-_GLOB = re.compile(r"[*?\[\]]")
-_POSITION = re.compile(r"(?P<body>.*)@(?P<position>-?\d+)\Z", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """One parsed `--layer` value.
-
-    Attributes:
-        text: As the user wrote it.
-        matches: Tells whether a (dotted name, class name) is meant.
-        exclude: Whether matching modules are taken away instead.
-        position: Which of the matching modules, in execution order; None for all.
-        leaves_only: Whether only leaves are meant: the pattern is a bare position.
-    """
-
-    text: str
-    matches: Callable[[str, str], bool]
-    exclude: bool
-    position: int | None
-    leaves_only: bool
-
-
-def parse_pattern(text: str) -> Pattern:
-    """Parse a `--layer` value.
-
-    A plain word matches a case-insensitive part of the dotted name or the class name. `*?[]` make it a glob over the
-    whole of either, `/…/` a regular expression searched in either. `name:` and `type:` narrow it to one of them, a
-    leading `!` excludes, a trailing `@3` or `@-1` takes one match by its position in execution order; `@3` alone counts
-    among the leaves.
-
-    Args:
-        text: What the user wrote.
-
-    Returns:
-        The pattern.
-
-    Raises:
-        UsageError: If the pattern is empty, or its regular expression is not one.
-    """
-    exclude, body = text.startswith("!"), text.removeprefix("!")
-    position = None
-    if found := _POSITION.match(body):
-        body, position = found["body"], int(found["position"])
-    in_name, in_type = True, True
-    for prefix in ("name:", "type:"):
-        if body.startswith(prefix):
-            body = body.removeprefix(prefix)
-            in_name, in_type = prefix == "name:", prefix == "type:"
-            break
-    if not body and position is None:
-        raise UsageError(f"--layer {text!r} is empty: give a part of a layer's name or type, e.g. --layer conv.")
-    test = _test(body, text)
-    return Pattern(
-        text, lambda name, kind: (in_name and test(name)) or (in_type and test(kind)), exclude, position, not body
-    )
-
-
-def _is_regex(body: str) -> bool:
-    body = body.removeprefix("name:").removeprefix("type:")
-    return len(body) > 2 and body.startswith("/") and body.endswith("/")
-
-
-def _test(body: str, text: str) -> Callable[[str], bool]:
-    """Return the test that one name or class name is put to."""
-    if _is_regex(body):
-        try:
-            expression = re.compile(body[1:-1])
-        except (re.error, OverflowError) as error:
-            raise UsageError(f"--layer {text!r} is not a regular expression: {error}.") from error
-        return lambda candidate: expression.search(candidate) is not None
-    folded = body.lower()
-    if _GLOB.search(body):
-        whole = re.compile(fnmatch.translate(folded))
-        return lambda candidate: whole.match(candidate.lower()) is not None
-    return lambda candidate: folded in candidate.lower()
+from hookscope.patterns import Pattern, parse_pattern
 
 
 def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tuple[str, ...]]]:
@@ -133,20 +55,28 @@ def select_layers(
         LayerNotFoundError: If a pattern, or all together, select nothing.
         UsageError: If a pattern is malformed, or needs the execution order and none can be had.
     """
+    return select_from(*module_index(model), patterns, execution_order)
+
+
+def select_from(
+    modules: Mapping[str, nn.Module],
+    aliases: Mapping[str, tuple[str, ...]],
+    patterns: Sequence[str],
+    execution_order: Callable[[], Sequence[str]] | None,
+) -> dict[str, nn.Module]:
+    """Return what `select_layers` does, for whoever has the `module_index` already."""
     parsed = [parse_pattern(text) for text in patterns]
-    modules, aliases = module_index(model)
-    leaves = {name for name, module in modules.items() if all(part is None for part in module._modules.values())}
     kinds = {name: type(module).__name__ for name, module in modules.items()}
     order: Sequence[str] | None = None
     selected: set[str] = set()
     if all(pattern.exclude for pattern in parsed):
-        selected.update(leaves)
+        selected.update(name for name, module in modules.items() if _is_leaf(module))
     for pattern in sorted(parsed, key=lambda pattern: pattern.exclude):
         matching = [
             name
             for name, kind in kinds.items()
             if any(pattern.matches(known, kind) for known in (name, *aliases.get(name, ())))
-            and (name in leaves or not pattern.leaves_only)
+            and (not pattern.leaves_only or _is_leaf(modules[name]))
         ]
         if not matching:
             raise LayerNotFoundError(_no_match(pattern.text, modules, kinds))
@@ -163,6 +93,10 @@ def select_layers(
     if not selected:
         raise LayerNotFoundError(f"The patterns {', '.join(map(repr, patterns))} leave no layer: drop an exclusion.")
     return {name: module for name, module in modules.items() if name in selected}
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return all(part is None for part in module._modules.values())
 
 
 def _at(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:

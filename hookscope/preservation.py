@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,30 +67,28 @@ def preserved(network: nn.Module, seed: int, mode: Mode = "eval") -> Iterator[Pr
     Yields:
         For marking a place in the run and going back to it.
     """
-    modes = [(module, module.training) for module in network.modules()]
-    modules = [module for module, _ in modes]
+    modules = [*network.modules()]
+    modes = [module.training for module in modules]
     buffers = _buffers_of(modules)
-    gradients = [
-        (parameter, parameter.grad, parameter.requires_grad)
-        for module in modules
-        for parameter in module._parameters.values()
-        if parameter is not None
-    ]
+    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
+    gradients = [parameter.grad for parameter in parameters]
+    trainable = [parameter.requires_grad for parameter in parameters]
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
-        with seeded(seed), torch.random.fork_rng(devices=cuda):
+        with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
                 torch.cuda.manual_seed_all(seed)
             if mode == "train" and not network.training:
                 network.train()
-            elif mode == "eval" and any(training for _, training in modes):
+            elif mode == "eval" and any(modes):
                 network.eval()
             yield Preserved(modules, cuda, buffers)
     finally:
-        for module, training in modes:
-            module.training = training
+        for module, training in zip(modules, modes, strict=True):
+            if module.training != training:
+                module.training = training
         _restore_buffers(modules, buffers)
-        for parameter, gradient, requires_grad in gradients:
+        for parameter, gradient, requires_grad in zip(parameters, gradients, trainable, strict=True):
             if parameter.requires_grad != requires_grad:
                 parameter.requires_grad_(requires_grad)
             if parameter.grad is not gradient:

@@ -63,7 +63,7 @@ class Recorder:
 
     grids_for: int
     max_channels: int | None
-    on_tensor: Callable[[str, Tensor], None] | None
+    on_tensor: Callable[[str, Tensor, int | None], None] | None
     reducer: Reducer = field(default_factory=Reducer)
     axes: AxisReader = field(default_factory=AxisReader)
     kept: list[Kept] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Recorder:
         """Reduce one output in the hook."""
         axis = None if tensor.is_nested else self.axes.channel_axis(call.module, tuple(tensor.shape))
         if self.on_tensor is not None:
-            self.on_tensor(row_label(call.layer, call.call, slot), tensor)
+            self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
         if self.grids_for:
             self.keep((call.layer, call.call, slot), tensor, axis)
         return self.reduce(tensor, axis)

@@ -135,7 +135,7 @@ def test_a_model_that_exits_is_a_model_that_raised() -> None:
 
 
 def test_an_error_of_the_callers_own_observer_is_not_blamed_on_the_model() -> None:
-    def broken(label: str, _tensor: Tensor) -> None:
+    def broken(label: str, _tensor: Tensor, _axis: int | None) -> None:
         raise LookupError(label)
 
     with pytest.raises(LookupError, match=r"\(model\)"):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hookscope.errors import LayerNotFoundError, UsageError
-from hookscope.layers import module_index, parse_pattern, select_layers, unwrap
+from hookscope.layers import module_index, select_layers, unwrap
+from hookscope.patterns import parse_pattern
 
 
 def network() -> nn.Module:
