@@ -6,7 +6,8 @@ Our exception hierarchy::
     ├── UsageError                2   an option or argument that cannot be right
     ├── InputError                3   a file that cannot be read, or is not what it should be
     │   ├── ImageError            3   an image or input tensor
-    │   ├── CheckpointError       3   a weights file, or weights that do not fit the network
+    │   ├── CheckpointError       3   a weights file
+    │   │   └── MisfitError       3   weights with names or shapes that do not fit the network
     │   └── OutputError           3   a place that cannot be written, or that is not ours
     ├── UntrustedFileError        4   reading it would run code from the file
     ├── NothingMatchedError       5   a name or pattern that selects nothing
@@ -49,7 +50,11 @@ class ImageError(InputError):
 
 
 class CheckpointError(InputError):
-    """A weights file cannot be read, or its tensors do not fit the network."""
+    """A weights file cannot be read, or (see `MisfitError`) its tensors do not fit the network."""
+
+
+class MisfitError(CheckpointError):
+    """A weights file is sound, but its names or shapes do not fit the network."""
 
 
 class OutputError(InputError):

@@ -58,14 +58,14 @@ def slug(text: str, max_bytes: int = 80) -> str:
 
 
 def strict_json(document: Mapping[str, Any]) -> str:
-    """Return `document` as JSON that every parser accepts: one key a line, one item of a top-level list a line.
+    r"""Return `document` as JSON that every parser accepts: one key a line, one item of a top-level list a line.
 
     The text is ASCII and ends in a line end; keys keep their order. NaN and infinities become null. A lone surrogate
     in a string becomes a visible escape, because strict parsers refuse it. A value that JSON does not know becomes its
-    `str()`.
+    `str()`. "##[", which GitHub's runner acts on anywhere in a line, is written "#\u0023[", which means the same.
     """
     entries = [f"  {json.dumps(key)}: {_entry(value)}" for key, value in _plain(document).items()]
-    return "{\n" + ",\n".join(entries) + "\n}\n"
+    return ("{\n" + ",\n".join(entries) + "\n}\n").replace("##[", "#\\u0023[")
 
 
 def _entry(value: Any) -> str:

@@ -146,3 +146,9 @@ def test_printable_text_is_one_line_without_control_characters() -> None:
 def test_a_message_is_one_line_and_never_empty() -> None:
     assert one_line(OSError("odd\n::error::\x1b[31m" + "x" * 500), 20) == r"odd \x3a:error::\x1b[31mx…"
     assert one_line(KeyError()) == "KeyError"
+
+
+def test_json_holds_no_command_of_a_ci_runner_and_reads_back_the_same() -> None:
+    text = strict_json({"message": "a ##[error] b", "list": ["##["]})
+    assert "##[" not in text
+    assert json.loads(text) == {"message": "a ##[error] b", "list": ["##["]}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError, nearest
+from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
 from hookscope.files.fileformat import FileKind, file_kind
 from hookscope.models.building import FileOptions, LoadedModel, parameter_count
 from hookscope.models.checkpoint import (
@@ -206,7 +206,7 @@ def _network_of(
     Raises:
         ModelNotFoundError: If no known network fits.
         UsageError: If several fit.
-        CheckpointError: If the names are another framework's.
+        MisfitError: If the names are another framework's.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()
@@ -227,7 +227,7 @@ def _network_of(
     candidates = architecture.recognise(shapes)
     if not candidates:
         if foreign := foreign_names(checkpoint.state):
-            raise CheckpointError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
+            raise MisfitError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
         raise ModelNotFoundError(
             f"{checkpoint.name} fits no network that hookscope knows; name its own with --arch, such as "
             "--arch net.py:build."

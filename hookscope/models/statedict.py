@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookscope.errors import CheckpointError
+from hookscope.errors import MisfitError
 from hookscope.models.building import FileOptions
 from hookscope.text import printable
 
@@ -113,7 +113,7 @@ def load_into(
         the file, which patterns were not needed.
 
     Raises:
-        CheckpointError: If names or shapes do not fit; one line naming the first few of each group.
+        MisfitError: If names or shapes do not fit, or in more ways than one; one line naming a few of each group.
     """
     own = module.state_dict()
     misfit = f"{origin} does not fit {type(module).__name__}"
@@ -133,7 +133,7 @@ def load_into(
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
             result = module.load_state_dict(fitting, strict=False)
     except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
-        raise CheckpointError(f"{misfit}: {type(error).__name__}.") from error
+        raise MisfitError(f"{misfit}: {type(error).__name__}.") from error
     missing = [key for key in result.missing_keys if key not in reshaped and not key.endswith(_COUNTER)]
     unexpected = [original.get(key, key) for key in result.unexpected_keys]
     absent = [key for key in missing if _matches(key, options.allow_missing)]
@@ -194,7 +194,7 @@ def _best_form(
     """Return the first reading of the file's names that fits, else the one that fits most of them.
 
     Raises:
-        CheckpointError: If a reading without a prefix fits, and another one would do as well with other tensors.
+        MisfitError: If a reading without a prefix fits, and another one would do as well with other tensors.
     """
     needed = {key for key in own if not key.endswith(_COUNTER) and not _matches(key, options.allow_missing)}
     forms = stripped_forms(state)
@@ -215,7 +215,7 @@ def _best_form(
     if rivals:
         places = [f"under '{printable(prefix, 40)}'" if prefix else "as they are" for prefix in rivals]
         chosen = printable(forms[best][0], 40)
-        raise CheckpointError(
+        raise MisfitError(
             f"{misfit}: it has its names more than once, under '{chosen}' and {', '.join(places[:3])}; choose with "
             f"--key, such as --key {chosen.rstrip('.')}."
         )
@@ -263,7 +263,7 @@ def _refuse_misfits(
         misfits = ", ".join(filter(None, groups))
         stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
         hint = foreign_names(unexpected) or "Is it another network's?"
-        raise CheckpointError(f"{origin}{stripped} does not fit {type(module).__name__}: {misfits}. {hint}")
+        raise MisfitError(f"{origin}{stripped} does not fit {type(module).__name__}: {misfits}. {hint}")
 
 
 def _sentence(origin: str, what: str, names: list[str]) -> str:

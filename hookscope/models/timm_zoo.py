@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from hookscope.errors import CheckpointError, ModelError, ModelNotFoundError, UsageError, nearest
+from hookscope.errors import CheckpointError, MisfitError, ModelError, ModelNotFoundError, UsageError, nearest
 from hookscope.models.building import (
     FileOptions,
     LoadedModel,
@@ -249,7 +249,7 @@ def _build_trained(
     except Exception as error:
         if arguments:
             raise UsageError(f"timm:{name} cannot be built with {shown(arguments)}: {exception_line(error)}") from error
-        raise CheckpointError(f"timm's weights of {name} do not fit it: {exception_line(error)}") from error
+        raise MisfitError(f"timm's weights of {name} do not fit it: {exception_line(error)}") from error
     getattr(module, "pretrained_cfg", {}).pop("state_dict", None)  # it would hold the weights a second time
     return module
 

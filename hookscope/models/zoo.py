@@ -15,7 +15,15 @@ import torchvision.models
 from torch import nn
 from torchvision.models import WeightsEnum
 
-from hookscope.errors import CheckpointError, HookscopeError, ModelError, NothingMatchedError, UsageError, nearest
+from hookscope.errors import (
+    CheckpointError,
+    HookscopeError,
+    MisfitError,
+    ModelError,
+    NothingMatchedError,
+    UsageError,
+    nearest,
+)
 from hookscope.models.building import (
     FileOptions,
     LoadedModel,
@@ -320,7 +328,7 @@ def build_torchvision(
 
     Raises:
         UsageError: If the builder takes no such arguments.
-        CheckpointError: If the trained weights do not fit.
+        MisfitError: If the trained weights do not fit.
         ModelError: If the builder raises.
     """
     accepted = inspect.signature(torchvision.models.get_model_builder(name)).parameters
@@ -333,7 +341,7 @@ def build_torchvision(
         if arguments:
             raise UsageError(f"{name} cannot be built with {shown(arguments)}: {exception_line(error)}") from error
         if "in loading state_dict" in str(error):
-            raise CheckpointError(f"{enum} does not fit {name}; its file may be damaged.") from error
+            raise MisfitError(f"{enum} does not fit {name}; its file may be damaged.") from error
         raise ModelError(f"{name} cannot be built: {exception_line(error)}") from error
     if input_channels is not None:
         set_input_channels(module, input_channels)

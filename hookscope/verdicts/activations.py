@@ -1,7 +1,7 @@
 """Judge activation functions by their outputs: saturated, or dead."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -31,25 +31,39 @@ def saturated_activation(inspection: GradientInspection, limits: Limits) -> Iter
     Source:
         Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks", section 3.
     """
-    shares = [
-        (_share_beyond(row.activation, *SATURATED_BEYOND[row.kind]), row)
-        for row in inspection.rows
-        if row.kind in SATURATED_BEYOND and row.activation.quantiles is not None
-    ]
+    shares = saturated_shares(inspection.rows)
     what = "of its outputs are saturated"
     yield from _worst("saturated-activation", shares, limits.saturated_fraction, "bounded activation", what)
 
 
 def dead_channels(inspection: GradientInspection, limits: Limits) -> Iterator[Verdict]:
     """Object to rectifiers most of whose channels are zero at every position of every input."""
-    shares = [
-        (row.activation.dead_channel_fraction or 0.0, row)
-        for row in inspection.rows
-        if row.kind in RECTIFIERS
-        and row.activation.element_count >= _VALUES_PER_CHANNEL * (row.activation.channel_count or math.inf)
-    ]
+    shares = dead_channel_shares(inspection.rows)
     what = "of its channels are 0 over the whole input"
     yield from _worst("dead-channels", shares, limits.dead_channel_fraction, "rectifier", what)
+
+
+def saturated_shares(rows: Iterable[LayerRow]) -> list[tuple[float, LayerRow]]:
+    """Return the bounded activation functions among the rows, each with the share of its outputs that are saturated."""
+    return [
+        (_share_beyond(row.activation, *SATURATED_BEYOND[row.kind]), row)
+        for row in rows
+        if row.kind in SATURATED_BEYOND and row.activation.quantiles is not None
+    ]
+
+
+def dead_channel_shares(rows: Iterable[LayerRow]) -> list[tuple[float, LayerRow]]:
+    """Return the rectifiers among the rows, each with the share of its channels that are zero, if those can be told."""
+    return [
+        (row.activation.dead_channel_fraction or 0.0, row)
+        for row in rows
+        if row.kind in RECTIFIERS and has_enough_values(row.activation)
+    ]
+
+
+def has_enough_values(statistics: TensorStatistics) -> bool:
+    """Tell whether there are channels, each of so many values that zero is no accident."""
+    return statistics.element_count >= _VALUES_PER_CHANNEL * (statistics.channel_count or math.inf)
 
 
 def _worst(

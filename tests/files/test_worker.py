@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
+from hookscope.errors import CheckpointError, HookscopeError, MisfitError, UntrustedFileError
 from hookscope.files import worker
 from hookscope.files.worker import attempt
 
@@ -48,7 +48,14 @@ def test_long_result_comes_back_whole() -> None:
     assert run(lambda: "x" * MIB) == "x" * MIB
 
 
-@pytest.mark.parametrize("error", [CheckpointError("model.pt is empty."), UntrustedFileError("model.pt runs code.")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        CheckpointError("model.pt is empty."),
+        MisfitError("model.pt does not fit."),
+        UntrustedFileError("model.pt runs code."),
+    ],
+)
 def test_error_comes_back_as_it_was(error: HookscopeError) -> None:
     with pytest.raises(type(error)) as caught:
         run(fail(error))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hookscope.errors import CheckpointError
+from hookscope.errors import MisfitError
 from hookscope.models import FileOptions, read_state_dict
 from hookscope.models.statedict import fits, foreign_names, load_into, stripped_forms
 
@@ -31,7 +31,7 @@ def test_misfits_are_listed_on_one_line_with_counts() -> None:
     state["2.weight"] = torch.ones(10, 512)
     state["2.bias"] = torch.ones(10)
     state["head\n::error::"] = torch.ones(1)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(MisfitError) as caught:
         load_into(network(), state, "model.pt")
     message = str(caught.value)
     assert message.isprintable()
@@ -42,16 +42,16 @@ def test_misfits_are_listed_on_one_line_with_counts() -> None:
 
 
 def test_one_wrong_key_is_enough_to_refuse() -> None:
-    with pytest.raises(CheckpointError, match="1 unknown to the network"):
+    with pytest.raises(MisfitError, match="1 unknown to the network"):
         load_into(network(), network().state_dict() | {"extra": torch.ones(1)}, "model.pt")
     state = network().state_dict()
     del state["2.bias"]
-    with pytest.raises(CheckpointError, match="1 missing"):
+    with pytest.raises(MisfitError, match="1 missing"):
         load_into(network(), state, "model.pt")
 
 
 def test_something_else_than_a_tensor_is_a_misfit() -> None:
-    with pytest.raises(CheckpointError, match=r"2.bias: file int, network \(2,\)"):
+    with pytest.raises(MisfitError, match=r"2.bias: file int, network \(2,\)"):
         load_into(network(), network().state_dict() | {"2.bias": 3}, "model.pt")
 
 
@@ -65,7 +65,7 @@ def test_missing_batch_counter_is_no_misfit() -> None:
 def test_hostile_module_versions_are_a_misfit_not_a_crash() -> None:
     state = network().state_dict()
     state._metadata = {"1": {"version": "x"}}  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match="does not fit Sequential: TypeError"):
+    with pytest.raises(MisfitError, match="does not fit Sequential: TypeError"):
         load_into(network(), state, "model.pt")
 
 
@@ -181,9 +181,7 @@ def test_prefix_is_not_removed_where_the_network_has_it() -> None:
 
 def test_two_networks_in_one_file_are_a_question() -> None:
     state = {f"{who}.{key}": tensor for who in ("student", "teacher") for key, tensor in network().state_dict().items()}
-    with pytest.raises(
-        CheckpointError, match=r"more than once, under 'student\.' and under 'teacher\.'.*--key student"
-    ):
+    with pytest.raises(MisfitError, match=r"more than once, under 'student\.' and under 'teacher\.'.*--key student"):
         load_into(network(), state, "model.pt")
 
 
@@ -191,7 +189,7 @@ def test_misfit_of_a_wrapped_network_is_told_without_the_prefix() -> None:
     state = {f"module.{key}": tensor for key, tensor in network().state_dict().items()} | {
         "module.2.bias": torch.ones(9)
     }
-    with pytest.raises(CheckpointError, match=r"without the prefix 'module\.' does not fit .*2\.bias: file \(9,\)"):
+    with pytest.raises(MisfitError, match=r"without the prefix 'module\.' does not fit .*2\.bias: file \(9,\)"):
         load_into(network(), state, "model.pt")
 
 
@@ -230,15 +228,15 @@ def test_other_shape_needs_both_allowances() -> None:
     assert "2 of its tensors are not used (weight, bias)" in notes[0]
     assert "2 of the network's tensors are not in it" in notes[1]
     for half in (FileOptions(allow_missing=("*",)), FileOptions(allow_unexpected=("*",))):
-        with pytest.raises(CheckpointError, match="2 of another shape"):
+        with pytest.raises(MisfitError, match="2 of another shape"):
             load_into(target, source.state_dict(), "model.pt", half)
 
 
 def test_allowance_covers_what_its_glob_matches_and_nothing_else() -> None:
     state = {"0.weight": network()[0].weight}
-    with pytest.raises(CheckpointError, match=r"\d missing \(0\.bias"):
+    with pytest.raises(MisfitError, match=r"\d missing \(0\.bias"):
         load_into(network(), state, "model.pt", FileOptions(allow_missing=("1.*", "2.*")))
-    with pytest.raises(CheckpointError, match="missing"):
+    with pytest.raises(MisfitError, match="missing"):
         load_into(network(), state, "model.pt", FileOptions(allow_missing=("0", "bias", "1", "2")))
 
 
@@ -255,7 +253,7 @@ def test_pattern_that_matches_nothing_is_reported() -> None:
 def test_patterns_go_by_the_names_in_the_file() -> None:
     state = {f"module.{key}": tensor for key, tensor in network().state_dict().items()} | {"module.head": torch.ones(1)}
     assert load_into(network(), state, "model.pt", FileOptions(allow_unexpected=("module.head",)))
-    with pytest.raises(CheckpointError, match=r"unknown to the network \(module\.head\)"):
+    with pytest.raises(MisfitError, match=r"unknown to the network \(module\.head\)"):
         load_into(network(), state, "model.pt", FileOptions(allow_unexpected=("head",)))
 
 
@@ -282,7 +280,7 @@ def test_values_lose_precision_at_most(given: torch.dtype, own: torch.dtype, cop
         assert module.values.tolist() == [1, 2]
     else:
         shown = f"{str(given).removeprefix('torch.')}, network {str(own).removeprefix('torch.')}"
-        with pytest.raises(CheckpointError, match=f"values: file {shown}"):
+        with pytest.raises(MisfitError, match=f"values: file {shown}"):
             load_into(module, state, "model.pt")
 
 
@@ -297,14 +295,14 @@ def test_network_without_values_is_checked_all_the_same() -> None:
     with torch.device("meta"):
         target = nn.Linear(4, 2)
     assert load_into(target, nn.Linear(4, 2).state_dict(), "model.pt") == ()
-    with pytest.raises(CheckpointError, match="1 of another shape"):
+    with pytest.raises(MisfitError, match="1 of another shape"):
         load_into(target, nn.Linear(4, 2).state_dict() | {"bias": torch.ones(3)}, "model.pt")
 
 
 @pytest.mark.parametrize("name", ["conv1/kernel:0", "params.Conv_0.kernel", "resnet/~/conv_1//w", "layer.embedding"])
 def test_names_of_other_frameworks_are_recognised(name: str) -> None:
     assert "Keras, TensorFlow or JAX" in foreign_names(["a", name])
-    with pytest.raises(CheckpointError, match="convert it to PyTorch"):
+    with pytest.raises(MisfitError, match="convert it to PyTorch"):
         load_into(network(), {name: torch.ones(1)}, "model.safetensors")
 
 

@@ -1,0 +1,110 @@
+"""What a configuration file comes to: what to give a network, which rules to hold it to, and where they begin."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hookscope.check_results import Level
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSettings:
+    """What the user has changed about a rule.
+
+    Attributes:
+        level: None keeps the rule's own.
+        limits: Limits by name; those left out keep their defaults.
+    """
+
+    level: Level | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSettings:
+    """What the user has changed about rules for some layers.
+
+    Attributes:
+        pattern: As for `--layer`, but without a position: matched against a layer's name and class name.
+        rules: By identifier.
+    """
+
+    pattern: str
+    rules: Mapping[str, RuleSettings]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a network must say about a named picture.
+
+    Attributes:
+        image: The picture; it becomes one of the inputs.
+        top1: The class that must come first, by name or index; None for any.
+        contains: Classes that must be among the first `k`, by name or index.
+        k: How many count.
+        min_probability: Least softmax probability of `top1`, or of the first class if that is None; 0-1.
+    """
+
+    image: Path
+    top1: str | int | None = None
+    contains: tuple[str | int, ...] = ()
+    k: int = 5
+    min_probability: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """Everything that a check can be told, apart from what is to be checked.
+
+    Attributes:
+        arch: The network, in any form of MODEL but a weights file; None to recognise it.
+        model_arguments: "NAME=VALUE" each, for the function that builds it.
+        key: Where in the file the weights are; None to find them.
+        allow_missing: Globs over names of the network that the file need not have.
+        allow_unexpected: Globs over names of the file that the network need not know.
+        images: Pictures, tensor files and folders to run it on; none means noise.
+        shape: Of the noise, batch axis first; None for two inputs of the shape that the network is known to take.
+        resize: As `--resize`; None for the weights' own.
+        crop: As `--crop`; None likewise.
+        mean: As `--mean`; None likewise.
+        std: As `--std`; None likewise.
+        batch_size: Inputs per forward pass.
+        seed: Of noise and of everything else random.
+        output_key: Which of several outputs holds the class scores; None for the only one.
+        output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
+        output_dtype: "float32" and so on; None asks nothing.
+        loss: For gradients, a name as for `--loss`.
+        target: As `--target`; None for the loss's own.
+        mode: For gradients.
+        rules: What was changed, by identifier.
+        layers: What was changed for some layers; a later one goes over an earlier one.
+        expectations: What it must say about named pictures.
+        baseline: The baseline to hold it against; None for none.
+        source: Where this was read from, for people: "configs/smoke.toml", "pyproject.toml", "defaults".
+    """
+
+    arch: str | None = None
+    model_arguments: tuple[str, ...] = ()
+    key: str | None = None
+    allow_missing: tuple[str, ...] = ()
+    allow_unexpected: tuple[str, ...] = ()
+    images: tuple[Path, ...] = ()
+    shape: tuple[int, ...] | None = None
+    resize: str | None = None
+    crop: str | None = None
+    mean: str | None = None
+    std: str | None = None
+    batch_size: int = 8
+    seed: int = 0
+    output_key: str | None = None
+    output_shape: tuple[int | str, ...] | None = None
+    output_dtype: str | None = None
+    loss: str = "projection"
+    target: str | None = None
+    mode: Literal["eval", "train"] = "eval"
+    rules: Mapping[str, RuleSettings] = field(default_factory=dict)
+    layers: tuple[LayerSettings, ...] = ()
+    expectations: tuple[Expectation, ...] = ()
+    baseline: Path | None = None
+    source: str = "defaults"

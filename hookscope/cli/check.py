@@ -1,0 +1,322 @@
+"""`hookscope check`: the verdict on checkpoints that a CI job trusts."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hookscope.cli.console import consoles, progress_bar, report
+from hookscope.cli.options import Arch, Trust
+from hookscope.errors import HookscopeError, OutputError, UsageError, gravest
+from hookscope.text import safe_text, slug
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hookscope.check_results import CheckReport
+    from hookscope.checks.settings import CheckSettings
+    from hookscope.cli.check_apart import Checked, CheckJob
+    from hookscope.jobs import Limits
+
+Format = Literal["text", "json", "github", "markdown"]
+
+_CONFIG = Path("hookscope.toml")
+
+# Our choice: address space is more than memory, and what is left is the system's own.
+_SHARE_OF_MEMORY = 0.9
+
+
+def check(
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CHECKPOINT...", help="Weights files, folders of them or globs, or any other form of MODEL."
+        ),
+    ] = None,
+    arch: Arch = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml."),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Report layers whose statistics differ from this baseline.")
+    ] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write the baseline instead, from one checkpoint.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as JUnit XML.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Also write the report as one HTML page.")
+    ] = None,
+    report_format: Annotated[
+        Format | None, typer.Option("--format", help="On stdout; default: text, or github where GitHub runs this.")
+    ] = None,
+    select: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Judge by this rule or glob only; repeatable.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Leave this rule or glob out; repeatable.")
+    ] = None,
+    evidence: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep grids, histograms and rows of the layers that fail here.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Checkpoints to check at a time.")] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=1e6, metavar="SECONDS", help="What one checkpoint may take.")
+    ] = 600,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, max=1e6, metavar="GIB", help="Likewise; default: nine tenths of the machine's, over --jobs."
+        ),
+    ] = None,
+    trust: Trust = False,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "cpu",
+    rules: Annotated[bool, typer.Option("--rules", help="List the rules and exit.")] = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Explain a rule, its limits and their sources, and exit.")
+    ] = None,
+    init: Annotated[bool, typer.Option("--init", help="Write hookscope.toml to start from, and exit.")] = False,
+) -> int:
+    """Load each CHECKPOINT, run it, and judge it by rules: corrupt, non-finite, half-loaded, dead, drifting?
+
+    A checkpoint that fails a rule makes the exit code 1; one that could not be checked makes it another. Each is
+    checked in a process of its own, with limits.
+
+    \b
+    hookscope check model.pt
+    hookscope check 'checkpoints/*.safetensors' --jobs 2 --junit junit.xml
+    hookscope check model.pt --arch net.py:build --config configs/strict.toml --evidence evidence
+    hookscope check checkpoints --evidence evidence --report report.html
+    hookscope check model.pt --baseline baseline.json --update-baseline
+    hookscope check --explain dead-channels
+    """
+    if rules or explain is not None or init:
+        return _inform(rules, explain, init)
+    from hookscope.checks import wanted_rules
+    from hookscope.cli.check_apart import CheckJob
+    from hookscope.cli.checkpoints import find_checkpoints
+    from hookscope.configuration import read_settings
+
+    if not checkpoints:
+        raise UsageError("Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`.")
+    began = time.perf_counter()
+    settings = _with_options(read_settings(config, Path()), arch, baseline)
+    wanted = wanted_rules(settings, select or (), ignore or ())
+    found = find_checkpoints(checkpoints)
+    chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
+    summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
+    known = None
+    if update_baseline:
+        _check_can_renew(settings, found)
+    elif settings.baseline is not None:
+        from hookscope.baseline import read_baseline
+
+        known = read_baseline(settings.baseline)
+    _check_targets(junit, page, summary)
+    folders = _evidence_folders(evidence, found)
+    work = [
+        CheckJob(name, settings, wanted, trust, device, known, folder, update_baseline)
+        for name, folder in zip(found, folders, strict=True)
+    ]
+    tables, messages = consoles(json=chosen in ("json", "markdown"))
+    at_once = min(jobs, len(found))
+    results = _run(work, _limits(timeout, memory, at_once, device), at_once, messages)
+    reports = [each.report for each in results]
+    failures: list[HookscopeError] = []
+    writers = list(_writers(reports, junit, page, summary, time.perf_counter() - began))
+    if update_baseline:
+        writers.append(partial(_renew, settings, results[0]))
+    for write in writers:
+        try:
+            write()
+        except HookscopeError as error:
+            failures.append(error)
+    _show(reports, chosen, tables, time.perf_counter() - began)
+    _show_bugs(results)
+    return gravest([*(each.exit_code for each in reports), *map(report, failures)])
+
+
+def _inform(rules: bool, explain: str | None, init: bool) -> int:
+    """Do what `--rules`, `--explain` or `--init` asks for, whatever else is given."""
+    from hookscope.checks.rules import RULES
+    from hookscope.errors import nearest
+    from hookscope.render.rule_tables import rule_explanation, rules_table
+
+    tables, _ = consoles(json=False)
+    if rules:
+        tables.print(rules_table())
+    if explain is not None:
+        if explain not in RULES:
+            raise UsageError(f"No rule is called {explain!r}.{nearest(explain, RULES)} List them with --rules.")
+        tables.print(rule_explanation(RULES[explain]))
+    if init:
+        from hookscope.configuration import default_text
+
+        try:
+            with _CONFIG.open("x", encoding="utf-8") as file:
+                file.write(default_text())
+        except FileExistsError as error:
+            raise OutputError(f"{_CONFIG} exists already; delete it first, or edit it.") from error
+        except OSError as error:
+            raise OutputError(f"Cannot write {_CONFIG}: {error.strerror}. Go to another folder.") from error
+        tables.print(f"{_CONFIG} is written; `hookscope check CHECKPOINT` reads it.")
+    return 0
+
+
+def _with_options(settings: "CheckSettings", arch: str | None, baseline: Path | None) -> "CheckSettings":
+    settings = settings if arch is None else replace(settings, arch=arch)
+    return settings if baseline is None else replace(settings, baseline=baseline)
+
+
+def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
+    """Refuse `--update-baseline` where it is not clear from what to write it, or whereto."""
+    from hookscope.cli.writing import check_writable
+
+    if settings.baseline is None:
+        raise UsageError("--update-baseline needs the file to write: give --baseline FILE.")
+    if len(found) != 1:
+        raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name the one it shall describe.")
+    check_writable(settings.baseline, "--baseline")
+
+
+def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -> None:
+    """Refuse files that could not be written in the end.
+
+    Raises:
+        OutputError: If one could not.
+    """
+    from hookscope.cli.writing import check_writable
+    from hookscope.writing_reports import check_report_target
+
+    if junit is not None:
+        check_writable(junit, "--junit")
+    if page is not None:
+        check_report_target(page)
+    if summary:
+        check_writable(Path(summary), "GITHUB_STEP_SUMMARY")
+
+
+def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
+    """Return a folder for the evidence on each checkpoint, every one different.
+
+    Raises:
+        OutputError: If one could not be written.
+    """
+    if evidence is None:
+        return [None] * len(found)
+    from hookscope.runs import check_target
+
+    folders: list[Path | None] = []
+    for checkpoint in found:
+        name = slug(checkpoint)
+        taken = {each.name.casefold() for each in folders if each is not None}  # some file systems know no case
+        candidates = (name, *(f"{name}-{number}" for number in range(2, len(found) + 2)))
+        folder = evidence / next(each for each in candidates if each.casefold() not in taken)
+        check_target(folder)
+        folders.append(folder)
+    return folders
+
+
+def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> "Limits":
+    """Return what one worker may take; say so where memory cannot be limited as asked."""
+    from hookscope.jobs import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
+
+    if not CAN_LIMIT_MEMORY or device != "cpu":  # an accelerator's driver reserves far more addresses than memory
+        if memory is not None:
+            why = "with an accelerator" if CAN_LIMIT_MEMORY else "on this system"
+            typer.echo(f"hookscope: note: --memory has no effect {why}.", err=True)
+        return Limits(timeout)
+    if memory is not None:
+        return Limits(timeout, int(memory * 2**30))
+    machine = machine_memory_bytes()
+    return Limits(timeout, None if machine is None else int(_SHARE_OF_MEMORY * machine / at_once))
+
+
+def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
+    """Check all of them; return what came of each, in their order."""
+    from hookscope.cli.check_apart import check_apart
+
+    results: dict[int, Checked] = {}
+    with progress_bar(messages, len(work), shown=True) as advance:
+        for position, checked in check_apart(work, limits, at_once):
+            results[position] = checked
+            advance(len(results))
+    return [results[position] for position in range(len(work))]
+
+
+def _writers(
+    reports: "Sequence[CheckReport]", junit: Path | None, page: Path | None, summary: str | None, seconds: float
+) -> Iterator[Callable[[], None]]:
+    """Yield what writes each file that is wanted; each may raise an OutputError, and the others are written still."""
+    from hookscope.cli.writing import append, write_whole
+
+    if summary:
+        from hookscope.render.check_markdown import checks_to_markdown
+
+        markdown = checks_to_markdown(reports, seconds=seconds)
+        yield partial(append, Path(summary), markdown, "GITHUB_STEP_SUMMARY")
+    if junit is not None:
+        from hookscope.render.junit import checks_to_junit
+
+        yield partial(write_whole, junit, checks_to_junit(reports), "--junit")
+    if page is not None:
+        from hookscope.render.html.checks import checks_html
+        from hookscope.writing_reports import write_report
+
+        yield partial(write_report, page, checks_html(reports, seconds=seconds))
+
+
+def _renew(settings: "CheckSettings", checked: "Checked") -> None:
+    """Write the new baseline, and say so.
+
+    Raises:
+        UsageError: If the checkpoint could not be examined.
+        OutputError: If it cannot be written.
+    """
+    from hookscope.cli.writing import write_whole
+
+    assert settings.baseline is not None  # noqa: S101 - it was checked before
+    path = safe_text(str(settings.baseline))
+    if not checked.baseline:
+        raise UsageError(f"{path} is not written: the checkpoint did not run. Correct what the report says first.")
+    write_whole(settings.baseline, checked.baseline, "--baseline")
+    typer.echo(f"hookscope: the baseline is in {path}; read the difference before you commit it.", err=True)
+
+
+def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", seconds: float) -> None:
+    """Print the reports to stdout."""
+    if chosen == "json":
+        from hookscope.render.check_json import checks_to_json
+
+        typer.echo(checks_to_json(reports), nl=False)
+    elif chosen == "markdown":
+        from hookscope.render.check_markdown import checks_to_markdown
+
+        typer.echo(checks_to_markdown(reports, seconds=seconds), nl=False)
+    else:
+        from hookscope.render.check_terminal import check_report
+
+        tables.print(check_report(reports, tables.width, seconds=seconds), soft_wrap=True)
+    if chosen == "github":
+        from hookscope.render.github import annotations
+
+        repository = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
+        sys.stdout.flush()
+        typer.echo(annotations(reports, repository=repository), nl=False)
+
+
+def _show_bugs(results: "Sequence[Checked]") -> None:
+    """Print the tracebacks of bugs to stderr, every line made harmless."""
+    tracebacks = dict.fromkeys(each.traceback for each in results if each.traceback)
+    for line in (line for each in tracebacks for line in each.splitlines()):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        typer.echo(indent + safe_text(line.lstrip(" ")), err=True)
+    if tracebacks:
+        typer.echo("hookscope: this is a bug in hookscope. Please report it with the lines above.", err=True)

@@ -1,0 +1,116 @@
+"""Check checkpoints, each in a process of its own, whatever ends it; torch is loaded only there."""
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from hookscope.baseline import Baseline, baseline_of, baseline_text
+from hookscope.check_results import CheckReport, Examination
+from hookscope.checks import refused
+from hookscope.checks.settings import CheckSettings
+from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.jobs import Ending, Limits, run_jobs, usable_cores
+from hookscope.text import printable
+
+# torchvision recognises networks by their names and shapes; matplotlib waits until there is evidence to draw.
+_PRELOAD = ("hookscope.checking", "torchvision")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckJob:
+    """What a worker needs to know.
+
+    Attributes:
+        checkpoint: As MODEL.
+        settings: What to give it, and what to hold it to.
+        wanted: Identifiers of rules that are not off.
+        trust: As `--trust`.
+        device: As `--device`.
+        baseline: What to hold it against.
+        evidence: Folder to write on failure.
+        renews_baseline: Whether a new baseline is wanted.
+    """
+
+    checkpoint: str
+    settings: CheckSettings
+    wanted: frozenset[str]
+    trust: bool = False
+    device: str = "cpu"
+    baseline: Baseline | None = None
+    evidence: Path | None = None
+    renews_baseline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of a job.
+
+    Attributes:
+        report: The verdict.
+        baseline: The new one as text; "" if none was wanted, or it could not be had.
+        traceback: Of a bug; "" without one.
+    """
+
+    report: CheckReport
+    baseline: str = ""
+    traceback: str = ""
+
+
+def check_apart(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
+    """Check checkpoints; yield the position of each and what came of it, as they finish.
+
+    Args:
+        jobs: What to check.
+        limits: Of each worker.
+        at_once: Workers at a time; they share the processor cores, unless OMP_NUM_THREADS says how many each may take.
+    """
+    shares = at_once > 1 and "OMP_NUM_THREADS" not in os.environ
+    environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // at_once))} if shares else {}
+    running = run_jobs(_check, jobs, limits, at_once=at_once, preload=_PRELOAD, environment=environment)
+    with closing(running):
+        for position, outcome in running:
+            yield position, _unfinished(jobs[position], outcome) if isinstance(outcome, Ending) else outcome
+
+
+def _check(job: CheckJob) -> Checked:
+    """Check one checkpoint: in the worker."""
+    from hookscope.checking import check_checkpoint
+
+    examined: list[Examination] = []
+    try:
+        device = None
+        if job.device != "cpu":
+            from hookscope.cli.options import choose_device
+
+            device = choose_device(job.device)
+    except UsageError as error:
+        return Checked(refused(job.checkpoint, error, job.wanted))
+    report = check_checkpoint(
+        job.checkpoint,
+        job.settings,
+        job.wanted,
+        trust=job.trust,
+        device=device,
+        baseline=job.baseline,
+        evidence=job.evidence,
+        on_examined=examined.append if job.renews_baseline else None,
+    )
+    try:
+        return Checked(report, baseline_text(baseline_of(examined[0])) if examined else "")
+    except UsageError:  # the forward pass raised, which the report says
+        return Checked(report)
+
+
+def _unfinished(job: CheckJob, ending: Ending) -> Checked:
+    """Return the verdict on a checkpoint whose worker has none."""
+    remedies = {
+        "time": " Give it more with --timeout.",
+        "memory": " Give it more with --memory, or run fewer --jobs.",
+        "killed": " Check the file, and the memory that is free.",
+        "raised": " This is a bug in hookscope; please report it with the traceback on stderr.",
+    }
+    message = f"{printable(job.checkpoint)} could not be checked: {ending.reason}.{remedies[ending.cause]}"
+    error = HookscopeError(message) if ending.cause == "raised" else InputError(message)
+    return Checked(refused(job.checkpoint, error, job.wanted), traceback=ending.traceback)

@@ -1,0 +1,109 @@
+"""Find the checkpoints that CHECKPOINT arguments stand for, without loading torch."""
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.files.fileformat import open_regular, read_weight_map
+from hookscope.text import printable
+
+# Those of `hookscope.models.checkpoint`, which imports torch; a test compares them.
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
+_INDEX_SUFFIX = ".index.json"
+
+
+def find_checkpoints(sources: Sequence[str]) -> list[str]:
+    """Expand folders and globs into the checkpoints to check, each once.
+
+    A folder stands for the weights files in it and below it, in natural order ("2.pt" before "10.pt"); names that begin
+    with a dot are left out. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very name, and its
+    folders likewise. The shards of a split checkpoint count once, as the index that lists them. Everything else is kept
+    as it is: a file, a missing one included, or another form of MODEL.
+
+    Args:
+        sources: What the user named, in order.
+
+    Returns:
+        Values for MODEL, in the order of `sources`.
+
+    Raises:
+        NothingMatchedError: If a folder holds no weights file, or a glob matches nothing.
+    """
+    names = [name for source in sources for name in _expand(source)]
+    indices: dict[Path, dict[str, str]] = {}
+    return list(dict.fromkeys(_whole(name, indices) for name in names))
+
+
+def _expand(source: str) -> list[str]:
+    path = Path(source)
+    try:
+        is_folder, exists = path.is_dir(), path.exists() or path.is_symlink()
+    except (OSError, ValueError):  # what cannot be a name; loading it says so
+        return [source]
+    if is_folder:
+        found = _files_below(path)
+        if not found:
+            suffixes = ", ".join(WEIGHTS_SUFFIXES)
+            raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. Looked for {suffixes}.")
+        return [str(each) for each in found]
+    if exists or not any(character in source for character in "*?["):
+        return [source]
+    matches = [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207 takes absolute patterns too
+    files = [match for match in matches if not match.is_dir()]
+    if "**" not in source:  # with ** the files below a matched folder are matches themselves
+        files += [file for match in matches if match.is_dir() for file in _files_below(match)]
+    if not files:
+        raise NothingMatchedError(
+            f"No checkpoint matches '{printable(source)}'. Check the pattern and the folder it starts from."
+        )
+    return [str(each) for each in sorted(set(files), key=_natural_order)]
+
+
+def _files_below(folder: Path) -> list[Path]:
+    # An unreadable subfolder is kept in the list, like a missing file, so that it cannot pass unnoticed.
+    unreadable: list[Path] = []
+    found = []
+    for root, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            Path(root, name) for name in files if not name.startswith(".") and name.lower().endswith(WEIGHTS_SUFFIXES)
+        ]
+    return sorted(found + unreadable, key=_natural_order)
+
+
+def _natural_order(path: Path) -> tuple[list[list[str | int]], str]:
+    parts: list[list[str | int]] = [
+        [int(piece) if piece.isdecimal() else piece.casefold() for piece in re.split(r"(\d+)", part)]
+        for part in path.parts
+    ]
+    return parts, str(path)
+
+
+def _whole(name: str, indices: dict[Path, dict[str, str]]) -> str:
+    """Return the index beside a file that lists it as a shard, else the name itself.
+
+    Args:
+        name: A value for MODEL.
+        indices: For folders already looked at, the index of each shard.
+    """
+    path = Path(name)
+    if not name.lower().endswith(WEIGHTS_SUFFIXES) or not os.path.lexists(path):
+        return name
+    if path.parent not in indices:
+        indices[path.parent] = _shards_in(path.parent)
+    return indices[path.parent].get(path.name, name)
+
+
+def _shards_in(folder: Path) -> dict[str, str]:
+    """Return the index that lists it for every shard in a folder; an index that cannot be read lists none."""
+    listed: dict[str, str] = {}
+    with suppress(OSError):
+        for index in sorted(path for path in folder.iterdir() if path.name.lower().endswith(_INDEX_SUFFIX)):
+            with suppress(CheckpointError), open_regular(index) as file:
+                shards = read_weight_map(file, printable(str(index))).values()
+                listed.update({shard: str(index) for shard in shards if isinstance(shard, str)})
+    return listed

@@ -1,0 +1,57 @@
+"""The rules of `hookscope check` as Rich renderables: all of them as a table, one of them explained."""
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hookscope.checks.rules import RULES, Limit, Needs, Rule
+
+_STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
+
+_NEEDS: dict[Needs, str] = {
+    "file": "the file",
+    "network": "the file and the network",
+    "stored": "parameters and buffers",
+    "forward": "a forward pass",
+    "outputs": "the outputs of several forward passes",
+    "gradients": "a forward and a backward pass",
+    "expectations": "expectations on named pictures",
+    "baseline": "a baseline",
+}
+
+
+def rules_table() -> RenderableType:
+    """Return all rules in the order in which they are judged: identifier, default level, what it needs, meaning."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("rule", no_wrap=True)
+    table.add_column("level", no_wrap=True)
+    table.add_column("needs", no_wrap=True)
+    table.add_column("meaning", overflow="fold")
+    for rule in RULES.values():
+        level = Text(rule.level, style=_STYLES[rule.level])
+        table.add_row(Text(rule.identifier), level, Text(rule.needs), Text(rule.meaning))
+    return table
+
+
+def rule_explanation(rule: Rule) -> RenderableType:
+    """Return all there is to know about a rule: meaning, level, limits with their sources, causes and remedies."""
+    parts: list[RenderableType] = [
+        Text(rule.identifier, style="bold"),
+        Text(rule.meaning),
+        Text(f"Default level: {rule.level}. Looks at {_NEEDS[rule.needs]}."),
+    ]
+    for name, limit in rule.limits.items():
+        parts += ["", *_limit(name, limit)]
+    for paragraph in filter(None, rule.explanation.split("\n\n")):
+        parts += ["", Text(" ".join(paragraph.split()))]
+    return Group(*parts)
+
+
+def _limit(name: str, limit: Limit) -> list[RenderableType]:
+    sentences = (Text(limit.meaning), Text(f"Source: {limit.source}"))
+    return [
+        Text(f"Limit {name} = {limit.default:.10g}", style="bold"),
+        *(Padding(each, (0, 0, 0, 2), expand=False) for each in sentences),
+    ]

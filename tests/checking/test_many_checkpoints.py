@@ -1,0 +1,101 @@
+"""`hookscope check` over a folder in which every checkpoint ends in another way."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.checking import networks
+from tests.cli.conftest import Ended, Run
+
+ARCH = f"{networks.__file__}:fragile"
+
+# By file, in natural order, which is not alphabetical: how it has to end.
+CODES = {
+    "epoch-1.pt": 0,
+    "epoch-2.pt": 1,  # NaN in a weight
+    "epoch-3.pt": 3,  # cut
+    "epoch-4.pt": 4,  # a pickled module
+    "epoch-5.pt": 6,  # raises
+    "epoch-10.pt": 3,  # kills its worker
+    "epoch-11.pt": 0,
+    "epoch-12.pt": 1,  # of another network
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints in `runs`, and the configuration beside it."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "hookscope.toml").write_text("[input]\nshape = [2, 3, 16, 16]\n", encoding="utf-8")
+    runs = folder / "runs"
+    runs.mkdir()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        good = networks.fragile().state_dict()
+    broken = {"first.weight": good["first.weight"].clone()}
+    broken["first.weight"][3, 1, 2, 0] = torch.nan
+    values = {"epoch-5.pt": torch.tensor(1.0), "epoch-10.pt": torch.tensor(2.0)}
+    for name in CODES:
+        torch.save(good | ({"middle.value": values[name]} if name in values else {}), runs / name)
+    torch.save(good | broken, runs / "epoch-2.pt")
+    torch.save(nn.Linear(2, 2), runs / "epoch-4.pt")
+    torch.save(nn.Linear(2, 2).state_dict(), runs / "epoch-12.pt")
+    content = (runs / "epoch-3.pt").read_bytes()
+    (runs / "epoch-3.pt").write_bytes(content[: len(content) // 2])
+    (runs / "notes.txt").write_text("not a checkpoint", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def check(command: Run, folder: Path) -> Run:
+    def run_check(*arguments: object) -> Ended:
+        return command("check", *arguments, "--arch", ARCH, "--jobs", 2, "--format", "json", cwd=folder)
+
+    return run_check
+
+
+def reports_of(ended: Ended) -> list[dict[str, Any]]:
+    reports: list[dict[str, Any]] = json.loads(ended.stdout)["checkpoints"]
+    return reports
+
+
+def test_every_checkpoint_of_a_folder_has_its_verdict_in_natural_order(check: Run) -> None:
+    ended = check("runs")
+    reports = reports_of(ended)
+    assert {report["checkpoint"].removeprefix("runs/"): report["exit_code"] for report in reports} == CODES
+    assert [report["checkpoint"] for report in reports] == [f"runs/{name}" for name in CODES]
+    assert ended.code == 4
+    assert "Traceback" not in ended.stdout + ended.stderr
+    crashed = next(report for report in reports if report["checkpoint"].endswith("epoch-10.pt"))
+    assert "SIGSEGV" in crashed["error"]
+    raised = next(report for report in reports if report["checkpoint"].endswith("epoch-5.pt"))
+    assert "'middle' (Fragile)" in raised["error"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "code"),
+    [
+        (["runs/epoch-[125].pt", "runs/epoch-10.pt"], 3),
+        (["runs/epoch-[125].pt"], 6),
+        (["runs/epoch-[12].pt"], 1),
+        (["runs/epoch-1.pt", "runs/epoch-11.pt"], 0),
+        (["runs/epoch-1.pt", "runs/epoch-9.pt"], 3),
+    ],
+)
+def test_the_gravest_of_the_exit_codes_is_that_of_the_command(check: Run, patterns: list[str], code: int) -> None:
+    ended = check(*patterns)
+    assert ended.code == code
+    assert {CODES.get(Path(report["checkpoint"]).name, 3) for report in reports_of(ended)} == {
+        report["exit_code"] for report in reports_of(ended)
+    }
+
+
+def test_a_glob_that_matches_nothing_stops_before_anything_is_checked(check: Run) -> None:
+    ended = check("runs/epoch-1.pt", "runs/*.safetensors")
+    assert (ended.code, ended.stdout) == (5, "")
+    [error] = ended.errors
+    assert "runs/*.safetensors" in error

@@ -1,0 +1,716 @@
+"""`hookscope check` as CI runs it: a process of its own, real checkpoints, exit codes, reports."""
+
+import base64
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import save_file
+
+from hookscope.checks.rules import RULES
+from hookscope.cli.checkpoints import WEIGHTS_SUFFIXES, find_checkpoints
+from hookscope.errors import NothingMatchedError
+from tests.cli.conftest import Ended, Run, names_below
+
+PLANTED = "layer2.0.conv1"
+
+CONFIG = """
+[input]
+shape = [2, 3, 64, 64]
+"""
+
+NETWORKS = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Sound(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.conv(x).mean((2, 3)))
+
+
+def crashes():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leaves():
+    os._exit(0)
+
+
+def exits():
+    raise SystemExit(0)
+
+
+def hangs():
+    Path("hanging").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def tells_threads():
+    print("threads", os.environ.get("OMP_NUM_THREADS"))
+    return Sound()
+
+
+def raises():
+    raise RuntimeError("cannot be built\\n::error::injected")
+
+
+class Greedy(Sound):
+    def forward(self, x):
+        return super().forward(x) + torch.zeros(2**28).sum()
+
+
+class Talks(Sound):
+    def __init__(self):
+        super().__init__()
+        print("::error::built")
+
+    def forward(self, x):
+        print("ran")
+        return super().forward(x)
+
+
+class Hostile(Sound):
+    def __init__(self):
+        super().__init__()
+        self.add_module("x\\n::error::injected", nn.Conv2d(3, 8, 3))
+
+    def forward(self, x):
+        return self.head((self.conv(x) + getattr(self, "x\\n::error::injected")(x)).mean((2, 3)))
+"""
+
+HOSTILE_LAYER = "x\n::error::injected"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to work in: a sound resnet18, one with NaN in a weight, networks of all tempers, a configuration."""
+    folder = tmp_path_factory.mktemp("check")
+    (folder / "hookscope.toml").write_text(CONFIG, encoding="utf-8")
+    (folder / "net.py").write_text(NETWORKS, encoding="utf-8")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        state = torchvision.models.resnet18().state_dict()
+    torch.save(state, folder / "good.pt")
+    state[f"{PLANTED}.weight"][3, 2, 1, 1] = torch.nan
+    torch.save(state, folder / "broken.pt")
+    content = (folder / "good.pt").read_bytes()
+    (folder / "cut.pt").write_bytes(content[: len(content) // 2])
+    torch.save(torch.nn.Linear(2, 2), folder / "module.pt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def check(command: Run, folder: Path) -> Run:
+    """Run `hookscope check` in the folder, outside GitHub's runner."""
+
+    def run_check(*arguments: object, **options: Any) -> Ended:
+        return command("check", *arguments, cwd=folder, **options)
+
+    return run_check
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_runner(environment: dict[str, str]) -> None:
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+        environment.pop(name, None)
+
+
+def report_of(ended: Ended) -> dict[str, Any]:
+    """Read the JSON report on a single checkpoint."""
+    [report] = json.loads(ended.stdout)["checkpoints"]
+    return report  # type: ignore[no-any-return]
+
+
+def statuses(report: dict[str, Any]) -> dict[str, str]:
+    return {rule["rule"]: rule["status"] for rule in report["rules"]}
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def no_traceback(ended: Ended) -> bool:
+    return "Traceback" not in ended.stdout + ended.stderr
+
+
+# One checkpoint
+
+
+def test_a_sound_checkpoint_passes_quietly(check: Run) -> None:
+    ended = check("good.pt")
+    assert ended.code == 0
+    assert "good.pt: passed" in ended.stdout
+    assert "resnet18" in ended.stdout
+    assert "FAIL" not in ended.stdout
+    assert ended.stderr == ""
+
+
+def test_a_nan_fails_the_check_and_the_report_says_where(check: Run, tmp_path: Path) -> None:
+    junit, evidence = tmp_path / "reports" / "junit.xml", tmp_path / "evidence"
+    ended = check("broken.pt", "--format", "json", "--junit", junit, "--evidence", evidence)
+    assert ended.code == 1
+    report = report_of(ended)
+    places = {rule["rule"]: [each["where"] for each in rule["findings"]] for rule in report["rules"]}
+    assert places["non-finite-parameter"] == [f"{PLANTED}.weight"]
+    assert places["non-finite-activation"] == [PLANTED]
+
+    suite = ET.parse(junit).getroot().find("testsuite")
+    assert suite is not None
+    failing = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
+    assert set(failing) >= {"non-finite-parameter", "non-finite-activation"}
+    assert names_below(junit.parent) == {"junit.xml"}
+
+    [kept] = evidence.iterdir()
+    assert report["evidence"] == str(kept)
+    assert json.loads((kept / "report.json").read_bytes())["checkpoints"][0]["checkpoint"] == "broken.pt"
+    with (kept / "rows.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["layer"] for row in rows} >= {PLANTED}
+    assert {row["layer"] for row in rows} <= {where for each in places.values() for where in each} | {"(model)", ""}
+    for folder, count in (("grids", len(rows)), ("plots", 1)):
+        pictures = list((kept / folder).glob("*.png"))
+        assert len(pictures) == count
+        for picture in pictures:
+            with Image.open(picture) as image:
+                image.verify()
+
+
+def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(check: Run, tmp_path: Path) -> None:
+    page, evidence = tmp_path / "report.html", tmp_path / "evidence"
+    ended = check("broken.pt", "net.py:Sound", "--format", "json", "--evidence", evidence, "--report", page)
+    assert ended.code == 1
+    assert len(json.loads(ended.stdout)["checkpoints"]) == 2
+    text = page.read_text(encoding="utf-8")
+    assert "2 checkpoints: 1 failed, 1 passed" in text
+    assert 'id="checkpoint=net.py-Sound&amp;rule=integrity"' in text
+    shown = [base64.b64decode(each) for each in re.findall(r'src="data:image/png;base64,([^"]+)"', text)]
+    kept = [path.read_bytes() for folder in ("grids", "plots") for path in sorted(evidence.glob(f"*/{folder}/*.png"))]
+    assert shown == kept
+    assert len(shown) >= 2
+    assert f'alt="Feature maps of {PLANTED}: Conv2d, ' in text
+    assert names_below(tmp_path) >= {"report.html"}
+    assert not [name for name in names_below(tmp_path) if name.startswith(".report")]
+
+    again = check("net.py:Sound", "--report", page)
+    assert again.code == 0
+    assert "1 checkpoint: 1 passed" in page.read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_that_passes_leaves_no_evidence(check: Run, tmp_path: Path) -> None:
+    assert check("net.py:Sound", "--evidence", tmp_path / "evidence").code == 0
+    assert names_below(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "code", "says"),
+    [
+        ("cut.pt", 3, "cut.pt"),
+        ("missing.pt", 3, "missing.pt does not exist"),
+        ("module.pt", 4, "--trust"),
+        ("resnet17", 5, "resnet18"),
+        ("net.py:raises", 6, "cannot be built"),
+        ("net.py:exits", 6, "SystemExit"),
+    ],
+)
+def test_what_cannot_be_checked_has_its_own_exit_code(check: Run, checkpoint: str, code: int, says: str) -> None:
+    ended = check(checkpoint, columns=200)
+    assert ended.code == code
+    assert says in ended.stdout
+    assert "could not be checked" in ended.stdout or "failed" in ended.stdout
+    assert not any(line.startswith("::") for line in ended.stdout.splitlines())
+    assert no_traceback(ended)
+
+
+def test_weights_of_another_network_fail_the_check(check: Run) -> None:
+    ended = check("good.pt", "--arch", "resnet34", "--format", "json")
+    assert ended.code == 1
+    assert statuses(report_of(ended))["architecture"] == "fail"
+
+
+def test_a_model_that_prints_leaves_json_alone(check: Run) -> None:
+    ended = check("net.py:Talks", "--format", "json")
+    assert ended.code == 0
+    assert report_of(ended)["passed"]
+    assert "ran" in ended.stderr
+
+
+def test_torch_is_never_imported_by_the_command_itself(folder: Path, environment: dict[str, str]) -> None:
+    program = (
+        "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
+        "sys.exit(99 if {'torch', 'torchvision', 'matplotlib'} & set(sys.modules) else code)"
+    )
+    bare = folder / "bare"
+    bare.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", program, "check", "../net.py:raises"], cwd=bare, env=environment, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 6
+
+
+# Many checkpoints
+
+
+def test_others_finish_whatever_ends_one_worker(check: Run) -> None:
+    names = ("good.pt", "net.py:crashes", "broken.pt", "net.py:leaves")
+    ended = check(*names, "--jobs", 2, "--format", "json")
+    assert ended.code == 3
+    reports = json.loads(ended.stdout)["checkpoints"]
+    assert [report["checkpoint"] for report in reports] == list(names)
+    good, crashed, broken, left = reports
+    assert (good["exit_code"], broken["exit_code"]) == (0, 1)
+    assert "SIGSEGV" in crashed["error"]
+    assert "exit code 0" in left["error"]
+    for report in (crashed, left):
+        assert report["error_code"] == 3
+        assert "pass" not in statuses(report).values()
+        assert set(statuses(report)) == set(RULES)
+    assert no_traceback(ended)
+
+
+def test_workers_at_a_time_share_the_cores(
+    check: Run, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(environment, "OMP_NUM_THREADS", raising=False)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    for others, told in ((["net.py:Sound"], f"threads {share}"), ([], "threads None")):
+        ended = check("net.py:tells_threads", *others, "--jobs", 2)
+        assert told in ended.stderr.splitlines()
+
+
+def test_a_worker_out_of_time_is_an_error_of_its_own(check: Run, folder: Path) -> None:
+    ended = check("net.py:hangs", "net.py:Sound", "--timeout", 5, "--format", "json")
+    assert ended.code == 3
+    late, sound = json.loads(ended.stdout)["checkpoints"]
+    assert "not done after 5 s" in late["error"]
+    assert "--timeout" in late["error"]
+    assert sound["passed"]
+    assert not is_running(int((folder / "hanging").read_text(encoding="utf-8")))
+
+
+def test_a_network_that_takes_too_much_memory_is_an_error_of_its_own(check: Run) -> None:
+    ended = check("net.py:Greedy", "net.py:Sound", "--memory", 0.5, "--format", "json")
+    assert ended.code == 3
+    greedy, sound = json.loads(ended.stdout)["checkpoints"]
+    assert "memory" in greedy["error"]
+    assert sound["passed"]
+
+
+def test_the_gravest_exit_code_decides(check: Run) -> None:
+    ended = check("broken.pt", "module.pt", "cut.pt", "--format", "json", "--jobs", 2)
+    assert [report["exit_code"] for report in json.loads(ended.stdout)["checkpoints"]] == [1, 4, 3]
+    assert ended.code == 4
+
+
+def test_evidence_of_checkpoints_of_one_name_is_kept_apart(check: Run, folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cut.pt").write_bytes((folder / "cut.pt").read_bytes())
+    names = [str(tmp_path / "a" / "cut.pt"), str(tmp_path / "b" / "cut.pt")]
+    ended = check(*names, "--evidence", tmp_path / "evidence", "--format", "json")
+    kept = [Path(report["evidence"]) for report in json.loads(ended.stdout)["checkpoints"]]
+    assert len(set(kept)) == 2
+    for path, name in zip(kept, names, strict=True):
+        assert json.loads((path / "report.json").read_bytes())["checkpoints"][0]["checkpoint"] == name
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupting_leaves_nothing_behind(
+    folder: Path, environment: dict[str, str], number: signal.Signals, code: int
+) -> None:
+    witness = folder / "hanging"
+    witness.unlink(missing_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-m", "hookscope", "check", "net.py:hangs", "--junit", "late.xml", "--evidence", "late"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        try:
+            assert wait_until(lambda: witness.exists() and witness.read_text(encoding="utf-8") != "")
+            worker = int(witness.read_text(encoding="utf-8"))
+            assert is_running(worker)
+            running.send_signal(number)
+            stdout, stderr = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == code
+    assert stdout == stderr == b""
+    assert wait_until(lambda: not is_running(worker))
+    assert not {"late.xml", "late"} & {path.name for path in folder.iterdir()}
+
+
+# Which checkpoints
+
+
+def test_a_folder_stands_for_the_weights_files_below_it(tmp_path: Path) -> None:
+    for name in ("epoch10.pt", "epoch2.pt", "deep/er/x.safetensors", ".git/x.pt", ".x.pt", "notes.txt", "cat.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = find_checkpoints([str(tmp_path)])
+    assert [Path(each).relative_to(tmp_path).as_posix() for each in found] == [
+        "deep/er/x.safetensors",
+        "epoch2.pt",
+        "epoch10.pt",
+    ]
+
+
+def test_globs_are_expanded_and_each_file_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.pt", "a.pt", "[x].pt"):
+        Path(name).touch()
+    assert find_checkpoints(["b.pt", "*.pt", "demo"]) == ["b.pt", "[x].pt", "a.pt", "demo"]
+    assert find_checkpoints(["[x].pt"]) == ["[x].pt"]
+
+
+def test_other_forms_of_model_and_missing_files_stay_as_they_are() -> None:
+    names = [
+        "demo",
+        "resnet18",
+        "net.py:build",
+        "package.module:build",
+        "timm:vit",
+        "missing.pt",
+        "nul\0.pt",
+        "x" * 999,
+    ]
+    assert find_checkpoints(names) == names
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_shards_count_once_as_their_index(tmp_path: Path, *, broken: bool) -> None:
+    for name in ("m-1.safetensors", "m-2.safetensors", "other.safetensors"):
+        (tmp_path / name).touch()
+    index = tmp_path / "m.safetensors.index.json"
+    weight_map = {"a": "m-1.safetensors", "b": "m-2.safetensors"}
+    index.write_text(json.dumps({"weight_map": 3 if broken else weight_map}), encoding="utf-8")
+    names = ["m-1.safetensors", "m-2.safetensors", "m.safetensors.index.json", "other.safetensors"]
+    expected = [str(tmp_path / name) for name in (names if broken else names[2:])]
+    assert find_checkpoints([str(tmp_path)]) == expected
+    assert find_checkpoints([str(tmp_path / name) for name in names]) == expected
+
+
+def test_a_folder_or_glob_without_checkpoints_matches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    for source in (str(tmp_path), str(tmp_path / "*.pt")):
+        with pytest.raises(NothingMatchedError):
+            find_checkpoints([source])
+
+
+def test_weights_files_have_the_same_suffixes_everywhere() -> None:
+    from hookscope.models import checkpoint
+
+    assert checkpoint.WEIGHTS_SUFFIXES == WEIGHTS_SUFFIXES
+
+
+def test_a_checkpoint_in_shards_is_checked_as_a_whole(check: Run, folder: Path, tmp_path: Path) -> None:
+    state = torch.load(folder / "good.pt")
+    names = sorted(state)
+    weight_map = {}
+    for number, part in enumerate((names[:60], names[60:]), 1):
+        shard = f"model-{number}.safetensors"
+        save_file({name: state[name] for name in part}, tmp_path / shard)
+        weight_map.update(dict.fromkeys(part, shard))
+    index = {"metadata": {}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    ended = check(tmp_path, "--format", "json")
+    assert ended.code == 0
+    assert report_of(ended)["checkpoint"] == str(tmp_path / "model.safetensors.index.json")
+
+
+# Formats
+
+
+def test_hostile_names_inject_nothing(
+    command: Run, folder: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = {"conv": torch.nn.Conv2d(3, 8, 3), HOSTILE_LAYER: torch.nn.Conv2d(3, 8, 3), "head": torch.nn.Linear(8, 5)}
+    network = torch.nn.Module()
+    for name, layer in layers.items():
+        network.add_module(name, layer)
+    state = network.state_dict()
+    state[f"{HOSTILE_LAYER}.weight"].fill_(torch.nan)
+    torch.save(state, tmp_path / "named.pt")
+    junit, summary, evidence = (tmp_path / name for name in ("junit.xml", "summary.md", "evidence"))
+    monkeypatch.setitem(environment, "GITHUB_ACTIONS", "true")
+    monkeypatch.setitem(environment, "GITHUB_STEP_SUMMARY", str(summary))
+    options = ("--arch", "net.py:Hostile", "--junit", junit, "--evidence", evidence)
+    ended = command("check", tmp_path / "named.pt", *options, cwd=folder)
+    assert ended.code == 1
+    commands = [line for line in (ended.stdout + ended.stderr).splitlines() if line.lstrip().startswith("::")]
+    assert any("non-finite-parameter" in line for line in commands)
+    assert all(line.startswith(("::error title=hookscope", "::warning title=hookscope")) for line in commands)
+    assert "injected" in summary.read_text(encoding="utf-8")
+    assert not any(line.startswith("::") for line in summary.read_text(encoding="utf-8").splitlines())
+    assert ET.parse(junit).getroot().tag == "testsuites"
+    [kept] = evidence.iterdir()
+    assert not any(line.startswith("::") for line in (kept / "rows.csv").read_text(encoding="utf-8").splitlines())
+
+
+def test_on_github_annotations_follow_the_text_and_the_summary_is_added_to(
+    command: Run, folder: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("# Before\n", encoding="utf-8")
+    monkeypatch.setitem(environment, "GITHUB_ACTIONS", "true")
+    monkeypatch.setitem(environment, "GITHUB_STEP_SUMMARY", str(summary))
+    ended = command("check", "cut.pt", cwd=folder)
+    assert ended.code == 3
+    lines = ended.stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("::error "))
+    assert all(line.startswith(("::error ", "::warning ")) for line in lines[first:])
+    assert any("cut.pt" in line for line in lines[:first])
+    written = summary.read_text(encoding="utf-8")
+    assert written.startswith("# Before\n")
+    assert "cut.pt" in written
+    plain = command("check", "cut.pt", "--format", "text", cwd=folder)
+    assert "::error" not in plain.stdout
+    assert summary.read_text(encoding="utf-8") == written
+
+
+def test_markdown_is_all_there_is_on_stdout(check: Run) -> None:
+    ended = check("cut.pt", "--format", "markdown")
+    assert ended.code == 3
+    assert ended.stdout.startswith("## hookscope check\n")
+
+
+# Baselines
+
+
+def test_a_baseline_is_written_and_held_to(check: Run, folder: Path, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    ended = check("good.pt", "--baseline", baseline, "--update-baseline")
+    assert ended.code == 0
+    assert str(baseline) in ended.stderr.replace("\n", "")
+    same = check("good.pt", "--baseline", baseline, "--format", "json")
+    assert same.code == 0
+    assert statuses(report_of(same))["drift"] == "pass"
+    state = torch.load(folder / "good.pt")
+    state[f"{PLANTED}.weight"].mul_(3)
+    torch.save(state, tmp_path / "drifted.pt")
+    other = check(tmp_path / "drifted.pt", "--baseline", baseline, "--format", "json")
+    assert other.code == 1
+    [drift] = [rule for rule in report_of(other)["rules"] if rule["rule"] == "drift"]
+    assert drift["findings"][0]["where"] == PLANTED
+
+
+def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text("before", encoding="utf-8")
+    ended = check("cut.pt", "--baseline", baseline, "--update-baseline")
+    assert ended.code == 3
+    assert baseline.read_text(encoding="utf-8") == "before"
+    assert "not written" in ended.errors[0]
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "Missing CHECKPOINT"),
+        (("good.pt", "--update-baseline"), 2, "--baseline"),
+        (("good.pt", "broken.pt", "--update-baseline", "--baseline", "b.json"), 2, "one checkpoint"),
+        (("good.pt", "--baseline", "missing.json"), 2, "missing.json"),
+        (("good.pt", "--config", "missing.toml"), 2, "missing.toml"),
+        (("good.pt", "--config", "net.py"), 2, "net.py"),
+        (("good.pt", "--select", "dead-chanels"), 2, "dead-channels"),
+        (("good.pt", "--ignore", "dead-chanels"), 2, "dead-channels"),
+        (("good.pt", "--jobs", "0"), 2, "--jobs"),
+        (("--explain", "dead-chanels"), 2, "dead-channels"),
+        (("good.pt", "nothing/*.pt"), 5, "nothing/*.pt"),
+        (("good.pt", "--junit", "good.pt/junit.xml"), 3, "good.pt"),
+        (("good.pt", "--junit", "."), 3, "folder"),
+        (("good.pt", "--junit", "x" * 300), 3, "name"),
+        (("good.pt", "--report", "good.pt"), 3, "not a hookscope report"),
+        (("good.pt", "--report", "missing/report.html"), 3, "no such folder"),
+        (("good.pt", "--report", "."), 3, "folder"),
+        (("good.pt", "--evidence", "good.pt"), 3, "good.pt"),
+        (("good.pt", "--update-baseline", "--baseline", "good.pt/b.json"), 3, "good.pt"),
+        (("good.pt", "--format", "github"), 3, "GITHUB_STEP_SUMMARY"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    from hookscope.cli.app import run
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        pytest.fail("work has begun")
+
+    monkeypatch.setattr("hookscope.cli.check_apart.run_jobs", refuse)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "good.pt/summary.md")
+    monkeypatch.chdir(folder)
+    before = names_below(folder)
+    assert run(["check", *arguments]) == code
+    captured = capsys.readouterr()
+    [line] = captured.err.splitlines()
+    assert line.startswith("hookscope: error: ")
+    assert says in line
+    assert names_below(folder) == before
+
+
+def test_a_report_that_cannot_be_written_in_the_end_is_an_error_and_the_rest_is_there(
+    check: Run, tmp_path: Path
+) -> None:
+    ended = check("net.py:Sound", "--junit", "/dev/full", "--report", tmp_path / "report.html")
+    assert ended.code == 3
+    assert "net.py:Sound: passed" in ended.stdout
+    assert "/dev/full" in ended.errors[0]
+    assert names_below(tmp_path) == {"report.html"}
+
+
+def test_an_unknown_device_is_an_error(check: Run) -> None:
+    ended = check("net.py:Sound", "--device", "warp", columns=200)
+    assert ended.code == 2
+    assert "'warp' is not a device" in ended.stdout
+
+
+def test_a_bug_is_reported_as_one_and_injects_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from hookscope.cli.app import run
+
+    monkeypatch.setattr("hookscope.cli.check_apart._PRELOAD", ("net_that_is_not\n::error::injected",))
+    monkeypatch.chdir(folder)
+    assert run(["check", "net.py:Sound", "--format", "json"]) == 70
+    captured = capfd.readouterr()
+    [report] = json.loads(captured.out)["checkpoints"]
+    assert report["error_code"] == 70
+    assert "bug in hookscope" in captured.err.splitlines()[-1]
+    assert not any(line.startswith("::") for line in captured.err.splitlines())
+
+
+# What needs no checkpoint
+
+
+def test_init_writes_a_configuration_once(run: Run, tmp_path: Path) -> None:
+    assert run("check", "--init").code == 0
+    written = (tmp_path / "hookscope.toml").read_text(encoding="utf-8")
+    from hookscope.configuration import default_text, read_settings
+
+    assert written == default_text()
+    read_settings(None, tmp_path)
+    (tmp_path / "hookscope.toml").write_text("mine", encoding="utf-8")
+    ended = run("check", "--init")
+    assert ended.code == 3
+    assert "exists" in ended.errors[0]
+    assert (tmp_path / "hookscope.toml").read_text(encoding="utf-8") == "mine"
+
+
+def test_all_rules_are_listed(run: Run) -> None:
+    ended = run("check", "--rules")
+    assert ended.code == 0
+    assert all(any(line.split()[:1] == [rule] for line in ended.stdout.splitlines()) for rule in RULES)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_explained(run: Run, rule: str) -> None:
+    ended = run("check", "--explain", rule)
+    assert ended.code == 0
+    assert ended.stdout.startswith(rule)
+    assert " ".join(RULES[rule].meaning.split()) in " ".join(ended.stdout.split())
+
+
+# From pre-commit and pytest
+
+
+def test_as_a_pre_commit_hook(folder: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=repository, check=True, capture_output=True)
+
+    shipped = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
+    assert "entry: hookscope check\n" in shipped
+    assert "language: python\n" in shipped
+    # As shipped, but with this installation instead of one from the network.
+    hook = shipped.replace("language: python", "language: system").replace(
+        "entry: hookscope check", f"entry: {sys.executable} -m hookscope check"
+    )
+    indented = "".join(f"      {line}\n" for line in hook.splitlines())
+    config = f"repos:\n  - repo: local\n    hooks:\n{indented}"
+    (repository / ".pre-commit-config.yaml").write_text(config, encoding="utf-8")
+    (repository / "hookscope.toml").write_text(CONFIG, encoding="utf-8")
+    (repository / "notes.txt").touch()
+    git("init", "--quiet")
+    codes = {}
+    for name in ("good", "broken"):
+        (repository / "model.pt").write_bytes((folder / f"{name}.pt").read_bytes())
+        git("add", "--all")
+        done = subprocess.run(
+            [sys.executable, "-m", "pre_commit", "run"],
+            cwd=repository,
+            env=environment | {"PRE_COMMIT_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        codes[name] = done.returncode
+        assert ("model.pt: failed" in done.stdout) == (name == "broken")
+    assert codes == {"good": 0, "broken": 1}
+
+
+def test_from_pytest_in_three_lines(folder: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "hookscope.toml").write_text(CONFIG, encoding="utf-8")
+    for name in ("good", "broken"):
+        test = (
+            "import hookscope\n"
+            "def test_the_checkpoint_is_sound():\n"
+            f"    hookscope.check({str(folder / f'{name}.pt')!r}).raise_for_failure()\n"
+        )
+        (tmp_path / f"test_{name}.py").write_text(test, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout
+    assert f"{PLANTED}.weight" in done.stdout
+    assert "check_results.py" not in done.stdout

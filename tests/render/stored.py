@@ -1,0 +1,156 @@
+"""Runs on the disk as tests want them, written here by hand: what the reader and the page have to agree with."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from hookscope.render.tiles import KEY, Tiles, tiles_text
+
+HOSTILE_NAMES = (
+    "</script><script>window.pwned=1</script>",
+    "</style><img src=x onerror=window.pwned=1>",
+    '" onmouseover="window.pwned=1" x="',
+    "'><svg/onload=window.pwned=1>",
+    "{{ 7 * 7 }}{% raw %}",
+    "javascript:window.pwned=1",
+    "../../etc/passwd",
+    "&lt;b&gt;",
+    "a&layer=b#c%20d+e",
+    "\u202egnp.exe\x1b[31m\ud800\x00",
+    "<!--",
+    "</template></dialog>",
+)
+
+PALETTE = [*range(256)] * 3  # colours do not matter, only that they are kept
+
+
+def statistics(**values: Any) -> dict[str, Any]:
+    """Return the statistics of a (1, 4, 3, 5) activation, with `values` in place of its own."""
+    known = {
+        "shape": [1, 4, 3, 5],
+        "dtype": "float32",
+        "element_count": 60,
+        "mean": 0.5,
+        "std": 1.25,
+        "min": -2.0,
+        "max": 3.0,
+        "mean_abs": 0.75,
+        "l2": 12.5,
+        "zero_fraction": 0.25,
+        "nan_count": 0,
+        "inf_count": 0,
+        "channel_axis": 1,
+        "channel_count": 4,
+        "dead_channel_count": 0,
+        "dead_channel_fraction": 0.0,
+        "quantiles": {"q01": -2.0, "q05": -1.5, "q25": -0.5, "q50": 0.25, "q75": 1.0, "q95": 2.0, "q99": 3.0},
+        "sample_count": 60,
+        "unmeasured": None,
+    }
+    return known | values
+
+
+def row(index: int, layer: str, kind: str = "Conv2d", **values: Any) -> dict[str, Any]:
+    """Return a row of `layers.json`; `flags`, `call`, `slot` and so on among the values."""
+    known = {"call": 0, "slot": "", "parameter_count": 10 * index, "flags": [], "aliases": []}
+    return {"index": index, "layer": layer, "kind": kind, "activation": statistics()} | known | values
+
+
+def gradient(index: int, layer: str, **values: Any) -> dict[str, Any]:
+    """Return a row of `gradients.json`."""
+    place = {"index": index, "backward_index": 0, "layer": layer, "kind": "Conv2d", "call": 0, "slot": ""}
+    told = {"role": "output", "status": "gradient", "gradient": statistics(), "remark": "", "aliases": []}
+    return place | told | values
+
+
+def parameter(index: int, name: str, **values: Any) -> dict[str, Any]:
+    """Return a parameter of `gradients.json`."""
+    place = {"index": index, "name": name, "kind": "Conv2d", "trainable": True, "status": "gradient"}
+    return place | {"gradient": statistics(), "weight_l2": 2.0, "ratio": 0.5, "aliases": []} | values
+
+
+def grid_png(maps: NDArray[np.uint8], columns: int = 2, down: int = 2, across: int = 3, gap: int = 1) -> bytes:
+    """Draw palette indices (C, H, W) as a grid: 7 pixels from the left, 5 from the top."""
+    count, height, width = maps.shape
+    tiles = Tiles(7, 5, columns, count, 1, height, width, down, across, gap, ("said <b>so</b>",), ("0", "max"))
+    rows = -(-count // columns)
+    canvas = np.full((5 + rows * (height * down + gap) + 9, 7 + columns * (width * across + gap) + 4), 243, np.uint8)
+    for number, each in enumerate(maps):
+        top = 5 + number // columns * (height * down + gap)
+        left = 7 + number % columns * (width * across + gap)
+        tile = each.repeat(down, axis=0).repeat(across, axis=1)
+        canvas[top : top + tile.shape[0], left : left + tile.shape[1]] = tile
+    image = Image.fromarray(canvas)
+    image.putpalette(PALETTE)
+    texts = PngInfo()
+    texts.add_text(KEY, tiles_text(tiles))
+    file = io.BytesIO()
+    image.save(file, "PNG", pnginfo=texts)
+    return file.getvalue()
+
+
+def maps(count: int = 4, height: int = 3, width: int = 5) -> NDArray[np.uint8]:
+    """Return palette indices (C, H, W) in which no two neighbours are equal."""
+    return (np.arange(count * height * width, dtype=np.int64) * 7 % 241).astype(np.uint8).reshape(count, height, width)
+
+
+def write_run(
+    folder: Path,
+    rows: Sequence[dict[str, Any]],
+    *,
+    grids: dict[str, bytes] | None = None,
+    thumbnails: Sequence[bytes | None] = (),
+    gradients: Sequence[dict[str, Any]] = (),
+    parameters: Sequence[dict[str, Any]] = (),
+    **record: Any,
+) -> Path:
+    """Write a run directory: of `grads` if there are gradients, else of `activations`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    backward = bool(gradients or parameters)
+    known = {
+        "schema_version": 1,
+        "tool": "hookscope",
+        "verb": "grads" if backward else "activations",
+        "command": "hookscope …",
+        "versions": {"hookscope": "0.1.0"},
+        "grids": [f"grids/{name}" for name in grids or {}],
+        "model": {"name": "net", "kind": "Net", "weights": "net.pt", "random": False, "parameter_count": 7},
+        "inputs": [{"name": "cat.jpg", "size": [451, 300], "shape": [3, 224, 224], "steps": ["resized"]}],
+        "device": "cpu",
+        "dtype": "float32",
+        "timings": {"forward": 0.5},
+    }
+    if grids:
+        (folder / "grids").mkdir()
+        for name, content in grids.items():
+            (folder / "grids" / name).write_bytes(content)
+    if thumbnails:
+        (folder / "inputs").mkdir()
+        known["thumbnails"] = [None if each is None else f"inputs/{i:03d}.png" for i, each in enumerate(thumbnails)]
+        for number, content in enumerate(thumbnails):
+            if content is not None:
+                (folder / f"inputs/{number:03d}.png").write_bytes(content)
+    _write(folder / "layers.json", {"schema_version": 1, "rows": list(rows), "uncalled": []})
+    if backward:
+        document = {"schema_version": 1, "gradients": list(gradients), "parameters": list(parameters)}
+        _write(folder / "gradients.json", document)
+    _write(folder / "run.json", known | record)
+    return folder
+
+
+def picture_png(side: int = 32) -> bytes:
+    """Return a small picture."""
+    file = io.BytesIO()
+    Image.fromarray((np.arange(side * side * 3) % 251).astype(np.uint8).reshape(side, side, 3)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document), encoding="utf-8")

@@ -1,0 +1,123 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hookscope.check_results import CheckReport
+from hookscope.render.check_json import checks_to_json
+from tests.render.checked import CORRUPT, EVERY, FAILED, HOSTILE, HOSTILE_NAMES, KILLED, PASSING, SKIPPING, hostile
+from tests.render.runner import commands
+
+
+def read(*reports: CheckReport) -> dict[str, Any]:
+    """Return what a parser that knows no NaN reads."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    document = json.loads(checks_to_json(reports), parse_constant=refuse)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_the_document_has_a_version_and_the_exit_code_of_the_command() -> None:
+    assert read(*EVERY).items() >= {"schema_version": 1, "exit_code": 4}.items()
+    assert read(PASSING, SKIPPING)["exit_code"] == 0
+    assert read(PASSING, FAILED)["exit_code"] == 1
+    assert read(FAILED, KILLED)["exit_code"] == 3
+    assert read() == {"schema_version": 1, "exit_code": 0, "checkpoints": []}
+
+
+def test_a_checkpoint_says_all_that_its_report_does() -> None:
+    assert read(FAILED)["checkpoints"] == [
+        {
+            "checkpoint": "models/broken.pt",
+            "passed": False,
+            "exit_code": 1,
+            "error": "",
+            "error_code": 0,
+            "model": {
+                "name": "resnet18",
+                "kind": "ResNet",
+                "weights": "models/good.pt",
+                "random": False,
+                "sha256": "b627a593" * 8,
+                "parameter_count": 11689512,
+                "arguments": {"width": 2},
+            },
+            "inputs": [
+                {
+                    "name": name,
+                    "sha256": digest * 8,
+                    "size": [640, 480],
+                    "shape": [3, 224, 224],
+                    "steps": ["resize 256", "crop 224x224"],
+                }
+                for name, digest in (("cat.jpg", "0123abcd"), ("dog.jpg", "4567cdef"))
+            ],
+            "rules": [
+                {
+                    "rule": outcome.rule,
+                    "status": outcome.status,
+                    "reason": outcome.reason,
+                    "findings": [
+                        {"level": each.level, "where": each.where, "message": each.message} for each in outcome.findings
+                    ],
+                }
+                for outcome in FAILED.outcomes
+            ],
+            "warnings": [],
+            "seconds": {"load": 0.25, "forward": 1.0, "total": 1.5},
+            "evidence": "evidence/models-broken.pt",
+        }
+    ]
+
+
+def test_statuses_and_levels_are_those_of_the_rules() -> None:
+    entry = read(FAILED)["checkpoints"][0]
+    assert [rule["status"] for rule in entry["rules"]] == ["pass", "fail", "fail", "skipped"]
+    assert [each["level"] for rule in entry["rules"] for each in rule["findings"]] == ["fail", "fail", "fail", "warn"]
+    assert [rule["reason"] for rule in entry["rules"]] == ["", "", "", "No baseline was given."]
+
+
+def test_a_checkpoint_that_could_not_be_checked_has_an_error_and_no_model() -> None:
+    killed, corrupt = read(KILLED, CORRUPT)["checkpoints"]
+    assert (killed["error"], killed["error_code"], killed["model"]) == (KILLED.error, 3, None)
+    assert (corrupt["passed"], corrupt["exit_code"]) == (False, 3)
+
+
+def test_reports_keep_their_order_and_take_a_line_each() -> None:
+    lines = checks_to_json(EVERY).splitlines()
+    names = [json.loads(line.strip().rstrip(","))["checkpoint"] for line in lines if line.startswith("    {")]
+    assert names == [report.checkpoint for report in EVERY]
+
+
+def test_a_number_that_json_does_not_know_is_null() -> None:
+    assert read(replace(PASSING, seconds={"total": float("nan")}))["checkpoints"][0]["seconds"] == {"total": None}
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_names_are_read_back_exactly(name: str) -> None:
+    exact = name.encode(errors="backslashreplace").decode()  # no parser reads a lone surrogate back
+    entry = read(hostile(name))["checkpoints"][0]
+    assert entry["checkpoint"] == entry["evidence"] == entry["model"]["arguments"]["width"] == exact
+    assert entry["rules"][0]["findings"][0]["where"] == exact
+
+
+def test_no_hostile_name_is_a_command_to_the_runner() -> None:
+    text = checks_to_json(HOSTILE)
+    assert text.isascii()
+    assert commands(text) == []
+
+
+def test_every_key_stands_in_the_documentation() -> None:
+    documented = checks_to_json.__doc__ or ""
+    document = read(*EVERY)
+    entries = document["checkpoints"]
+    rules = [rule for entry in entries for rule in entry["rules"]]
+    objects = [document, *entries, *rules, *(each for rule in rules for each in rule["findings"])]
+    objects += [entry["model"] for entry in entries if entry["model"]]
+    objects += [record for entry in entries for record in entry["inputs"]]
+    missing = {key for each in objects for key in each if f"`{key}`" not in documented}
+    assert not missing

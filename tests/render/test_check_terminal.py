@@ -1,0 +1,204 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from hookscope.check_results import CheckReport, Finding, RuleOutcome
+from hookscope.render.check_terminal import check_report
+from hookscope.text import safe_text
+from tests.render.checked import (
+    CORRUPT,
+    CORRUPT_TEXT,
+    EVERY,
+    FAILED,
+    HOSTILE,
+    HOSTILE_NAMES,
+    KILLED,
+    LONG_NAME,
+    MANY,
+    PASSING,
+    RAISED,
+    SKIPPING,
+    WARNED,
+    hostile,
+    outcome,
+)
+from tests.render.runner import commands
+
+anything = st.text(st.characters(exclude_categories=[]), max_size=60)
+
+
+def shown(*reports: CheckReport, width: int = 80, soft_wrap: bool = True, colour: bool = False) -> str:
+    """Return what is printed; into a pipe unless `colour`."""
+    console = Console(
+        file=StringIO(),
+        width=width,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+    )
+    console.print(check_report(reports, width), soft_wrap=soft_wrap)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def in_order(text: str, parts: Sequence[str]) -> bool:
+    positions = [text.index(part) for part in parts]
+    return positions == sorted(positions)
+
+
+def test_one_checkpoint_that_passes_takes_one_line() -> None:
+    assert shown(PASSING) == "models/good.pt: passed · 3 rules · resnet18 · 2 inputs · 1.5 s\n"
+
+
+def test_skipped_rules_stand_with_their_reasons_above_the_last_line() -> None:
+    assert shown(SKIPPING).splitlines() == [
+        "  skip   expectation: No expectation is configured.",
+        "  skip   drift: No baseline was given.",
+        "models/skipping.pt: passed · 1 rule · resnet18 · 2 inputs · 1.5 s",
+    ]
+
+
+def test_a_failure_is_told_with_rule_place_and_message_before_the_warnings() -> None:
+    assert shown(FAILED).splitlines() == [
+        "models/broken.pt: failed · 3 failures, 1 warning · resnet18 · 2 inputs · 1.5 s",
+        "  FAIL   batchnorm-variance · layer1.0.bn1.running_var",
+        "         3 of 64 variances are below zero: -0.5.",
+        "  FAIL   batchnorm-variance · bn1.running_var",
+        "         1 of 64 variances is zero (limit: above 0).",
+        "  FAIL   dead-channels · layer1.0.relu",
+        "         64 of 64 channels are zero over 2 inputs (limit 50%).",
+        "  warn   dead-channels ·",
+        f"         {LONG_NAME}",
+        "         9 of 64 channels are zero over 2 inputs (limit 5%).",
+        "  skip   drift: No baseline was given.",
+        "  see    evidence/models-broken.pt",
+        "1 checkpoint: 1 failed · 3 failures, 1 warning · 1.5 s",
+    ]
+
+
+def test_a_checkpoint_that_passes_with_warnings_shows_them() -> None:
+    text = shown(WARNED)
+    assert "models/warned.pt: passed · 1 warning" in text
+    assert "  warn   dead-channels · layer2.0.relu#1\n         12 of 128 channels are zero" in text
+    assert "  note   Only 2 inputs were given.\n" in text
+
+
+def test_a_killed_worker_is_an_error_of_its_own() -> None:
+    text = shown(PASSING, KILLED)
+    assert in_order(text, ["models/huge.pt: could not be checked", "  ERROR  The worker was killed", "models/good.pt"])
+    assert words(KILLED.error) in words(text)
+    assert "  skip   5 rules: Its worker was killed.\n" in text
+    assert text.endswith("2 checkpoints: 1 could not be checked, 1 passed · 9.0 s\n")
+
+
+def test_a_model_that_raised_is_an_error() -> None:
+    assert f"  ERROR  {RAISED.error}\n" in shown(RAISED)
+
+
+def test_a_corrupt_file_says_so_once() -> None:
+    text = shown(CORRUPT, width=200)
+    assert text.count(CORRUPT_TEXT) == 1
+    assert "ERROR" not in text
+
+
+def test_random_weights_cannot_be_missed() -> None:
+    assert PASSING.model is not None
+    assert "RANDOM WEIGHTS" in shown(replace(PASSING, model=replace(PASSING.model, random=True)))
+    assert "RANDOM WEIGHTS" not in shown(PASSING)
+
+
+def test_of_a_thousand_findings_the_first_are_shown_and_the_others_counted() -> None:
+    text = shown(MANY)
+    assert text.count("  FAIL   ") == text.count("  warn   ") == 10
+    assert text.count("… and 490 more of dead-filter, --format json lists all") == 2
+
+
+def test_ten_findings_are_shown_with_nothing_left_to_count() -> None:
+    ten = replace(MANY, outcomes=(outcome("dead-filter", *MANY.outcomes[0].findings[:20]),))
+    assert "more of" not in shown(ten)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_last_line_is_the_summary_on_one_line(width: int) -> None:
+    last = shown(*EVERY, width=width).splitlines()[-1]
+    assert last.startswith("9 checkpoints: 4 failed, 2 could not be checked, 3 passed · 505 failures, 502 warnings · ")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_no_name_is_broken(width: int) -> None:
+    lines = [line.split() for line in shown(*EVERY, width=width).splitlines()]
+    together = {word for line in lines for word in line}
+    names = {finding.where for report in (FAILED, WARNED) for finding in report.findings}
+    assert names <= together
+
+
+def test_a_name_with_hyphens_is_not_broken_at_them() -> None:
+    name = "-".join(["layer"] * 12)
+    report = replace(FAILED, outcomes=(outcome("forward", Finding("forward", "fail", name, f"It is {name} again.")),))
+    assert shown(report, width=60).split().count(name) == 2
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_lines_keep_to_the_width_unless_a_single_word_is_longer(width: int) -> None:
+    *lines, _summary = shown(*EVERY, width=width).splitlines()
+    assert len(lines) > 20
+    for line in lines:
+        assert cell_len(line) <= width or len(line.split()) == 1
+        assert line.isprintable()
+
+
+def test_without_soft_wrap_nothing_is_lost() -> None:
+    folded = shown(*EVERY, width=40, soft_wrap=False)
+    assert "".join(folded.split()) == "".join(shown(*EVERY, width=40).split())
+
+
+def test_colours_are_for_terminals_only_and_say_nothing_that_the_words_do_not() -> None:
+    assert "\x1b" not in shown(*EVERY)
+    coloured = shown(FAILED, colour=True)
+    assert "\x1b[" in coloured
+    assert "FAIL" in coloured
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_names_are_shown_as_what_they_are(name: str) -> None:
+    text = shown(hostile(name), width=400)
+    assert words(safe_text(name)) in words(text)
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("soft_wrap", [True, False])
+@pytest.mark.parametrize("width", [20, 33, 80, 120])
+def test_no_hostile_name_is_a_command_to_the_runner(width: int, *, soft_wrap: bool) -> None:
+    assert commands(shown(*HOSTILE, width=width, soft_wrap=soft_wrap)) == []
+
+
+@pytest.mark.parametrize("padding", range(60, 100))
+def test_a_long_name_that_is_folded_cannot_start_a_line_with_a_command(padding: int) -> None:
+    report = hostile("x" * padding + "::error::pwned")
+    assert commands(shown(report, soft_wrap=False)) == []
+
+
+@given(name=anything, message=anything, width=st.integers(min_value=20, max_value=200))
+def test_any_text_at_all_stays_text(name: str, message: str, width: int) -> None:
+    findings = (Finding("forward", "fail", name, message),)
+    report = CheckReport(name, (RuleOutcome("forward", "fail", findings),), error=message, error_code=3)
+    for soft_wrap in (True, False):
+        text = shown(report, width=width, soft_wrap=soft_wrap)
+        assert commands(text) == []
+        assert text.replace("\n", "").isprintable()
+
+
+def test_no_checkpoint_at_all_is_said_so() -> None:
+    assert shown() == "0 checkpoints · 0.0 s\n"

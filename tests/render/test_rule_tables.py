@@ -1,0 +1,93 @@
+import re
+from io import StringIO
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from hookscope.checks.rules import RULES, Limit, Rule
+from hookscope.render.rule_tables import rule_explanation, rules_table
+
+RULE = Rule(
+    "dead-things",
+    "Things behind a [thing] are dead.",
+    "warn",
+    "forward",
+    {
+        "fraction": Limit(0.05, "Share of things that are dead.", "our choice: one in twenty is normal"),
+        "magnitude": Limit(65504.0, "Greatest magnitude.", "IEEE 754, table 3.5: the greatest finite binary16"),
+        "tiny": Limit(1e-07, "Least magnitude.", "our choice"),
+    },
+    "Things die\nwhen nobody looks.\n\nLook at them.",
+)
+
+
+def piped(renderable: RenderableType, width: int = 80) -> str:
+    console = Console(file=StringIO(), width=width, markup=False, emoji=False, highlight=False)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def cells(text: str) -> list[list[str]]:
+    """Return the rows below the rule, their wrapped lines put together again."""
+    lines = text.splitlines()
+    header = lines[0]
+    starts = [header.index(name) for name in ("rule", "level", "needs", "meaning")]
+    rows: list[list[str]] = []
+    for line in lines[2:]:
+        parts = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        if parts[0]:
+            rows.append(parts)
+        else:
+            rows[-1][3] += f" {parts[3]}"
+    return rows
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_rule_has_a_row_in_order_with_its_level_needs_and_meaning(width: int) -> None:
+    expected = [[rule.identifier, rule.level, rule.needs, rule.meaning] for rule in RULES.values()]
+    assert cells(piped(rules_table(), width)) == expected
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_table_keeps_to_the_width_and_has_no_colour_in_a_pipe(width: int) -> None:
+    text = piped(rules_table(), width)
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    assert "\x1b" not in text
+
+
+def test_an_explanation_gives_meaning_level_limits_sources_and_all_paragraphs() -> None:
+    assert [line.rstrip() for line in piped(rule_explanation(RULE)).splitlines()] == [
+        "dead-things",
+        "Things behind a [thing] are dead.",
+        "Default level: warn. Looks at a forward pass.",
+        "",
+        "Limit fraction = 0.05",
+        "  Share of things that are dead.",
+        "  Source: our choice: one in twenty is normal",
+        "",
+        "Limit magnitude = 65504",
+        "  Greatest magnitude.",
+        "  Source: IEEE 754, table 3.5: the greatest finite binary16",
+        "",
+        "Limit tiny = 1e-07",
+        "  Least magnitude.",
+        "  Source: our choice",
+        "",
+        "Things die when nobody looks.",
+        "",
+        "Look at them.",
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_rule_can_be_explained_in_eighty_columns(rule: Rule) -> None:
+    text = piped(rule_explanation(rule))
+    assert all(cell_len(line) <= 80 for line in text.splitlines())
+    together = re.sub(r"\s+", " ", text)
+    for part in (rule.meaning, *(limit.meaning for limit in rule.limits.values()), rule.explanation):
+        assert re.sub(r"\s+", " ", part).strip() in together
+    for name, limit in rule.limits.items():
+        (stated,) = re.findall(rf"^Limit {re.escape(name)} = (\S+)", text, re.MULTILINE)
+        assert float(stated) == limit.default
