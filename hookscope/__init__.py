@@ -14,12 +14,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hookscope.check_results import CheckReport, Finding, RuleOutcome
+    from hookscope.checking import check
     from hookscope.errors import (
         CheckpointError,
         HookscopeError,
         ImageError,
         InputError,
         LayerNotFoundError,
+        MisfitError,
         ModelError,
         ModelNotFoundError,
         NothingMatchedError,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from hookscope.measure import tensor_statistics
     from hookscope.models import LoadedModel, load_model, model_names
     from hookscope.render.grids import draw_grid
+    from hookscope.render.plots import gradient_flow, gradient_histograms, parameter_ratios
     from hookscope.render.tables import inspection_to_json, rows_to_csv
     from hookscope.render.terminal import layer_table
     from hookscope.results import (
@@ -53,8 +57,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "CheckReport",
     "CheckpointError",
     "FeatureMaps",
+    "Finding",
     "ForwardError",
     "GradientInspection",
     "GradientRow",
@@ -68,6 +74,7 @@ __all__ = [
     "LayerRow",
     "LoadedModel",
     "LossRecord",
+    "MisfitError",
     "ModelError",
     "ModelNotFoundError",
     "ModuleCall",
@@ -77,12 +84,16 @@ __all__ = [
     "ParameterRow",
     "PassError",
     "Preprocessing",
+    "RuleOutcome",
     "TensorGradients",
     "TensorStatistics",
     "UntrustedFileError",
     "UsageError",
     "capture",
+    "check",
     "draw_grid",
+    "gradient_flow",
+    "gradient_histograms",
     "inspect",
     "inspect_gradients",
     "inspection_to_json",
@@ -93,6 +104,7 @@ __all__ = [
     "load_model",
     "model_names",
     "noise_batch",
+    "parameter_ratios",
     "rows_to_csv",
     "select_layers",
     "tensor_gradients",
@@ -101,12 +113,15 @@ __all__ = [
 
 # Where each name lives.
 _HOMES = {
+    "check_results": ("CheckReport", "Finding", "RuleOutcome"),
+    "checking": ("check",),
     "errors": (
         "CheckpointError",
         "HookscopeError",
         "ImageError",
         "InputError",
         "LayerNotFoundError",
+        "MisfitError",
         "ModelError",
         "ModelNotFoundError",
         "NothingMatchedError",
@@ -123,6 +138,7 @@ _HOMES = {
     "measure": ("tensor_statistics",),
     "models": ("LoadedModel", "load_model", "model_names"),
     "render.grids": ("draw_grid",),
+    "render.plots": ("gradient_flow", "gradient_histograms", "parameter_ratios"),
     "render.tables": ("inspection_to_json", "rows_to_csv"),
     "render.terminal": ("layer_table",),
     "results": (

@@ -1,6 +1,7 @@
 """What hookscope found, as frozen dataclasses of numbers, names and small arrays.
 
-Nothing here knows torch, files or terminals: the pipeline fills these in, renderers and checks read them.
+Nothing here knows torch, files or terminals: the pipeline fills these in, renderers and checks read them. The exception
+is `_repr_html_`: a notebook asks the object itself how it looks, so it calls a renderer, imported only then.
 """
 
 from collections.abc import Mapping
@@ -234,6 +235,11 @@ class FeatureMaps:
     shape: tuple[int, ...]
     note: str = ""
 
+    def _repr_html_(self) -> str:
+        from hookscope.render.notebook import feature_maps_html  # noqa: PLC0415 - see the top of this module
+
+        return feature_maps_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -293,6 +299,11 @@ class Inspection:
     device: str = "cpu"
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        from hookscope.render.notebook import inspection_html  # noqa: PLC0415 - see the top of this module
+
+        return inspection_html(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +480,11 @@ class GradientInspection:
     device: str = "cpu"
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        from hookscope.render.notebook import gradient_inspection_html  # noqa: PLC0415 - see the top of this module
+
+        return gradient_inspection_html(self)
 
 
 @dataclass(frozen=True, slots=True)

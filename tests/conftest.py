@@ -12,5 +12,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="write what the renderers say now into tests/render/golden/ instead of comparing; read the difference",
+        help="write what is said now into tests/render/golden/ and configs/smoke.toml; read the difference",
     )

@@ -35,12 +35,15 @@ from hookscope.cli.options import (
     Resize,
     Scale,
     Seed,
+    Show,
     Std,
+    TensorBoard,
     Trust,
     Weights,
     choose_device,
     file_options,
 )
+from hookscope.cli.outlets import check_outlets, serve_outlets
 from hookscope.cli.running import Feed, draw_grids, keeper, pass_over, place, run_record, save_tensors
 from hookscope.errors import HookscopeError, gravest
 from hookscope.text import safe_text
@@ -86,6 +89,8 @@ def activations(
     keep_tensors: Annotated[
         bool, typer.Option("--save-tensors", help="Also write the activations themselves, activations.safetensors.")
     ] = False,
+    show: Show = False,
+    tensorboard: TensorBoard = None,
     out: Out = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -111,11 +116,13 @@ def activations(
     paths = inputs.find_inputs(images)
     target = out or runs.default_run_path("activations", Path(model).name, paths[0].name)
     runs.check_target(target)
+    check_outlets(target, tensorboard, show=show, grids=grids)
     where = choose_device(device)
     reading = file_options(trust, key, allow_missing, allow_unexpected)
     tables, messages = consoles(json=json)
     failures: list[HookscopeError] = []
     tensors: dict[str, list[torch.Tensor]] = {}
+    keep = keeper(tensors)
     with redirect_stdout(sys.stderr if json else sys.stdout):  # a model may print
         loaded = load_model(
             model, weights=weights, arch=arch, model_arguments=model_arg or (), seed=seed, options=reading
@@ -138,7 +145,7 @@ def activations(
                     seed=seed,
                     edits=edit or (),
                     output_key=output_key,
-                    on_tensor=keeper(tensors) if keep_tensors else None,
+                    on_tensor=(lambda label, tensor, _axis: keep(label, tensor)) if keep_tensors else None,
                     on_batch=advance,
                 )
                 comparison = compare(plain, inspection, edit or ()) if plain is not None else None
@@ -157,12 +164,16 @@ def activations(
             )
             files = _write_tables(run.path, inspection, comparison)
             save_tensors(run.path / _TENSORS, tensors)
-            details = inspection_to_dict(inspection) | ({} if comparison is None else {"edits": list(edit or ())})
+            details = {
+                **inspection_to_dict(inspection),
+                **({} if comparison is None else {"edits": list(edit or ())}),
+                "thumbnails": feed.write_pictures(run.path, len(inspection.inputs)),
+            }
             run.finish(run_record("activations", preprocessing, layer or (), drawn, failures, details))
         if not quiet:
             files += [_TENSORS] if tensors else []
-            line = _last_line(target, len(drawn), files, len(inspection.inputs), grids_for)
-            tables.print(line, soft_wrap=True)
+            tables.print(_last_line(target, len(drawn), files, len(inspection.inputs), grids_for), soft_wrap=True)
+        serve_outlets(target, drawn, inspection, (tables, messages), tensorboard, show=show, json=json)
     if json:
         typer.echo(inspection_to_json(inspection, {"run": str(target) if written else None}), nl=False)
     return gravest([report(failure) for failure in failures])

@@ -15,12 +15,14 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 from hookscope.cli.activations import activations
+from hookscope.cli.check import check
 from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
 from hookscope.cli.grads import EPILOG as VERDICTS
 from hookscope.cli.grads import grads
 from hookscope.cli.layers import layers
 from hookscope.cli.models import models
+from hookscope.cli.report import report as report_command
 from hookscope.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_BUG,
@@ -44,21 +46,24 @@ app = typer.Typer(
     \b
     hookscope activations demo cat.jpg --layer conv
     hookscope grads model.pt --loss mse
+    hookscope check 'checkpoints/*.pt' --junit junit.xml
     hookscope checkpoint model.safetensors
     hookscope layers resnet34 --layer 'layer4.*'
     hookscope models 'resnet*'
     """,
-    epilog="Exit codes: 0 done, 2 usage, 3 a file cannot be read or written, 4 refused as unsafe, 5 nothing matched, "
-    "6 the model raised, 70 a bug in hookscope.",
+    epilog="Exit codes: 0 done, 1 a check failed, 2 usage, 3 a file cannot be read or written, 4 refused as unsafe, "
+    "5 nothing matched, 6 the model raised, 70 a bug in hookscope.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(activations)
 app.command(epilog=VERDICTS)(grads)
+app.command()(check)
 app.command()(checkpoint)
 app.command()(layers)
 app.command()(models)
+app.command("report")(report_command)
 
 
 def _print_version(wanted: bool) -> None:

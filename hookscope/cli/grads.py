@@ -38,13 +38,16 @@ from hookscope.cli.options import (
     Resize,
     Scale,
     Seed,
+    Show,
     Std,
+    TensorBoard,
     Trust,
     Weights,
     choose_device,
     file_options,
     parse_shape,
 )
+from hookscope.cli.outlets import check_outlets, serve_outlets
 from hookscope.cli.running import Feed, count_text, draw_grids, keeper, pass_over, place, run_record, save_tensors
 from hookscope.errors import HookscopeError, LayerNotFoundError, ModelError, UsageError, gravest, nearest
 from hookscope.text import safe_text
@@ -145,6 +148,8 @@ def grads(
     keep_tensors: Annotated[
         bool, typer.Option("--save-tensors", help=f"Also write the gradients themselves, {_TENSORS}.")
     ] = False,
+    show: Show = False,
+    tensorboard: TensorBoard = None,
     out: Out = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -172,6 +177,7 @@ def grads(
     paths = inputs.find_inputs(images) if images else []
     target_path = out or runs.default_run_path("grads", Path(model).name, paths[0].name if paths else "noise")
     runs.check_target(target_path)
+    check_outlets(target_path, tensorboard, show=show, grids=grids)
     where = choose_device(device)
     reading = file_options(trust, key, allow_missing, allow_unexpected)
     tables, messages = consoles(json=json)
@@ -214,14 +220,26 @@ def grads(
     written = bool(inspection.inputs) and outcome.complete
     if written:
         with runs.new_run(target_path) as run:
-            maps, row_count = inspection.gradient_maps, len(inspection.gradients)
-            drawn = draw_grids(run.path, maps, inspection.inputs, row_count, cmap=cmap, scale=scale)
+            drawn = draw_grids(
+                run.path,
+                inspection.gradient_maps,
+                inspection.inputs,
+                len(inspection.gradients),
+                cmap=cmap,
+                scale=scale,
+            )
             files = _write_files(run.path, outcome, histogram or ())
-            settings = {"edits": list(edit or ()), "limits": asdict(limits), "autocast": autocast}
+            settings = {
+                "edits": list(edit or ()),
+                "limits": asdict(limits),
+                "autocast": autocast,
+                "thumbnails": feed.write_pictures(run.path, len(inspection.inputs)),
+            }
             run.finish(_record(outcome, preprocessing, layer or (), drawn, settings))
         if not quiet:
             parts = [count_text(len(drawn), "grid")] * bool(drawn) + files
             tables.print(f"{', '.join(parts)} and run.json are in {safe_text(str(target_path))}", soft_wrap=True)
+        serve_outlets(target_path, drawn, inspection, (tables, messages), tensorboard, show=show, json=json)
     if json:
         alone = [asdict(each) for each in outcome.by_input]
         extra = {"run": str(target_path) if written else None, "inputs_alone": alone}

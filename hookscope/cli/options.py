@@ -155,6 +155,22 @@ Cmap = Annotated[
 Scale = Annotated[
     Literal["channel", "layer"], typer.Option(help="Colour range of each channel by itself, or one for the layer.")
 ]
+Show = Annotated[
+    bool,
+    typer.Option(
+        "--show",
+        help="Also show up to six grids of the first input, spread over depth, in the terminal. Needs hookscope[show].",
+    ),
+]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard",
+        metavar="DIR",
+        help="Also write scalars, histograms and grids for TensorBoard into DIR, one folder for each run. Needs "
+        "hookscope[tensorboard].",
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT.")
 ]

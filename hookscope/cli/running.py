@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,11 +16,16 @@ from hookscope.errors import HookscopeError, ModelError, OutputError
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
     from hookscope.errors import ImageError
     from hookscope.inputs import Batch
     from hookscope.models import LoadedModel
     from hookscope.results import FeatureMaps, InputRecord, Preprocessing
+
+
+# Inputs whose pictures a run keeps: as many as its report shows. Our choice.
+_SHOWN_INPUTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Feed:
         device: Where batches go.
         dtype: Of their floating-point tensors.
         finish: Done to each batch on its device, for example to add targets.
+        pictures: What the network is given of the first inputs, as pictures by position; filled as batches are asked
+            for.
     """
 
     paths: "Sequence[Path]"
@@ -44,6 +51,7 @@ class Feed:
     device: "torch.device"
     dtype: "torch.dtype"
     finish: "Callable[[Batch], Batch] | None" = None
+    pictures: "dict[int, Image.Image]" = field(default_factory=dict)
 
     def batches(self, size: int, on_error: "Callable[[ImageError], None] | None" = None) -> "Iterator[Batch]":
         """Yield batches of at most `size` inputs; files that cannot be used go to `on_error`."""
@@ -52,9 +60,33 @@ class Feed:
         if self.noise_shape is not None:
             batches = iter([inputs.noise_batch(self.noise_shape, self.seed, self.preprocessing.kind)])
         else:
-            batches = inputs.load_batches(self.paths, self.preprocessing, size, on_error)
+            batches = map(self._pictured, inputs.load_batches(self.paths, self.preprocessing, size, on_error))
         placed = (inputs.to_device(batch, self.device, self.dtype) for batch in batches)
         return map(self.finish, placed) if self.finish else placed
+
+    def _pictured(self, batch: "Batch") -> "Batch":
+        """Keep the first inputs that were pictures; a network that takes a list of them shows none."""
+        import torch
+
+        from hookscope.render.thumbnails import thumbnails
+
+        values = batch.args[0]
+        if batch.indices[0] < _SHOWN_INPUTS and isinstance(values, torch.Tensor):
+            made = thumbnails(values.float().numpy(), self.preprocessing)
+            for index, record, picture in zip(batch.indices, batch.records, made, strict=False):
+                if record.size is not None and index < _SHOWN_INPUTS:
+                    self.pictures[index] = picture
+        return batch
+
+    def write_pictures(self, folder: Path, input_count: int) -> list[str | None]:
+        """Write the pictures into a run's folder; return for each input its path in there, None without one."""
+        if self.pictures:
+            (folder / "inputs").mkdir()
+        names: list[str | None] = [None] * input_count
+        for index, picture in self.pictures.items():
+            name = names[index] = f"inputs/{index:03d}.png"
+            picture.save(folder / name)
+        return names
 
 
 def pass_over(_error: HookscopeError) -> None:

@@ -4,6 +4,7 @@ Figures are built without pyplot and in matplotlib's own default style, whatever
 layers are drawn as they are, never read as mathematics.
 """
 
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,9 +69,19 @@ def our_style() -> Iterator[None]:
         yield
 
 
+class _ShownFigure(Figure):
+    """A figure that shows itself where it ends a notebook's cell."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        with our_style():
+            self.savefig(file, format="png")
+        return file.getvalue()
+
+
 def titled_figure(inspection: GradientInspection, what: str, height: float) -> Figure:
     """Return an empty figure, ten inches wide, under a title that names what was run."""
-    figure = Figure(figsize=(10, height), dpi=_DPI, layout="constrained")
+    figure = _ShownFigure(figsize=(10, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     loss = f"loss {inspection.loss.name}" if inspection.loss else "no loss"
     parts = (what, inspection.model.name, f"{inspection.mode} mode", loss, inspection.model.weights)

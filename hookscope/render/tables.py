@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from hookscope.render.histograms import histogram
 from hookscope.results import (
     QUANTILE_LEVELS,
     Change,
@@ -307,7 +308,8 @@ def _statistics(statistics: TensorStatistics) -> dict[str, Any]:
         "dead_channel_fraction": statistics.dead_channel_fraction,
     }
     del result["sample"]  # a table is for reading
-    return result
+    counted = histogram(statistics.sample)
+    return result | {"histogram": counted and asdict(counted)}
 
 
 def _quantiles(statistics: TensorStatistics) -> dict[str, float] | None:

@@ -23,6 +23,7 @@ from hookscope.render.columns import (
     percent_text,
     probability_text,
 )
+from hookscope.render.sparklines import MEANING, sparkline
 from hookscope.results import (
     QUANTILE_LEVELS,
     Failure,
@@ -37,6 +38,7 @@ from hookscope.results import (
 from hookscope.text import safe_text, shape_text
 
 _MEDIAN = QUANTILE_LEVELS.index(0.5)
+_HIST = "hist"
 
 # The colour of a whole row. The other flags describe a layer; these ask for attention, so folding keeps their rows.
 _ALARMS: dict[Flag, str] = {
@@ -68,7 +70,8 @@ def layer_table(inspection: Inspection, *, width: int, full: bool = False) -> Re
     columns = fitted([*_layer_columns(rows, names), flag_column], flags, width)
     styles = [_row_style(row) for row in rows]
     kept = kept_positions([bool(style) for style in styles], full=full)
-    return Group(*title_lines(inspection), draw_table(columns, styles, kept, width))
+    legend = [Text(MEANING, style="dim")] if any(column.header == _HIST for column in columns) else []
+    return Group(*title_lines(inspection), draw_table(columns, styles, kept, width), *legend)
 
 
 def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> RenderableType:
@@ -197,15 +200,16 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
         Column("layer", names, 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
         Column("shape", [_activation_shape(row) for row in rows], 6),
-        Column("dtype", [Text(safe_text(each.dtype)) for each in all_statistics], 16, words=True),
-        Column("parameters", [Text(f"{row.parameter_count:,}") for row in rows], 20),
+        Column("dtype", [Text(safe_text(each.dtype)) for each in all_statistics], 17, words=True),
+        Column("parameters", [Text(f"{row.parameter_count:,}") for row in rows], 21),
         numbers("mean", (each.mean for each in all_statistics), 1),
         numbers("std", (each.std for each in all_statistics), 2),
         numbers("min", (each.min for each in all_statistics), 3),
-        numbers("median", (each.quantiles[_MEDIAN] if each.quantiles else None for each in all_statistics), 17),
+        numbers("median", (each.quantiles[_MEDIAN] if each.quantiles else None for each in all_statistics), 18),
         numbers("max", (each.max for each in all_statistics), 4),
-        numbers("mean |x|", (each.mean_abs for each in all_statistics), 18),
-        numbers("L2", (each.l2 for each in all_statistics), 19),
+        numbers("mean |x|", (each.mean_abs for each in all_statistics), 19),
+        numbers("L2", (each.l2 for each in all_statistics), 20),
+        Column(_HIST, [Text(sparkline(each.sample)) for each in all_statistics], 16),
         Column("zeros", [Text(percent_text(each.zero_fraction)) for each in all_statistics], 5),
         Column("dead", [Text(_dead_channels(each)) for each in all_statistics], 13),
         Column("NaN", [Text(integer_text(each.nan_count)) for each in all_statistics], 14),
@@ -213,6 +217,7 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     ]
     # Columns that would say the same in every row are left out.
     idle = {
+        _HIST: all(each.sample is None for each in all_statistics),
         "dtype": len({each.dtype for each in all_statistics}) == 1,
         "dead": not any(each.channel_count for each in all_statistics),
         "NaN": not any(each.nan_count for each in all_statistics),

@@ -28,6 +28,7 @@ from torch import nn
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of
 
 TABLES = {"run.json", "layers.csv", "layers.json"}
+OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
 
 
 def statistics_of(values: NDArray[Any], channel_axis: int) -> dict[str, float]:
@@ -148,7 +149,7 @@ def test_a_run_holds_a_grid_per_convolution_the_tables_and_the_record(resnet34_r
     rows = rows_of(run_path)
     grids = {f"grids/{row['index']:03d}-{row['layer']}.png" for row in rows}
     assert len(grids) == 36
-    assert names_below(run_path) == TABLES | grids | {"grids"}
+    assert names_below(run_path) == OF_ONE_PICTURE | grids | {"grids"}
     for name in grids:
         with Image.open(run_path / name) as picture:
             picture.load()
@@ -208,7 +209,7 @@ def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Pat
     assert picture["size"] == [451, 300]
     assert any("resized from 300x451 to 256x384" in step for step in picture["steps"])
     assert any("centre crop 224x224" in step for step in picture["steps"])
-    assert sorted(record["files"]) == sorted([*record["grids"], "layers.csv", "layers.json"])
+    assert sorted(record["files"]) == sorted([*record["grids"], *record["thumbnails"], "layers.csv", "layers.json"])
 
 
 def test_named_weights_without_a_network_fail_in_time_and_leave_nothing(command: Run, tmp_path: Path) -> None:
@@ -378,7 +379,8 @@ def test_grids_are_drawn_for_the_first_pictures_only(
     options = ("--batch-size", batch_size, "--grids-for", 3, "--out", "out", "--layer", "type:conv")
     ended = run("activations", "net.py:tiny", pictures[0].parent, *AS_THEY_ARE, *options)
     expected = {f"grids/00{row}-{layer}-input{number}.png" for row, layer in ((0, 0), (1, 2)) for number in range(3)}
-    assert names_below(tmp_path / "out") == TABLES | {"grids"} | expected
+    inputs = {"inputs", *(f"inputs/{number:03d}.png" for number in range(5))}
+    assert names_below(tmp_path / "out") == TABLES | inputs | {"grids"} | expected
     assert ended.stdout.splitlines()[-1].startswith("6 grids for the first 3 of 5 inputs (--grids-for), layers.csv")
     assert len({(tmp_path / "out" / name).read_bytes() for name in expected}) == 6
 
@@ -487,7 +489,7 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(run: Run, monkeypatch: py
 def test_no_grids_draws_none(run: Run, tmp_path: Path) -> None:
     ended = run("activations", "net.py:tiny", CAT, "--no-grids", "--out", "out")
     assert ended.stdout.splitlines()[-1] == "layers.csv, layers.json and run.json are in out"
-    assert names_below(tmp_path / "out") == TABLES
+    assert names_below(tmp_path / "out") == OF_ONE_PICTURE
 
 
 # --- What is drawn and written ---------------------------------------------------------------------------------------
@@ -569,7 +571,7 @@ def test_an_earlier_run_is_replaced_whole(run: Run, tmp_path: Path) -> None:
     ended = run("activations", "net.py:tiny", CAT, "--out", "deep/er/out", "--no-grids")
     assert ended.code == 0
     assert "out/activations.safetensors" in before
-    assert names_below(tmp_path / "deep" / "er") == {"out", *(f"out/{name}" for name in TABLES)}
+    assert names_below(tmp_path / "deep" / "er") == {"out", *(f"out/{name}" for name in OF_ONE_PICTURE)}
 
 
 def test_equal_seeds_give_equal_files_and_other_seeds_other_weights(run: Run, tmp_path: Path) -> None:

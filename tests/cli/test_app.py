@@ -10,7 +10,7 @@ import typer.main
 from hookscope.cli import app as app_module
 from tests.cli.conftest import Ended, Run
 
-COMMANDS = ("activations", "checkpoint", "grads", "layers", "models")
+COMMANDS = ("activations", "check", "checkpoint", "grads", "layers", "models", "report")
 
 
 def test_these_are_all_commands() -> None:

@@ -547,7 +547,7 @@ def test_the_programs_own_process_writes_a_run_from_a_picture(command: Run, fold
     arguments = ("--resize", "32", "--crop", "32", "--loss", "ce", "--out", "out")
     ended = command("grads", "case.py:classifier", CAT, *arguments, cwd=folder)
     assert (ended.code, ended.stderr) == (0, "")
-    assert names_below(folder / "out") == RUN_FILES
+    assert names_below(folder / "out") == RUN_FILES | {"inputs", "inputs/000.png"}
     assert max(map(len, ended.stdout.splitlines()[:-1])) <= 80
 
 

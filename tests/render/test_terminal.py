@@ -4,6 +4,7 @@ from dataclasses import replace
 from io import StringIO
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -316,3 +317,39 @@ def test_no_control_code_reaches_the_terminal() -> None:
         text = printed(renderable, 80)
         assert strip_control_codes(text) == text
         text.encode()
+
+
+# Histograms in the layer table
+
+
+def with_samples() -> Inspection:
+    sample = np.repeat([0.0, 1.0, 8.0], [64, 16, 4])
+    rows = (replace(row, activation=replace(row.activation, sample=sample)) for row in ROWS[:4])
+    return with_rows(*rows, replace(ROWS[4], activation=replace(ROWS[4].activation, sample=None)))
+
+
+def test_a_wide_table_draws_how_values_are_distributed_and_says_what_the_bars_are() -> None:
+    text = table_text(with_samples(), 160)
+    lines = text.splitlines()
+    end = lines[1].index(" hist ") + len(" hist")
+    # 64, 16 and 4 of 64 are 1, 1/4 and 1/16; their roots are 8, 4 and 2 eighths
+    assert [line[end - 8 : end] for line in row_lines(text)[:4]] == ["█▄     ▂"] * 4
+    assert row_lines(text)[4][end - 8 : end] == "       -"
+    assert lines[-1].startswith("hist: 8 equal bins, 1st to 99th percentile of each row")
+
+
+def test_a_narrow_table_has_neither_histograms_nor_their_explanation() -> None:
+    assert "hist" not in table_text(with_samples(), 80)
+    assert table_text(with_samples(), 80) == table_text(with_rows(*ROWS[:5]), 80)
+
+
+def test_histograms_give_way_to_what_matters() -> None:
+    headers = [set(table_text(with_samples(), width).splitlines()[1].split()) for width in range(60, 220)]
+    with_histograms = [header for header in headers if "hist" in header]
+    assert 50 < len(with_histograms) < len(headers)
+    for header in with_histograms:
+        assert {"mean", "std", "min", "max", "zeros", "shape", "type"} <= header
+
+
+def test_without_samples_there_is_no_histogram() -> None:
+    assert "hist" not in table_text(with_rows(*ROWS[:4]), 300)

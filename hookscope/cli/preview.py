@@ -1,0 +1,90 @@
+"""`--show`: grids in the terminal, by its own image protocol (kitty's, Sixel) or as half blocks.
+
+The library asks the terminal what it can draw, and it does so while it is imported: it writes an escape sequence to
+stdout and reads the answer from stdin. So it is imported for a terminal only, and after everything else is done.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookscope.errors import UsageError
+from hookscope.text import safe_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hookscope.results import FeatureMaps
+
+# Our choice: what somebody scrolls through, and how large a grid is a preview.
+_MOST_SHOWN = 6
+_MOST_COLUMNS = 100
+_MOST_LINES = 40
+
+_NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
+
+
+def check_preview(*, grids: bool) -> None:
+    """Refuse `--show` where nothing could be shown, before a model is run for nothing.
+
+    Raises:
+        UsageError: If no grids are drawn, or the library that shows them is missing.
+    """
+    if not grids:
+        raise UsageError("--show shows grids: give --grids too.")
+    if find_spec("textual_image") is None:
+        raise UsageError("--show needs one more package: pip install 'hookscope[show]'.")
+
+
+def show_grids(
+    maps: "Sequence[FeatureMaps]", pictures: Sequence[Path], tables: "Console", messages: "Console", *, json: bool
+) -> None:
+    """Draw grids of the first input, spread evenly over depth, where stdin and stdout are a terminal with colours.
+
+    Anywhere else nothing is drawn, and a line on stderr says so: a file or a pipe gets no escape sequences.
+
+    Args:
+        maps: What was drawn.
+        pictures: PNG files of it, as many.
+        tables: The console on stdout.
+        messages: The console on stderr.
+        json: Whether stdout is taken by JSON.
+    """
+    if json or not _is_interactive(tables):
+        messages.print(_NOTHING_SHOWN, soft_wrap=True)
+        return
+    logging.getLogger("textual_image").setLevel(logging.ERROR)  # it warns of terminals that do not tell their size
+    from PIL import Image
+    from rich.text import Text
+    from textual_image.renderable import Image as TerminalImage
+
+    first = [place for place, each in enumerate(maps) if each.input_index == maps[0].input_index]
+    shown = min(len(first), _MOST_SHOWN)
+    for step in range(shown):
+        place = first[step * (len(first) - 1) // max(1, shown - 1)]
+        tables.print(Text(f"{safe_text(maps[place].label)} ({safe_text(maps[place].kind)})", style="bold"))
+        with Image.open(pictures[place]) as picture:
+            preview = TerminalImage(picture.convert("RGB"), width="auto", height="auto")
+        height = max(1, min(tables.height - 2, _MOST_LINES))
+        tables.print(preview, width=min(tables.width, _MOST_COLUMNS), height=height)
+    if shown < len(maps):
+        tables.print(Text(f"… {len(maps) - shown} more in the run's folder", style="dim"))
+
+
+def _is_interactive(console: "Console") -> bool:
+    """Tell whether a terminal can be asked: one that answers to this process, not one of no size, as some pipes are."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    if console.color_system is None or console.no_color or 0 in os.get_terminal_size(sys.stdout.fileno()):
+        return False
+    if sys.platform == "win32":
+        return True
+    with suppress(OSError):  # the terminal of another session
+        # A process in the background that touches the terminal's mode is stopped.
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    return False

@@ -1,0 +1,39 @@
+"""`hookscope report`: one self-contained HTML page of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hookscope.cli.console import consoles
+from hookscope.cli.options import Quiet
+from hookscope.text import safe_text
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `activations` or `grads`.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="HTML file to write; default: RUN.html beside RUN."),
+    ] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Make one HTML page of RUN that holds everything it shows: tables, plots, feature maps.
+
+    \b
+    hookscope report hookscope-runs/activations-demo-cat
+    hookscope report hookscope-runs/grads-demo-cat -o gradients.html
+    hookscope report out --quiet
+    """
+    from hookscope.reading_runs import read_run
+    from hookscope.render.html import report_html
+    from hookscope.writing_reports import check_report_target, default_report_path, write_report
+
+    target = out or default_report_path(run)
+    check_report_target(target)
+    page = report_html(read_run(run))
+    write_report(target, page)
+    if not quiet:
+        tables, _ = consoles(json=False)
+        tables.print(f"{safe_text(str(target))} holds the report ({len(page) / 1e6:.1f} MB)", soft_wrap=True)
+    return 0

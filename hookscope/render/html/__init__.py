@@ -1,0 +1,201 @@
+"""A run as one HTML page that holds everything it shows: styles, script and pictures."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from markupsafe import Markup
+
+from hookscope.errors import InputError
+from hookscope.reading_runs import StoredPrediction, StoredRun, StoredStatistics
+from hookscope.render.columns import counted, number_text, percent_text, probability_text
+from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
+from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layer_href, layers_of, tree_of
+from hookscope.render.html.page import render_page
+from hookscope.render.html.pictures import Picture, shrink_all, thumbnail_uri
+from hookscope.text import safe_text, shape_text
+
+# Inputs that are shown as pictures; a run of thousands lists the others by name. Our choice.
+_MOST_THUMBNAILS = 32
+
+_STATISTICS = (
+    ("mean", "mean", number_text),
+    ("std", "std", number_text),
+    ("min", "min", number_text),
+    ("max", "max", number_text),
+    ("mean_abs", "mean |x|", number_text),
+    ("l2", "L2 norm", number_text),
+    ("zero_fraction", "exact zeros", percent_text),
+    ("dead_channel_fraction", "dead channels", percent_text),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One input as the page shows it.
+
+    Attributes:
+        number: Its position.
+        name: The file's.
+        steps: What preprocessing did, in words.
+        size: Of the picture before that, and shape after it, in words.
+        uri: What the network saw, as a data URI; "" if the run does not hold it.
+        classes: The best ones: name and probability, in words and as a number.
+    """
+
+    number: int
+    name: str
+    steps: Sequence[str]
+    size: str
+    uri: str
+    classes: Sequence[tuple[str, str, float]]
+
+
+def report_html(run: StoredRun) -> str:
+    """Return the page of a run.
+
+    Args:
+        run: As `read_run` returns it.
+
+    Raises:
+        InputError: If a picture is missing, or not what the run says it is.
+    """
+    layers = layers_of(run)
+    pictures, fidelity = shrink_all([grid.path for grid in run.grids], run.read_picture)
+    left_out = sum(picture is None for picture in pictures)
+    remarks = [fidelity.sentence] if fidelity.sentence else []
+    if left_out:
+        remarks.append(f"{counted(left_out, 'grid')} found no room and can be seen in the run's folder only.")
+    return render_page(
+        "report.html",
+        {"bars": bars, "base64": _base64, "layer_href": layer_href, "quantile": _quantile},
+        script="report.js",
+        record=run.record,
+        title=_title(run),
+        facts=_facts(run),
+        making=_making(run),
+        remarks=remarks,
+        findings=findings_of(run, layers),
+        flagged=[layer for layer in layers if layer.flagged],
+        inputs=_inputs(run),
+        figures=_figures(run, layers),
+        frame={"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT},
+        columns=[column for column in COLUMNS if run.gradients or not column.gradient],
+        layers=layers,
+        kinds=sorted({layer.row.kind for layer in layers}),
+        tree=tree_of(layers),
+        uncalled=run.uncalled,
+        grids=run.grids,
+        pictures=pictures,
+        statistics=_STATISTICS,
+        nothing=StoredStatistics(shape=[], dtype="", element_count=0),
+    )
+
+
+def _quantile(name: str) -> str:
+    """Return "q05" as "5th percentile"."""
+    level = int(name[1:]) if name[1:].isdecimal() and len(name) < 4 else None
+    return {None: name, 1: "1st percentile", 50: "median"}.get(level, f"{level}th percentile")
+
+
+def _base64(picture: Picture) -> Markup:
+    return Markup(base64.b64encode(picture.png).decode("ascii"))  # noqa: S704 - letters, digits, + / =
+
+
+def _title(run: StoredRun) -> str:
+    names = [PurePath(each.name).name or each.name for each in run.record.inputs]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    what = {"grads": "gradients", "activations": "activations"}.get(run.record.verb, run.record.verb)
+    return f"{run.record.model.name} · {what}" + (f" · {names[0]}{more}" if names else "")
+
+
+def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:
+    """Return what was run: term, words, and whether they call for a look."""
+    record, model = run.record, run.record.model
+    arguments = ", ".join(f"{name}={value}" for name, value in model.arguments.items())
+    seconds = sum(each for each in record.timings.values() if each is not None)
+    facts = [
+        ("Model", f"{model.name} ({model.kind}{', ' + arguments if arguments else ''})", False),
+        ("Parameters", f"{model.parameter_count:,}", False),
+        ("Weights", model.weights, model.random),
+        ("Device", f"{record.device}, {record.dtype}{f', {record.mode} mode' if record.mode else ''}", False),
+        ("Rows", f"{counted(len(run.rows), 'output')}, {counted(len(run.grids), 'grid')}", False),
+        (
+            "Time",
+            f"{seconds:.2f} s ({', '.join(f'{k} {v:.2f}' for k, v in record.timings.items() if v is not None)})",
+            False,
+        ),
+    ]
+    if record.loss is not None:
+        value = record.loss.value
+        text = number_text(value) if isinstance(value, float) else str(value)
+        target = f" to {record.loss.target}" if record.loss.target else ""
+        facts.insert(3, ("Loss", f"{record.loss.name}{target} = {text}", not isinstance(value, float)))
+    if record.edits:
+        facts.append(("Edits", "; ".join(record.edits), True))
+    return facts
+
+
+def _making(run: StoredRun) -> list[tuple[str, str]]:
+    """Return what somebody needs who wants to have it again: term and words, set as code."""
+    record = run.record
+    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
+    made = [("Command", record.command), ("Layers asked for", " ".join(record.patterns) or "every leaf")]
+    made += [("Weights SHA-256", record.model.sha256)] if record.model.sha256 else []
+    made += [(f"SHA-256 of {PurePath(each.name).name}", each.sha256) for each in record.inputs[:8] if each.sha256]
+    made += [("Seed", str(record.seed)), ("Versions", versions), ("Platform", record.platform)]
+    return made
+
+
+def _inputs(run: StoredRun) -> list[Given]:
+    record = run.record
+    best = {prediction.input_index: prediction for prediction in record.predictions}
+    if len(record.thumbnails) > len(record.inputs):
+        raise InputError(f"Cannot read the run '{safe_text(str(run.folder))}': it has more thumbnails than inputs.")
+    paths = [*record.thumbnails, *[None] * len(record.inputs)]
+    given = []
+    for number, each in enumerate(record.inputs):
+        path = paths[number] if number < _MOST_THUMBNAILS else None
+        uri = thumbnail_uri(run.read_picture(path), path) if path is not None else ""
+        before = f"{' × '.join(map(str, each.size))} pixels, " if each.size else ""
+        size = f"{before}to the network as {shape_text(each.shape)}"
+        given.append(Given(number, each.name, each.steps, size, uri, _classes(best.get(number))))
+    return given
+
+
+def _classes(prediction: StoredPrediction | None) -> list[tuple[str, str, float]]:
+    if prediction is None:
+        return []
+    return [
+        (each.name or f"class {each.index}", probability_text(each.probability or 0.0), each.probability or 0.0)
+        for each in prediction.classes
+    ]
+
+
+def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
+    """Return the plots over depth that the run has numbers for."""
+    labels = [layer.label for layer in layers]
+    activations = [layer.row.activation for layer in layers]
+    figures = [distributions(labels, activations, [layer.flagged for layer in layers])]
+    if run.gradients:
+        gradients = [layer.gradient.gradient if layer.gradient else None for layer in layers]
+        means = [None if each is None else each.mean_abs for each in gradients]
+        greatest = [None if each is None else _greatest(each) for each in gradients]
+        without = [layer.gradient is not None and layer.gradient.status != "gradient" for layer in layers]
+        lines = (("max |gradient|", greatest), ("mean |gradient|", means))
+        figures.append(logarithmic("Gradients of outputs", labels, labels, lines, without, "zero or none"))
+    if run.parameters:
+        owners = {layer.row.layer: layer.label for layer in reversed(layers)}
+        names = [each.name for each in run.parameters]
+        places = [owners.get(name.rpartition(".")[0], "") for name in names]
+        still = [each.status != "gradient" for each in run.parameters]
+        ratios = [("‖g‖ / ‖w‖", [each.ratio for each in run.parameters])]
+        figures.append(logarithmic("Gradient over weight, ‖g‖ / ‖w‖", names, places, ratios, still, "zero or none"))
+    return [figure for figure in figures if figure is not None]
+
+
+def _greatest(statistics: StoredStatistics) -> float | None:
+    if statistics.min is None or statistics.max is None:
+        return None
+    return max(abs(statistics.min), abs(statistics.max))

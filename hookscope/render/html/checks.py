@@ -1,0 +1,248 @@
+"""Reports on checkpoints as one HTML page that holds everything it shows, the pictures of what failed too."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hookscope.check_results import CheckReport, RuleOutcome
+from hookscope.checks.rules import RULES
+from hookscope.render.check_summary import (
+    by_gravity,
+    level_counts,
+    message_text,
+    name_text,
+    summary,
+    total_seconds,
+    untold_error,
+    verdict,
+)
+from hookscope.render.columns import counted
+from hookscope.render.html.evidence import Evidence, EvidencePicture, read_evidence
+from hookscope.render.html.page import render_page
+from hookscope.render.html.pictures import BUDGET
+from hookscope.results import InputRecord
+from hookscope.text import shape_text, slug
+
+# Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
+_FEW_FINDINGS = 20
+
+# Inputs that are described; of thousands, the others are counted. Our choice.
+_MOST_INPUTS = 32
+
+_STATUSES = {"fail": "failed", "warn": "warned", "pass": "passed", "skipped": "skipped", "off": "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A finding and where it is on the page.
+
+    Attributes:
+        level: "fail" or "warn".
+        rule: Its identifier.
+        where: Label of a layer, or name of a parameter or an input; "" for the whole checkpoint.
+        href: The picture of that layer; "" for none.
+        message: In a sentence.
+        anchor: Its own identifier: "rule=dead-channels&finding=2".
+        rule_href: The rule, further down.
+    """
+
+    level: str
+    rule: str
+    where: str
+    href: str
+    message: str
+    anchor: str
+    rule_href: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a rule said.
+
+    Attributes:
+        rule: Its identifier.
+        status: "pass", "warn", "fail", "skipped" or "off".
+        meaning: What it is about, in a sentence.
+        reason: Why it was skipped; "" otherwise.
+        counts: "2 failures, 1 warning"; "" without findings.
+        anchor: Its own identifier: "rule=dead-channels".
+        first_href: Its first finding.
+    """
+
+    rule: str
+    status: str
+    meaning: str
+    reason: str
+    counts: str
+    anchor: str
+    first_href: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A checkpoint as the page shows it.
+
+    Attributes:
+        name: As the user named it.
+        verdict: In words.
+        passed: Whether it passed.
+        model: Name of the network; "" if it could not be loaded.
+        counts: "2 failures, 1 warning"; "" without findings.
+        anchor: Its own identifier: "checkpoint=model.pt".
+        facts: Term, words, and whether they call for a look.
+        error: Why it could not be checked to the end; "" if it was, or if a finding says so.
+        findings: Failures first.
+        warnings: Sentences a reader must see.
+        evidence: Of what failed.
+        pictures: Their identifiers and what they show.
+        rules: In the order in which they are judged.
+        rule_counts: "20 passed, 2 skipped".
+        origin: Weights and inputs for whoever wants to have it again: term and words.
+    """
+
+    name: str
+    verdict: str
+    passed: bool
+    model: str
+    counts: str
+    anchor: str
+    facts: Sequence[tuple[str, str, bool]]
+    error: str
+    findings: Sequence[Linked]
+    warnings: Sequence[str]
+    evidence: Evidence
+    pictures: Sequence[tuple[str, EvidencePicture]]
+    rules: Sequence[Judged]
+    rule_counts: str
+    origin: Sequence[tuple[str, str]]
+
+
+def checks_html(reports: Sequence[CheckReport], *, seconds: float | None = None) -> str:
+    """Return the page of what became of each checkpoint, the gravest first.
+
+    A rule can be linked as `#rule=dead-channels`, a finding as `#rule=dead-channels&finding=2`, a picture as
+    `#picture=1`; among several checkpoints, `#checkpoint=model.pt&rule=dead-channels` and so on. Pictures are read from
+    the folders that the reports name; one that cannot be read leaves a remark.
+
+    Args:
+        reports: What to show.
+        seconds: How long all of it took; None for the sum over the checkpoints.
+    """
+    ordered = by_gravity(reports)
+    several = len(ordered) != 1
+    checked: list[Checked] = []
+    room = BUDGET
+    for report, name in zip(ordered, _anchors(ordered), strict=True):
+        evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
+        room -= evidence.byte_count
+        checked.append(_checked(report, name, evidence, several=several))
+    return render_page(
+        "checks.html",
+        {},
+        title=f"{counted(len(ordered), 'checkpoint')} · check" if several else f"{checked[0].name} · check",
+        heading=f"Checked checkpoint{'s' if several else ''}",
+        summary=summary(reports, seconds),
+        several=several,
+        checkpoints=checked,
+        few=_FEW_FINDINGS,
+    )
+
+
+def _anchors(reports: Sequence[CheckReport]) -> list[str]:
+    """Return a name for each checkpoint that can stand in an address, every one different."""
+    names: list[str] = []
+    for report in reports:
+        name = slug(report.checkpoint)
+        candidates = (name, *(f"{name}-{number}" for number in range(2, len(reports) + 2)))
+        names.append(next(each for each in candidates if each not in names))
+    return names
+
+
+def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> Checked:
+    prefix = f"checkpoint={name}&" if several else ""
+    pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
+    by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
+    named = name_text(report.checkpoint)
+    statuses = [outcome.status for outcome in report.outcomes]
+    return Checked(
+        name=named if named.strip() else f"'{named}'",  # a link must have something to click on
+        verdict=verdict(report),
+        passed=report.passed,
+        model=name_text(report.model.name) if report.model else "",
+        counts=level_counts(report.findings),
+        anchor=f"checkpoint={name}",
+        facts=_facts(report),
+        error=untold_error(report),
+        findings=_linked(report.outcomes, prefix, by_layer),
+        warnings=[message_text(each) for each in report.warnings],
+        evidence=evidence,
+        pictures=pictures,
+        rules=[_judged(outcome, prefix) for outcome in report.outcomes],
+        rule_counts=", ".join(f"{statuses.count(each)} {word}" for each, word in _STATUSES.items() if each in statuses),
+        origin=_origin(report),
+    )
+
+
+def _linked(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str, str]) -> list[Linked]:
+    """Return all findings, failures first, each with what it leads to."""
+    found = []
+    for outcome in outcomes:
+        rule = f"{prefix}rule={outcome.rule}"
+        for number, each in enumerate(outcome.findings, 1):
+            # "layer1.0.conv1.weight" is about layer1.0.conv1.
+            picture = by_layer.get(each.where) or by_layer.get(each.where.rpartition(".")[0])
+            where, href = name_text(each.where), f"#{picture}" if picture else ""
+            anchor = f"{rule}&finding={number}"
+            found.append(Linked(each.level, each.rule, where, href, message_text(each.message), anchor, f"#{rule}"))
+    return sorted(found, key=lambda finding: finding.level != "fail")
+
+
+def _judged(outcome: RuleOutcome, prefix: str) -> Judged:
+    anchor = f"{prefix}rule={outcome.rule}"
+    return Judged(
+        rule=outcome.rule,
+        status=outcome.status,
+        meaning=RULES[outcome.rule].meaning if outcome.rule in RULES else "",
+        reason=message_text(outcome.reason),
+        counts=level_counts(outcome.findings),
+        anchor=anchor,
+        first_href=f"#{anchor}&finding=1",
+    )
+
+
+def _facts(report: CheckReport) -> list[tuple[str, str, bool]]:
+    """Return what was checked: term, words, and whether they call for a look."""
+    facts: list[tuple[str, str, bool]] = []
+    if model := report.model:
+        arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
+        facts += [
+            ("Model", name_text(f"{model.name} ({model.kind}{arguments})"), False),
+            ("Parameters", f"{model.parameter_count:,}", False),
+            ("Weights", name_text(model.weights), model.random),
+        ]
+    if report.inputs:
+        facts.append(("Inputs", _inputs(report.inputs), False))
+    phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")
+    facts.append(("Time", f"{total_seconds(report):.2f} s{f' ({phases})' if phases else ''}", False))
+    if report.evidence:
+        facts.append(("Evidence", name_text(report.evidence), False))
+    return facts
+
+
+def _inputs(inputs: Sequence[InputRecord]) -> str:
+    """Return "2 inputs, 3x224x224", or their number alone if they have several shapes."""
+    shapes = {shape_text(each.shape) for each in inputs}
+    return ", ".join([counted(len(inputs), "input"), *(shapes if len(shapes) == 1 else ())])
+
+
+def _origin(report: CheckReport) -> list[tuple[str, str]]:
+    origin = [("Weights SHA-256", report.model.sha256)] if report.model and report.model.sha256 else []
+    for each in report.inputs[:_MOST_INPUTS]:
+        size = f"{each.size[0]} × {each.size[1]} pixels" if each.size else ""
+        network = f"to the network as {shape_text(each.shape)}"
+        sha256 = f"SHA-256 {each.sha256}" if each.sha256 else ""
+        words = ", ".join(filter(None, (size, *each.steps, network, sha256)))
+        origin.append((name_text(each.name), message_text(words)))
+    if len(report.inputs) > _MOST_INPUTS:
+        origin.append(("More inputs", f"{len(report.inputs) - _MOST_INPUTS:,}"))
+    return origin

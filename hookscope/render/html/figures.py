@@ -1,0 +1,320 @@
+"""Vector graphics for a page, as the numbers that a template draws: paths, ticks and names. Colours are the page's.
+
+A path is rounded to a tenth of a unit; a unit is a pixel where a figure is drawn at its own size.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hookscope.reading_runs import StoredStatistics
+from hookscope.render.columns import fold_name, number_text
+from hookscope.results import QUANTILE_LEVELS
+
+WIDTH, HEIGHT = 1000, 220
+LEFT, TOP, FOOT = 62, 10, 26
+
+_LABEL_PIXELS = 6.2  # a character of the axis, with room to spare
+_MOST_BLOCKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A path and the class that gives it its colour: "band", "core", "line", "line other", "dots"."""
+
+    style: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A plot over depth.
+
+    Attributes:
+        title: What it shows.
+        summary: The same for somebody who cannot see it.
+        labels: Where a click on each place leads, by place.
+        shapes: From back to front.
+        ticks: Height and text of each tick of the vertical axis.
+        names: Place from the left and text of each name below.
+        keys: Style and meaning, for the legend.
+        marks: Places from the left of what has a mark at the foot.
+        mark_meaning: What that mark says.
+    """
+
+    title: str
+    summary: str
+    labels: Sequence[str]
+    shapes: Sequence[Shape]
+    ticks: Sequence[tuple[float, str]]
+    names: Sequence[tuple[float, str]]
+    keys: Sequence[tuple[str, str]]
+    marks: Sequence[float] = ()
+    mark_meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A histogram as a path in a box of 100 x 24, and where in it zero is.
+
+    Attributes:
+        path: The outline, closed.
+        zero: Place of zero from the left; None outside the box.
+        low: Text of the left end.
+        high: Text of the right end.
+        summary: The same in words.
+    """
+
+    path: str
+    zero: float | None
+    low: str
+    high: str
+    summary: str
+
+
+def bars(statistics: StoredStatistics) -> Bars | None:
+    """Draw how values are distributed between the 1st and the 99th percentile; None without values.
+
+    Heights are the square root of the density, so that the few can be seen beside the many. Without a histogram of
+    its own, the quantiles give one: the share between two of them, spread evenly.
+    """
+    stored = statistics.histogram
+    quantiles = [value for value in (statistics.quantiles or {}).values() if value is not None]
+    if stored is not None and any(stored.counts):
+        edges = np.linspace(stored.low, stored.high, len(stored.counts) + 1)
+        shares = np.array(stored.counts, np.float64)
+    elif len(quantiles) == len(QUANTILE_LEVELS) and quantiles == sorted(quantiles):
+        edges, shares = np.array(quantiles), np.diff(QUANTILE_LEVELS)
+    else:
+        return None
+    low, high = float(edges[0]), float(edges[-1])
+    span = high - low
+    if not math.isfinite(span) or span <= 0:
+        path, zero = "M48 24V0h4V24z", 50.0 if low == 0 else None
+    else:
+        places = (edges - low) / span * 100
+        widths = np.maximum(np.diff(places), 0.8)  # equal quantiles: a peak of no width, drawn so wide
+        heights = np.sqrt(shares / shares.sum() / widths)
+        heights *= 23 / heights.max()
+        steps = (
+            f"M{_short(at)} 24v{_short(-up)}h{_short(wide)}V24z"
+            for at, up, wide in zip(places, heights, widths, strict=False)
+            if up
+        )
+        path, zero = "".join(steps), -low / span * 100 if low <= 0 <= high else None
+    middle = f", median {number_text(quantiles[len(quantiles) // 2])}" if quantiles else ""
+    ends = number_text(low), number_text(high)
+    return Bars(path, zero, *ends, f"1st percentile {ends[0]}{middle}, 99th percentile {ends[1]}")
+
+
+def distributions(labels: Sequence[str], rows: Sequence[StoredStatistics], marked: Sequence[bool]) -> Figure | None:
+    """Draw the quantiles of activations over depth; None if fewer than two have any."""
+    quantiles = [dict(row.quantiles or {}) for row in rows]
+    if sum(bool(each) for each in quantiles) < 2:
+        return None
+    by_name = {name: [each.get(name) for each in quantiles] for name in ("q05", "q25", "q50", "q75", "q95")}
+    known = np.array([abs(value) for value in by_name["q25"] + by_name["q75"] if value], np.float64)
+    axis = _Asinh(
+        float(np.median(known)) if known.size else 1.0, [value for each in by_name.values() for value in each]
+    )
+    across = _across(len(rows))
+    shapes = [
+        Shape("band", _band(across, by_name["q05"], by_name["q95"], axis.height)),
+        Shape("core", _band(across, by_name["q25"], by_name["q75"], axis.height)),
+        Shape("line", _line(across, by_name["q50"], axis.height)),
+    ]
+    return Figure(
+        "Activations",
+        f"Quantiles of the values of {len(rows)} outputs in forward order. The table of layers has the numbers.",
+        labels,
+        shapes,
+        axis.ticks(),
+        _names(labels),
+        [("band", "5 to 95 %"), ("core", "25 to 75 %"), ("line", "median")],
+        [across(place) for place, each in enumerate(marked) if each],
+        "flagged",
+    )
+
+
+def logarithmic(
+    title: str,
+    names: Sequence[str],
+    labels: Sequence[str],
+    lines: Sequence[tuple[str, Sequence[float | None]]],
+    missing: Sequence[bool],
+    mark_meaning: str,
+) -> Figure | None:
+    """Draw positive values over depth on a logarithmic axis; None if there are none.
+
+    Args:
+        title: What they are.
+        names: Of the places.
+        labels: Where a click on each place leads.
+        lines: Meaning and values; what is missing or not positive breaks the line.
+        missing: Whether a place gets a mark at the foot.
+        mark_meaning: What that mark says.
+    """
+    values = [value for _, line in lines for value in line if value and value > 0]
+    if not values:
+        return None
+    axis = _Log(min(values), max(values))
+    across = _across(len(names))
+    styles = ["line other", "line"] if len(lines) == 2 else ["line"]
+    drawn = [
+        Shape(style, _line(across, [value if value and value > 0 else None for value in line], axis.height))
+        for style, (_, line) in zip(styles, lines, strict=True)
+    ]
+    return Figure(
+        title,
+        f"{title} over {len(names)} places, from {number_text(min(values))} to {number_text(max(values))}, "
+        "on a logarithmic axis. The pages of the layers have the numbers.",
+        labels,
+        drawn,
+        axis.ticks(),
+        _names(names),
+        [(style, meaning) for style, (meaning, _) in zip(styles, lines, strict=True)],
+        [across(place) for place, each in enumerate(missing) if each],
+        mark_meaning,
+    )
+
+
+class _Asinh:
+    """A vertical axis, linear around zero and logarithmic far from it."""
+
+    def __init__(self, linear: float, values: Sequence[float | None]) -> None:
+        self._linear = linear or 1.0
+        self._top = max((abs(value) for value in values if value is not None and value > 0), default=0.0)
+        self._bottom = max((abs(value) for value in values if value is not None and value < 0), default=0.0)
+
+    def _unit(self, value: float) -> float:
+        # asinh of a quotient that would overflow
+        quotient = abs(value) / self._linear
+        far = math.asinh(quotient) if math.isfinite(quotient) else math.log(abs(value)) - math.log(self._linear)
+        return math.copysign(far, value)
+
+    def height(self, value: float) -> float:
+        high, low = self._unit(self._top), -self._unit(self._bottom)
+        return _scaled((self._unit(value) - low) / ((high - low) or 1.0))
+
+    def ticks(self) -> list[tuple[float, str]]:
+        chosen = [(self.height(0.0), "0")]
+        for end, sign in ((self._top, 1), (self._bottom, -1)):
+            for power in range(_exponent(end), _exponent(end) - 8, -1) if end else ():
+                value = 10.0**power
+                if value >= self._linear / 3:
+                    chosen += [(self.height(sign * value), f"{'-' * (sign < 0)}{_power_text(power)}")]
+        return _apart(chosen)
+
+
+class _Log:
+    """A vertical axis of powers of ten."""
+
+    def __init__(self, low: float, high: float) -> None:
+        room = max(0.06 * math.log10(high / low if high / low < math.inf else 1e300), 0.1)
+        self._bottom, self._top = math.log10(low) - 2 * room, math.log10(high) + room
+
+    def height(self, value: float) -> float:
+        return _scaled((math.log10(value) - self._bottom) / (self._top - self._bottom))
+
+    def ticks(self) -> list[tuple[float, str]]:
+        powers = range(math.ceil(self._bottom), math.floor(self._top) + 1)
+        step = max(1, -(-len(powers) // 7))
+        if len(powers) >= 2:
+            return [
+                (_scaled((at - self._bottom) / (self._top - self._bottom)), _power_text(at)) for at in powers[::step]
+            ]
+        ends = [10.0 ** (self._bottom + share * (self._top - self._bottom)) for share in (0.15, 0.5, 0.85)]
+        return [(self.height(value), f"{value:.2g}") for value in ends]
+
+
+def _scaled(share: float) -> float:
+    return round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1)
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(value))
+
+
+def _power_text(power: int) -> str:
+    return f"{10.0**power:g}" if -3 <= power <= 4 else f"1e{power}"
+
+
+def _apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Keep the ticks, first ones first, that stand clear of those kept."""
+    kept: list[tuple[float, str]] = []
+    for height, text in ticks:
+        if all(abs(height - other) >= 16 for other, _ in kept):
+            kept.append((height, text))
+    return kept
+
+
+def _across(count: int) -> Callable[[float], float]:
+    step = (WIDTH - LEFT - 12) / max(1, count - 1)
+    return lambda place: round(LEFT + 4 + place * step, 1)
+
+
+def _runs(values: Sequence[float | None]) -> Iterator[tuple[int, list[float]]]:
+    """Yield the stretches without gaps: where each begins, and its values."""
+    stretch: list[float] = []
+    for place, value in enumerate([*values, None]):
+        if value is not None:
+            stretch.append(value)
+        elif stretch:
+            yield place - len(stretch), stretch
+            stretch = []
+
+
+def _line(across: Callable[[float], float], values: Sequence[float | None], height: Callable[[float], float]) -> str:
+    parts = []
+    for start, stretch in _runs(values):
+        points = [f"{_short(across(start + offset))} {_short(height(value))}" for offset, value in enumerate(stretch)]
+        # A point alone is a line of no length, which round ends make a dot.
+        parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}h0")
+    return "".join(parts)
+
+
+def _band(
+    across: Callable[[float], float],
+    low: Sequence[float | None],
+    high: Sequence[float | None],
+    height: Callable[[float], float],
+) -> str:
+    whole = [None if None in pair else pair for pair in zip(low, high, strict=True)]
+    parts = []
+    for start, stretch in _runs([None if pair is None else place for place, pair in enumerate(whole)]):
+        places = range(start, start + len(stretch))
+        there = [f"{_short(across(place))} {_short(height(high[place] or 0.0))}" for place in places]
+        back = [f"{_short(across(place))} {_short(height(low[place] or 0.0))}" for place in reversed(places)]
+        parts.append(f"M{'L'.join([*there, *back])}z")
+    return "".join(parts)
+
+
+def _names(names: Sequence[str]) -> list[tuple[float, str]]:
+    """Name the places where a block of layers begins: outer blocks, or inner ones where those say little."""
+    kept: list[tuple[float, str]] = []
+    for depth in (1, 2, 3):
+        inner = _block_names([".".join(name.split(".")[:depth]) for name in names])
+        kept = inner if len(inner) > len(kept) else kept
+        if len(kept) >= 5:
+            break
+    return kept
+
+
+def _block_names(blocks: Sequence[str]) -> list[tuple[float, str]]:
+    """Return place and name of the blocks, the longest first, that stand clear of each other."""
+    across = _across(len(blocks))
+    starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
+    lengths = dict(zip(starts, np.diff([*starts, len(blocks)]).tolist(), strict=True))
+    kept: list[tuple[float, float, str]] = []
+    for place in sorted(starts, key=lambda start: (-lengths[start], start))[:_MOST_BLOCKS]:
+        text = fold_name(blocks[place], 18)
+        left, right = across(place), across(place) + len(text) * _LABEL_PIXELS + 8
+        if right <= WIDTH + 8 and all(right <= start or left >= end for start, end, _ in kept):
+            kept.append((left, right, text))
+    return sorted((left, text) for left, _, text in kept)
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")

@@ -1,0 +1,281 @@
+"""A run's layers as a page shows them: one entry a row of the table, with all that belongs beside it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from hookscope.errors import InputError
+from hookscope.reading_runs import (
+    StoredGradient,
+    StoredGrid,
+    StoredParameter,
+    StoredRow,
+    StoredRun,
+    StoredStatistics,
+    StoredVerdict,
+)
+from hookscope.render.columns import integer_text, number_text, percent_text
+from hookscope.render.html.figures import Bars, bars
+from hookscope.text import safe_text, shape_text
+
+# Flags that call for a look; the others say how a layer works.
+_NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "unmeasured"})
+
+# Nothing nests so deep but a name made to break a page. Our choice.
+_MOST_LEVELS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table of layers.
+
+    Attributes:
+        key: Short and unique: class of its cells, and its name in the page's address.
+        title: In the header.
+        meaning: In words, for the choice of columns.
+        shown: Whether it is shown at first.
+        gradient: Whether it is about gradients.
+        words: Whether it holds words, not numbers.
+    """
+
+    key: str
+    title: str
+    meaning: str
+    shown: bool = True
+    gradient: bool = False
+    words: bool = False
+
+
+COLUMNS = (
+    Column("kind", "type", "class of the module", words=True),
+    Column("params", "parameters", "elements in its own parameters"),
+    Column("shape", "shape", "of the output", words=True),
+    Column("hist", "distribution", "of the values, 1st to 99th percentile, heights as square roots", words=True),
+    Column("gabs", "mean |g|", "mean absolute gradient of the output", gradient=True),
+    Column("gl2", "L2 of g", "root of the sum of squares of the gradient", gradient=True),
+    Column("gzeros", "zeros of g", "share of exact zeros in the gradient", shown=False, gradient=True),
+    Column("gstate", "gradient", "what became of it", gradient=True, words=True),
+    Column("mean", "mean", "of the values"),
+    Column("std", "std", "standard deviation"),
+    Column("min", "min", "smallest value"),
+    Column("max", "max", "largest value"),
+    Column("abs", "mean |x|", "mean absolute value", shown=False),
+    Column("l2", "L2", "root of the sum of squares", shown=False),
+    Column("zeros", "zeros", "share of exact zeros"),
+    Column("dead", "dead", "channels that are zero everywhere"),
+    Column("bad", "NaN, Inf", "values that are not finite"),
+    Column("flags", "flags", "what a reader should know", words=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a verdict, or a rule of a check, objects to.
+
+    Attributes:
+        level: "fail" or "warn".
+        rule: Its identifier.
+        where: Label of a layer, or name of a parameter; "" for the whole network.
+        href: The layer's page; "" for none, or on that page itself.
+        message: In a sentence.
+    """
+
+    level: str
+    rule: str
+    where: str
+    href: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One row of the table, and its page.
+
+    Attributes:
+        row: The activation.
+        number: Its place, from 0.
+        label: For people, and for the page's address.
+        calls: Labels and numbers of all calls and outputs of the same module.
+        gradient: Of its output; None without a backward pass.
+        input_gradients: Of its inputs.
+        parameters: Its own.
+        findings: Verdicts that name it or one of its parameters.
+        grids: Positions of its grids.
+    """
+
+    row: StoredRow
+    number: int
+    label: str
+    calls: Sequence["Layer"]
+    gradient: StoredGradient | None
+    input_gradients: Sequence[StoredGradient]
+    parameters: Sequence[StoredParameter]
+    findings: Sequence[Finding]
+    grids: Sequence[int]
+
+    @property
+    def flags(self) -> list[tuple[str, bool]]:
+        """Each flag, and whether it calls for a look; rules that name the layer among them."""
+        named = [(rule, True) for rule in dict.fromkeys(finding.rule for finding in self.findings)]
+        return named + [(flag, flag in _NOTABLE) for flag in self.row.flags]
+
+    @property
+    def flagged(self) -> bool:
+        """Whether anything calls for a look."""
+        return any(notable for _, notable in self.flags)
+
+    @property
+    def href(self) -> str:
+        """Its place on the page."""
+        return layer_href(self.label)
+
+    @property
+    def bars(self) -> Bars | None:
+        """Its histogram."""
+        return bars(self.row.activation)
+
+    def cell(self, column: Column) -> tuple[str, float | str | None]:
+        """Return what a cell says and what the column is sorted by."""
+        row, values = self.row, self.row.activation
+        gradient = self.gradient.gradient if self.gradient else StoredStatistics(shape=[], dtype="", element_count=0)
+        bad = None if values.nan_count is None else values.nan_count + (values.inf_count or 0)
+        texts = {
+            "kind": row.kind,
+            "shape": "-" if "not a tensor" in row.flags else shape_text(values.shape),
+            "hist": "",
+            "gstate": self.gradient.status if self.gradient else "-",
+            "flags": "",
+        }
+        numbers: dict[str, float | None] = {
+            "params": row.parameter_count,
+            "mean": values.mean,
+            "std": values.std,
+            "min": values.min,
+            "max": values.max,
+            "abs": values.mean_abs,
+            "l2": values.l2,
+            "gabs": gradient.mean_abs,
+            "gl2": gradient.l2,
+        }
+        if column.key in texts:
+            return texts[column.key], values.element_count if column.key == "shape" else texts[column.key]
+        if column.key in {"zeros", "gzeros"}:
+            share = values.zero_fraction if column.key == "zeros" else gradient.zero_fraction
+            return percent_text(share), share
+        if column.key == "dead":
+            dead = values.dead_channel_count
+            return (integer_text(dead) if values.channel_count else "-"), dead
+        if column.key == "bad":
+            return integer_text(bad), bad
+        number = numbers[column.key]
+        return (f"{number:,}" if column.key == "params" else number_text(number)), number
+
+
+@dataclass(slots=True)
+class Node:
+    """A part of the network in the tree.
+
+    Attributes:
+        name: Last part of its dotted name.
+        layers: Rows of the module itself.
+        children: Parts inside it, by name.
+    """
+
+    name: str
+    layers: list[Layer] = field(default_factory=list)
+    children: dict[str, "Node"] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Rows in and below it."""
+        return len(self.layers) + sum(child.count for child in self.children.values())
+
+    @property
+    def flagged(self) -> int:
+        """Rows in and below it that call for a look."""
+        return sum(layer.flagged for layer in self.layers) + sum(child.flagged for child in self.children.values())
+
+
+def layer_href(label: str) -> str:
+    """Return the link to a layer's page."""
+    return f"#layer={quote(safe_text(label), safe='')}"
+
+
+def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[Finding]:
+    """Return all findings, each with a link to the layer that it names."""
+    pages: dict[str, str] = {}
+    for layer in layers:
+        for place in (layer.label, *(parameter.name for parameter in layer.parameters)):
+            pages.setdefault(place, layer.href)
+    return [_finding(verdict, pages.get(verdict.where, "")) for verdict in run.record.verdicts]
+
+
+def layers_of(run: StoredRun) -> list[Layer]:
+    """Put together what belongs to each row.
+
+    Raises:
+        InputError: If a grid is of no row.
+    """
+    outputs = {gradient.label: gradient for gradient in run.gradients if gradient.role == "output"}
+    inputs: dict[tuple[str, int], list[StoredGradient]] = defaultdict(list)
+    for gradient in run.gradients:
+        if gradient.role == "input":
+            inputs[gradient.layer, gradient.call].append(gradient)
+    owned: dict[str, list[StoredParameter]] = defaultdict(list)
+    for parameter in run.parameters:
+        owned[parameter.name.rpartition(".")[0]].append(parameter)
+    grids = _grids_by_label(run)
+    verdicts: dict[str, list[Finding]] = defaultdict(list)
+    for verdict in run.record.verdicts:
+        verdicts[verdict.where].append(_finding(verdict, ""))
+    calls: dict[str, list[Layer]] = defaultdict(list)
+    layers = []
+    for number, row in enumerate(run.rows):
+        parameters = owned[row.layer]
+        layer = Layer(
+            row,
+            number,
+            row.label,
+            calls[row.layer],
+            outputs.get(row.label),
+            inputs[row.layer, row.call],
+            parameters,
+            [*verdicts[row.label], *(each for parameter in parameters for each in verdicts[parameter.name])],
+            grids[row.label],
+        )
+        calls[row.layer].append(layer)
+        layers.append(layer)
+    return layers
+
+
+def tree_of(layers: Sequence[Layer]) -> Node:
+    """Return the network as far as the rows show it."""
+    root = Node("")
+    for layer in layers:
+        node = root
+        for part in layer.row.layer.split(".", _MOST_LEVELS - 1) if layer.row.layer else ():
+            node = node.children.setdefault(part, Node(part))
+        node.layers.append(layer)
+    return root
+
+
+def _finding(verdict: StoredVerdict, href: str) -> Finding:
+    return Finding("fail" if verdict.level == "fail" else "warn", verdict.rule, verdict.where, href, verdict.message)
+
+
+def _grids_by_label(run: StoredRun) -> dict[str, list[int]]:
+    """Return the positions of the grids of each row."""
+    shown: Sequence[StoredRow | StoredGradient] = run.gradients if run.record.verb == "grads" else run.rows
+    labels = {row.index: row.label for row in shown}
+    grids: dict[str, list[int]] = defaultdict(list)
+    for position, grid in enumerate(run.grids):
+        if grid.row not in labels or grid.input_index >= len(run.record.inputs):
+            raise _foreign_grid(run, grid)
+        grids[labels[grid.row]].append(position)
+    return grids
+
+
+def _foreign_grid(run: StoredRun, grid: StoredGrid) -> InputError:
+    name, folder = safe_text(grid.path), safe_text(str(run.folder))
+    return InputError(f"Cannot read the run '{folder}': '{name}' is of no row. Run the command that made it again.")

@@ -1,0 +1,69 @@
+"""What all pages have in common: one file that asks for nothing, in which text of any origin stays text.
+
+Every text is escaped where it enters the page, and none enters the style or the script. The page's own policy forbids
+whatever is not in it.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hookscope.render.columns import counted, integer_text, number_text
+from hookscope.text import safe_text, shape_text
+from hookscope.writing_reports import MARK
+
+
+def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script: str = "", **values: Any) -> str:
+    """Return a page.
+
+    Args:
+        template: Its file name; it includes "head.html".
+        filters: What only this template uses.
+        script: File name of the script; "" for a page without one.
+        values: What the template shows, `title` among it.
+    """
+    environment = Environment(
+        loader=PackageLoader("hookscope.render.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"counted": counted, "integer": integer_text, "number": number_text, "shape": shape_text}
+    environment.filters |= filters
+    style, code = _asset("style.css"), _asset(script) if script else ""
+    return MARK + environment.get_template(template).render(
+        style=Markup(style),  # noqa: S704 - these two are our own files
+        script=Markup(code),  # noqa: S704
+        policy=_policy(style, code),
+        version=version("hookscope"),
+        **values,
+    )
+
+
+def _visible(value: Any) -> Any:
+    """Spell out control characters, bidirectional formatting and the like in every text that enters the page."""
+    return safe_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "templates" / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Allow this style, this script and pictures inside the page; nothing else."""
+    scripts = f"script-src {_source(script)}; " if script else ""
+    return (
+        f"default-src 'none'; style-src {_source(style)}; {scripts}img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

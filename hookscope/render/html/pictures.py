@@ -1,0 +1,238 @@
+"""Grids as small pictures for a page: each map pixel once, without caption and gaps, which the page draws itself."""
+
+import base64
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.errors import InputError
+from hookscope.render.grids import BACKGROUND, LEVEL_COUNT
+from hookscope.render.tiles import KEY, Tiles, tiles_from_text
+from hookscope.text import printable
+
+# Bytes of all grids together, before base64 makes 4 of 3: with it and the tables a page stays under 25 MB. Our choice.
+BUDGET = 16_500_000
+
+# A grid has 64 million pixels at most, and a caption; a picture to be made small, as many as hookscope reads.
+_MAX_PIXELS = 100_000_000
+_THUMBNAIL_SIDE = 448
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """What is given up to make pictures smaller.
+
+    Attributes:
+        step: Colours kept: every so many of the colour map's; zero, in the middle or at the end, is always one of them.
+        side: Longest side of a map, in pixels: longer maps keep every second, third … pixel of each axis.
+        channels: Channels kept, the first ones.
+    """
+
+    step: int = 1
+    side: int = 1 << 30
+    channels: int = 1 << 30
+
+    @property
+    def sentence(self) -> str:
+        """What a reader should know; "" if nothing was given up."""
+        parts = []
+        if self.step > 1:
+            parts.append(f"{(LEVEL_COUNT - 1) // self.step + 1} of {LEVEL_COUNT} colours")
+        if self.side < 1 << 30:
+            parts.append(f"every n-th pixel of maps longer than {self.side}")
+        if self.channels < 1 << 30:
+            parts.append(f"the first {self.channels} channels")
+        if not parts:
+            return ""
+        return f"To keep this file small, feature maps have {', '.join(parts)}; the run's own grids have all."
+
+
+# Tried in this order until all pictures fit. Our choice: colours nobody tells apart go first, channels last.
+LADDER = (
+    Fidelity(),
+    Fidelity(4),
+    Fidelity(4, 28),
+    Fidelity(8, 14),
+    Fidelity(8, 14, 256),
+    Fidelity(8, 14, 64),
+    Fidelity(8, 7, 16),
+    Fidelity(8, 7, 4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The maps of one activation for one input, tiles touching each other.
+
+    Attributes:
+        png: A palette PNG; the background is transparent.
+        columns: Tiles in a row.
+        count: Tiles.
+        height: Of one tile, in pixels.
+        width: Of one tile, in pixels; frames lie side by side in it.
+        frames: Frames in a tile.
+        colours: The colour map from low to high, as "#rrggbb", nine of them.
+        caption: What the grid's caption says, in parts.
+        bar: Labels under the colour bar.
+    """
+
+    png: bytes
+    columns: int
+    count: int
+    height: int
+    width: int
+    frames: int
+    colours: tuple[str, ...]
+    caption: tuple[str, ...]
+    bar: tuple[str, ...]
+
+
+def shrink_all(
+    names: Sequence[str], read: Callable[[str], bytes], budget: int = BUDGET
+) -> tuple[list[Picture | None], Fidelity]:
+    """Make grids small enough for one page.
+
+    Args:
+        names: Of the PNG files.
+        read: Returns the bytes of one; called from several threads.
+        budget: Bytes of all pictures together.
+
+    Returns:
+        The pictures, and what was given up. None stands for those that do not fit whatever is given up.
+
+    Raises:
+        InputError: If a file is not a grid.
+    """
+    pictures: list[Picture | None] = []
+    for fidelity in LADDER:
+        pictures = _shrink_within(names, read, fidelity, budget)
+        if len(pictures) == len(names):
+            return pictures, fidelity
+    return pictures + [None] * (len(names) - len(pictures)), LADDER[-1]
+
+
+def _shrink_within(
+    names: Sequence[str], read: Callable[[str], bytes], fidelity: Fidelity, budget: int
+) -> list[Picture | None]:
+    """Return the pictures up to the first that does not fit."""
+    pictures: list[Picture | None] = []
+    total = 0
+    # Pillow lets go of the interpreter while it packs and unpacks.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for picture in pool.map(lambda name: shrink(read(name), name, fidelity), names):
+            total += len(picture.png)
+            if total > budget:
+                pool.shutdown(wait=True, cancel_futures=True)
+                break
+            pictures.append(picture)
+    return pictures
+
+
+def shrink(png: bytes, name: str, fidelity: Fidelity) -> Picture:
+    """Cut the maps out of a grid.
+
+    Args:
+        png: The grid's file.
+        name: For messages.
+        fidelity: What to give up.
+
+    Raises:
+        InputError: If it is no grid, or one that does not say where its tiles lie.
+    """
+    canvas, palette, tiles = _read_grid(png, name)
+    tile_height = tiles.height * tiles.down
+    tile_width = tiles.frames * (tiles.width * tiles.across + 1) - 1
+    stride = max(1, -(-max(tiles.height, tiles.width) // fidelity.side))
+    downs = np.arange(0, tiles.height, stride) * tiles.down
+    acrosses = np.add.outer(
+        np.arange(tiles.frames) * (tiles.width * tiles.across + 1), np.arange(0, tiles.width, stride) * tiles.across
+    ).ravel()
+    count = min(tiles.count, fidelity.channels)
+    rows = -(-count // tiles.columns)
+    tops = tiles.top + np.arange(rows) * (tile_height + tiles.gap)
+    lefts = tiles.left + np.arange(tiles.columns) * (tile_width + tiles.gap)
+    maps = canvas[np.ix_(np.add.outer(tops, downs).ravel(), np.add.outer(lefts, acrosses).ravel())]
+    return Picture(
+        _encode(_fewer_colours(maps, fidelity.step), palette),
+        *(tiles.columns, count, len(downs), len(acrosses), tiles.frames),
+        _colours(palette),
+        # A page lays its tiles out anew.
+        tuple(part.replace(f", {tiles.columns} per row", "") for part in tiles.caption),
+        tiles.bar,
+    )
+
+
+def thumbnail_uri(png: bytes, name: str) -> str:
+    """Return a picture as a data URI, at most 448 pixels a side.
+
+    Raises:
+        InputError: If it is no PNG.
+    """
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
+            _check_size(picture, name)
+            small = picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _not_readable(name) from error
+    small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=88)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def _read_grid(png: bytes, name: str) -> tuple[NDArray[np.uint8], bytes, Tiles]:
+    """Return the palette indices, the palette and the tiles of a grid."""
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
+            _check_size(picture, name)
+            canvas = np.asarray(picture) if picture.mode == "P" else None
+            texts = getattr(picture, "text", {})
+            palette = bytes(picture.getpalette() or ())
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _not_readable(name) from error
+    tiles = tiles_from_text(texts.get(KEY, ""))
+    if canvas is None or tiles is None or not tiles.fits(*canvas.shape):
+        raise InputError(
+            f"Cannot read '{printable(name)}': it does not say where its tiles lie. Run the command that made it again."
+        )
+    return canvas, palette.ljust(768, b"\0"), tiles
+
+
+def _check_size(picture: Image.Image, name: str) -> None:
+    if picture.width * picture.height > _MAX_PIXELS:
+        raise _not_readable(name)
+
+
+def _not_readable(name: str) -> InputError:
+    return InputError(
+        f"Cannot read '{printable(name)}': it is no picture of a run. Run the command that made it again."
+    )
+
+
+def _fewer_colours(maps: NDArray[np.uint8], step: int) -> NDArray[np.uint8]:
+    """Keep every `step`-th level; what is no level stays."""
+    if step == 1:
+        return maps
+    table = np.arange(256)
+    table[:LEVEL_COUNT] = (table[:LEVEL_COUNT] + step // 2) // step * step
+    return table.clip(0, 255).astype(np.uint8)[maps]
+
+
+def _encode(maps: NDArray[np.uint8], palette: bytes) -> bytes:
+    image = Image.fromarray(maps)
+    image.putpalette(palette)
+    file = io.BytesIO()
+    # The background fills a last row of tiles; transparent, it suits a light page and a dark one.
+    image.save(file, "PNG", compress_level=6, transparency=bytes([255] * BACKGROUND + [0]))
+    return file.getvalue()
+
+
+def _colours(palette: bytes) -> tuple[str, ...]:
+    levels = np.linspace(0, LEVEL_COUNT - 1, 9).astype(int)
+    return tuple(f"#{palette[3 * level : 3 * level + 3].hex()}" for level in levels)

@@ -1,0 +1,132 @@
+"""Results as HTML for notebooks: the tables of the terminal with every row and column, and the grids.
+
+The tables are built once, for the terminal, and taken apart here, so that both show the same. Plain semantic HTML with
+all text escaped, no script, nothing loaded from elsewhere: a notebook shows it however little it trusts the file.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from hookscope.render import gradient_tables, plots, terminal
+from hookscope.render.columns import counted
+from hookscope.render.grids import draw_grid, encode_png
+from hookscope.results import FeatureMaps, GradientInspection, Inspection
+from hookscope.text import safe_text, shape_text
+
+# So wide that no column is left out and no name shortened.
+_EVERYTHING = 1_000_000
+
+# A notebook keeps what it shows, and a grid takes up to a megabyte. Our choice.
+_MOST_GRIDS = 6
+
+# Long tables scroll inside their frame; histograms of block characters need a font of one width, and their blanks.
+_FRAME = "max-height:36em;overflow:auto"
+_TABLE = "font-family:monospace;white-space:pre"
+
+
+def inspection_html(inspection: Inspection) -> str:
+    """Return the layer table, what the terminal shows beside it, and the first grids."""
+    parts = [
+        terminal.warnings_panel(inspection.warnings),
+        terminal.layer_table(inspection, width=_EVERYTHING, full=True),
+        terminal.uncalled_lines(inspection.uncalled, full=True),
+        terminal.predictions_lines(inspection, full=True),
+        *([] if inspection.failure is None else [terminal.failure_panel(inspection.failure)]),
+    ]
+    return "".join([*_blocks(parts), *_grids(inspection.feature_maps, "feature_maps")])
+
+
+def gradient_inspection_html(inspection: GradientInspection) -> str:
+    """Return the tables of gradients by layer and by parameter, loss, verdicts, gradient flow and the first grids."""
+    parts = [
+        terminal.warnings_panel(inspection.warnings),
+        gradient_tables.gradient_table(inspection, width=_EVERYTHING, full=True),
+        gradient_tables.parameter_table(inspection, width=_EVERYTHING, full=True),
+        terminal.uncalled_lines(inspection.uncalled, full=True),
+        terminal.predictions_lines(inspection, full=True),
+        gradient_tables.loss_line(inspection.loss),
+        gradient_tables.verdicts_panel(inspection),
+        *([] if inspection.failure is None else [terminal.failure_panel(inspection.failure)]),
+    ]
+    flow = [_flow(inspection)] if inspection.gradients else []
+    return "".join([*_blocks(parts), *flow, *_grids(inspection.gradient_maps, "gradient_maps")])
+
+
+def feature_maps_html(maps: FeatureMaps) -> str:
+    """Return the grid as a picture, and what it shows in words."""
+    about = [
+        f"{safe_text(maps.label)} ({safe_text(maps.kind)})",
+        f"input {maps.input_index}",
+        f"shape {shape_text(maps.shape)}",
+        counted(maps.channel_count, "channel"),
+        *([safe_text(maps.note)] if maps.note else []),
+    ]
+    return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(about)}")
+
+
+def _flow(inspection: GradientInspection) -> str:
+    text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
+    return _picture(plots.encode_png(plots.gradient_flow(inspection)), text)
+
+
+def _picture(png: bytes, text: str) -> str:
+    """Return a picture in the page itself, and `text` in its place for those who cannot see it."""
+    data = base64.b64encode(png).decode("ascii")
+    return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{data}" style="max-width:100%"></p>\n'
+
+
+def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
+    """Yield the first grids, and a line that says how to see the others."""
+    yield from (feature_maps_html(each) for each in maps[:_MOST_GRIDS])
+    if len(maps) > _MOST_GRIDS:
+        more = counted(len(maps) - _MOST_GRIDS, "more grid")
+        yield f"<p>{more}: look at <code>{name}[{_MOST_GRIDS}]</code> and those after it.</p>\n"
+
+
+def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:
+    """Yield what the terminal's renderables say, as HTML."""
+    for each in renderables:
+        if isinstance(each, Group):
+            yield from _blocks(each.renderables)
+        elif isinstance(each, Padding):
+            yield from _blocks([each.renderable])
+        elif isinstance(each, Panel):
+            yield f"<section><p><strong>{escape(str(each.title))}</strong></p>\n"
+            yield from _blocks([each.renderable])
+            yield "</section>\n"
+        elif isinstance(each, Table):
+            yield _table(each)
+        elif isinstance(each, Text):
+            lines = "<br>".join(escape(line) for line in each.plain.split("\n"))
+            yield f"<p>{lines}</p>\n" if lines else ""
+
+
+def _table(table: Table) -> str:
+    """Return a table; its cells are texts. The first column of words names the rows."""
+    columns = [[_words(cell) for cell in column.cells] for column in table.columns]
+    headers = [_words(column.header) for column in table.columns]
+    aligned = [f' style="text-align:{column.justify}"' for column in table.columns]
+    naming = next((place for place, column in enumerate(table.columns) if column.justify == "left"), None)
+    head = "".join(f'<th scope="col"{style}>{text}</th>' for text, style in zip(headers, aligned, strict=True))
+    lines = ["<thead><tr>" + head + "</tr></thead>"] if any(headers) else []
+    lines.append("<tbody>")
+    for cells in zip(*columns, strict=True):
+        row = (
+            f'<th scope="row"{style}>{cell}</th>' if place == naming else f"<td{style}>{cell}</td>"
+            for place, (cell, style) in enumerate(zip(cells, aligned, strict=True))
+        )
+        lines.append(f"<tr>{''.join(row)}</tr>")
+    lines.append("</tbody>")
+    body = "\n".join(lines)
+    return f'<div tabindex="0" style="{_FRAME}"><table style="{_TABLE}">\n{body}\n</table></div>\n'
+
+
+def _words(cell: RenderableType) -> str:
+    return escape(cell.plain if isinstance(cell, Text) else str(cell))

@@ -1,0 +1,94 @@
+"""Write a report whole or not at all, and never over anything that is not a report of ours."""
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from hookscope.errors import OutputError
+from hookscope.text import safe_text
+
+MARK = "<!doctype html>\n<!-- hookscope report -->\n"
+"""How every report begins."""
+
+_ELSEWHERE = "Name another file with -o."
+
+
+def default_report_path(run: Path) -> Path:
+    """Return where a run's report goes unless told otherwise: beside its folder, since a run holds its own files only.
+
+    Args:
+        run: "hookscope-runs/grads-demo-cat" gives "hookscope-runs/grads-demo-cat.html".
+    """
+    folder = run if run.name not in {"", ".."} else Path(os.path.realpath(run))
+    return folder.with_name(f"{folder.name}.html") if folder.name else Path("report.html")
+
+
+def check_report_target(target: Path) -> None:
+    """Refuse a target that a report could not be written to, without changing anything.
+
+    Raises:
+        OutputError: If something stands there that is not an earlier report, or it lies where nothing can be written.
+    """
+    try:
+        _refuse_foreign(target)
+        folder = target.parent
+        if not folder.is_dir():
+            raise OutputError(_refusal(target, "there is no such folder"))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OutputError(_refusal(target, "no permission to write there"))
+    except ValueError as error:
+        raise OutputError(_refusal(target, "no file can have such a name")) from error
+    except OSError as error:
+        raise OutputError(_refusal(target, _reason(error))) from error
+
+
+def write_report(target: Path, page: str) -> None:
+    """Write a page beside its target and rename it into place.
+
+    Args:
+        target: Nothing yet, or an earlier report, which is replaced.
+        page: Begins with `MARK`.
+
+    Raises:
+        OutputError: If it cannot be written, or the target has become something else; an earlier report stays.
+    """
+    token = f".{os.getpid()}-{secrets.token_hex(4)}"
+    partial = target.with_name(f".report{token}")
+    try:
+        with partial.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        _refuse_foreign(target)
+        partial.replace(target)
+    except OSError as error:
+        raise OutputError(_refusal(target, _reason(error))) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _refuse_foreign(target: Path) -> None:
+    try:
+        mode = target.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise OutputError(_refusal(target, "it is a symbolic link"))
+    if stat.S_ISDIR(mode):
+        raise OutputError(_refusal(target, "it is a folder"))
+    if stat.S_ISREG(mode):
+        with target.open("rb") as file:
+            if file.read(len(MARK)) == MARK.encode():
+                return
+    raise OutputError(_refusal(target, "it exists and is not a hookscope report"))
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror.lower() if error.strerror else str(error)
+
+
+def _refusal(target: Path, reason: str) -> str:
+    return f"Cannot write to '{safe_text(str(target))}': {safe_text(reason)}. {_ELSEWHERE}"

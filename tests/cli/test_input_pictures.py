@@ -1,0 +1,39 @@
+"""What a run keeps of its inputs, as pictures: what the network saw."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import CAT, Run, names_below, record_of
+
+
+@pytest.mark.parametrize("verb", ["activations", "grads"])
+def test_a_picture_is_kept_as_the_network_saw_it(run: Run, tmp_path: Path, verb: str) -> None:
+    ended = run(verb, "net.py:tiny", CAT, "--resize", "none", "--crop", 64, "--out", "out")
+    assert ended.code == 0
+    assert record_of(tmp_path / "out")["thumbnails"] == ["inputs/000.png"]
+    with Image.open(CAT) as source, Image.open(tmp_path / "out" / "inputs" / "000.png") as kept:
+        left, top = round((source.width - 64) / 2), round((source.height - 64) / 2)
+        expected = np.asarray(source.convert("RGB").crop((left, top, left + 64, top + 64)))
+        assert np.array_equal(np.asarray(kept), expected)
+
+
+def test_each_of_several_pictures_is_kept_in_its_place(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
+    options = ("--resize", "none", "--crop", "none", "--batch-size", 2, "--no-grids", "--out", "out")
+    assert run("activations", "net.py:tiny", tmp_path / "pictures", *options).code == 0
+    names = [f"inputs/{number:03d}.png" for number in range(5)]
+    assert record_of(tmp_path / "out")["thumbnails"] == names
+    for name, path in zip(names, pictures, strict=True):
+        with Image.open(path) as source, Image.open(tmp_path / "out" / name) as kept:
+            assert np.array_equal(np.asarray(kept), np.asarray(source.convert("RGB")))
+
+
+def test_what_was_no_picture_has_none(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "tensor.npy", np.zeros((3, 16, 16), np.float32))
+    assert run("activations", "net.py:tiny", tmp_path / "tensor.npy", "--out", "out").code == 0
+    assert run("grads", "net.py:tiny", "--input-shape", "1,3,16,16", "--out", "noise").code == 0
+    for name in ("out", "noise"):
+        assert record_of(tmp_path / name)["thumbnails"] == [None]
+        assert "inputs" not in names_below(tmp_path / name)

@@ -1,0 +1,108 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookscope.writing_reports import MARK
+from tests.cli.conftest import CAT, Run
+from tests.render.stored import grid_png, maps, row, write_run
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "runs/first", [row(0, "conv")], grids={"000-conv.png": grid_png(maps())})
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_a_report_stands_beside_its_run(run: Run, tmp_path: Path, stored: Path) -> None:
+    ended = run("report", "runs/first")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("runs/first.html holds the report (")
+    assert (tmp_path / "runs/first.html").read_text(encoding="utf-8").startswith(MARK)
+    assert names_in(stored.parent) == ["first", "first.html"]
+    assert names_in(stored) == ["grids", "layers.json", "run.json"]
+
+
+def test_an_earlier_report_is_replaced_and_quiet_says_nothing(run: Run, tmp_path: Path, stored: Path) -> None:
+    (tmp_path / "a.html").write_text(f"{MARK}old")
+    ended = run("report", stored, "-o", "a.html", "--quiet")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")
+    assert "conv" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+def test_the_current_folder_can_be_the_run(run: Run, stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(stored)
+    assert run("report", ".").code == 0
+    assert names_in(stored.parent) == ["first", "first.html"]
+
+
+def test_what_is_not_ours_is_never_overwritten(run: Run, tmp_path: Path, stored: Path) -> None:
+    (tmp_path / "thesis.html").write_text("<!doctype html>")
+    (tmp_path / "link.html").symlink_to("thesis.html")
+    reasons = {
+        "thesis.html": "it exists and is not a hookscope report",
+        "link.html": "it is a symbolic link",
+        "runs": "it is a folder",
+        "no/such.html": "there is no such folder",
+        "x" * 300: "file name too long",
+    }
+    for target, reason in reasons.items():
+        ended = run("report", stored, "-o", target)
+        assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)
+        assert f": {reason}. Name another file with -o." in ended.stderr
+    assert (tmp_path / "thesis.html").read_text() == "<!doctype html>"
+    assert names_in(tmp_path) == ["link.html", "net.py", "runs", "thesis.html"]
+
+
+def test_a_full_disk_leaves_the_earlier_report(tmp_path: Path, stored: Path) -> None:
+    target = tmp_path / "a.html"
+    target.write_text(f"{MARK}old")
+    limited = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
+        "from hookscope.cli.app import run; sys.exit(run(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", limited, "report", str(stored), "-o", str(target)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 3
+    assert ended.stderr.startswith(f"hookscope: error: Cannot write to '{target}': file too large. ")
+    assert target.read_text() == f"{MARK}old"
+    assert names_in(tmp_path) == ["a.html", "runs"]
+
+
+def test_what_is_no_run_ends_in_one_line(run: Run, stored: Path) -> None:
+    (stored / "run.json").unlink()
+    ended = run("report", stored)
+    assert (ended.code, ended.stdout, len(ended.errors)) == (3, "", 1)
+    assert "one that was cut short" in ended.stderr
+    assert names_in(stored.parent) == ["first"]
+    assert run("report").code == 2
+
+
+def test_a_report_is_made_without_torch(tmp_path: Path, stored: Path) -> None:
+    checked = (
+        "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", checked, "report", str(stored)], check=False, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("activations", "net.py:tiny", CAT, "--resize", "16", "--crop", "16"),
+        ("grads", "net.py:tiny", CAT, "--resize", "16", "--crop", "16", "--loss", "mse", "--grids"),
+    ],
+)
+def test_a_run_of_every_command_becomes_a_report(run: Run, tmp_path: Path, command: tuple[object, ...]) -> None:
+    assert run(*command, "--out", "made").code == 0
+    ended = run("report", "made")
+    assert (ended.code, ended.stderr) == (0, "")
+    page = (tmp_path / "made.html").read_text(encoding="utf-8")
+    grids = len(list((tmp_path / "made/grids").iterdir()))
+    assert page.count('<script type="text/plain" id="p') == grids > 0

@@ -1,0 +1,409 @@
+import base64
+import hashlib
+import html
+import itertools
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hookscope.errors import InputError
+from hookscope.reading_runs import StoredStatistics, read_run
+from hookscope.render.histograms import BIN_COUNT, histogram
+from hookscope.render.html import report_html
+from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic
+from hookscope.render.html.layers import layers_of, tree_of
+from hookscope.render.html.pictures import LADDER, Fidelity, shrink, shrink_all
+from hookscope.render.thumbnails import thumbnails
+from hookscope.render.tiles import Tiles, tiles_from_text, tiles_text
+from hookscope.results import Preprocessing
+from hookscope.text import safe_text
+from tests.render.stored import (
+    HOSTILE_NAMES,
+    PALETTE,
+    gradient,
+    grid_png,
+    maps,
+    parameter,
+    picture_png,
+    row,
+    statistics,
+    write_run,
+)
+
+
+def indices(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    import io
+
+    with Image.open(io.BytesIO(png)) as picture:
+        assert picture.mode == "P"
+        assert picture.getpalette() == PALETTE
+        return np.asarray(picture)
+
+
+def stored(**values: Any) -> StoredStatistics:
+    return StoredStatistics.model_validate(statistics(**values))
+
+
+# --- thumbnails
+
+
+def test_a_thumbnail_is_the_picture_before_normalisation() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 7), np.uint8)
+    how = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    mean, std = (np.array(each, np.float32)[:, None, None] for each in (how.mean, how.std))
+    values = (pixels.astype(np.float32) / 255 - mean) / std
+    drawn = thumbnails(values, how)
+    assert [each.mode for each in drawn] == ["RGB", "RGB"]
+    assert np.array_equal(np.stack([np.asarray(each) for each in drawn]), pixels.transpose(0, 2, 3, 1))
+
+
+def test_a_thumbnail_cuts_off_what_no_colour_is_and_shows_the_first_frame() -> None:
+    values = np.array([-5.0, 0.5, 7.0, np.nan, np.inf], np.float32).reshape(1, 1, 1, 1, 5)
+    clip = np.concatenate([values, np.zeros_like(values)], axis=2)  # (N, C, T, H, W)
+    (drawn,) = thumbnails(clip, Preprocessing(mean=(), std=()))
+    assert drawn.mode == "L"
+    assert np.asarray(drawn).tolist() == [[0, 128, 255, 0, 0]]
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8, 8), (2, 10), (1, 3, 0, 4), (3, 8, 8)])
+def test_what_is_no_picture_has_no_thumbnail(shape: tuple[int, ...]) -> None:
+    assert thumbnails(np.zeros(shape, np.float32), Preprocessing()) == []
+
+
+# --- histograms
+
+
+def test_a_histogram_counts_each_value_once() -> None:
+    values = np.arange(1001.0)  # percentiles 10 and 990
+    counted = histogram(values)
+    assert counted is not None
+    assert (counted.low, counted.high, counted.below, counted.above) == (10.0, 990.0, 10, 10)
+    assert len(counted.counts) == BIN_COUNT
+    assert sum(counted.counts) == 981
+    assert max(counted.counts) - min(counted.counts) <= 1
+
+
+@pytest.mark.parametrize("value", [0.0, -3.5, 1e-320, 3e38])
+def test_a_histogram_of_one_value_is_one_bar(value: float) -> None:
+    counted = histogram(np.full(9, value))
+    assert counted is not None
+    assert (counted.low, counted.high, counted.counts, counted.below, counted.above) == (value, value, (9,), 0, 0)
+
+
+def test_a_histogram_leaves_out_what_is_not_finite() -> None:
+    counted = histogram(np.array([np.nan, 1.0, np.inf, -np.inf]))
+    assert counted is not None
+    assert counted.counts == (1,)
+    assert histogram(np.array([np.nan])) is None
+    assert histogram(np.zeros(0)) is None
+    assert histogram(None) is None
+
+
+def test_a_histogram_bears_the_widest_range_there_is() -> None:
+    largest = float(np.finfo(np.float64).max)
+    counted = histogram(np.array([-largest, 0.0, largest]))
+    assert counted is not None
+    assert sum(counted.counts) + counted.below + counted.above == 3
+
+
+def areas(path: str) -> list[float]:
+    """Return the areas of the bars that a path draws."""
+    return [float(height) * float(width) for height, width in re.findall(r"M[\d.]+ 24v-([\d.]+)h([\d.]+)V24z", path)]
+
+
+def test_bars_of_quantiles_hold_the_square_root_of_the_density() -> None:
+    drawn = bars(stored(quantiles=dict(zip(("a", "b", "c", "d", "e", "f", "g"), range(7), strict=True))))
+    assert drawn is not None
+    # equal widths, so heights are as the roots of the shares between the quantiles
+    shares = np.sqrt([0.04, 0.2, 0.25, 0.25, 0.2, 0.04])
+    assert np.allclose(np.array(areas(drawn.path)) / max(areas(drawn.path)), shares / shares.max(), atol=0.01)
+    assert (drawn.low, drawn.high, drawn.zero) == ("0", "6.000", 0.0)
+
+
+def test_bars_use_the_histogram_where_there_is_one() -> None:
+    counts = {"low": -1.0, "high": 3.0, "counts": [1, 0, 4, 9], "below": 0, "above": 0}
+    drawn = bars(stored(histogram=counts))
+    assert drawn is not None
+    assert np.allclose(np.array(areas(drawn.path)) / max(areas(drawn.path)), [1 / 3, 2 / 3, 1], atol=0.01)
+    assert drawn.zero == 25.0
+
+
+def test_bars_of_equal_quantiles_and_of_none_are_drawn_too() -> None:
+    quantiles = dict.fromkeys(("q01", "q05", "q25", "q50", "q75", "q95", "q99"), 0.0)
+    drawn = bars(stored(quantiles=quantiles))
+    assert drawn is not None
+    assert drawn.zero == 50.0
+    assert bars(stored(quantiles=None)) is None
+
+
+# --- tiles and pictures
+
+
+def test_tiles_come_back_from_their_text() -> None:
+    tiles = Tiles(32, 86, 8, 64, 1, 7, 9, 2, 3, 1, ("a", "ü"), ("-1", "0", "1"))
+    assert tiles_from_text(tiles_text(tiles)) == tiles
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "[" * 9999, '{"left": 1}', tiles_text(Tiles(*[1] * 10)).replace("1", "1.5")]
+)
+def test_other_text_is_no_tiles(text: str) -> None:
+    assert tiles_from_text(text) is None
+
+
+@pytest.mark.parametrize("down", [1, 2])
+@pytest.mark.parametrize("gap", [0, 2])
+@pytest.mark.parametrize("columns", [1, 2, 3, 5])
+def test_a_picture_holds_every_map_pixel_once(down: int, gap: int, columns: int) -> None:
+    drawn = maps(5, 3, 4)
+    picture = shrink(grid_png(drawn, columns, down, 3, gap), "a.png", Fidelity())
+    canvas = indices(picture.png)
+    assert (picture.count, picture.height, picture.width, picture.columns) == (5, 3, 4, columns)
+    for channel in range(5):
+        top, left = channel // columns * 3, channel % columns * 4
+        assert np.array_equal(canvas[top : top + 3, left : left + 4], drawn[channel])
+
+
+def test_fewer_colours_keep_zero_and_the_ends_and_what_is_no_level() -> None:
+    drawn = np.array([[[0, 1, 2, 119, 120, 121, 239, 240, 241, 242, 243, 255]]], np.uint8)
+    kept = indices(shrink(grid_png(drawn, 1), "a.png", Fidelity(4)).png)
+    assert kept.tolist() == [[0, 0, 4, 120, 120, 120, 240, 240, 241, 242, 243, 255]]
+    kept = indices(shrink(grid_png(drawn, 1), "a.png", Fidelity(8)).png)
+    assert kept.tolist() == [[0, 0, 0, 120, 120, 120, 240, 240, 241, 242, 243, 255]]
+
+
+def test_a_shorter_side_keeps_every_second_pixel_and_fewer_channels_the_first() -> None:
+    drawn = maps(4, 6, 5)
+    picture = shrink(grid_png(drawn, 2), "a.png", Fidelity(1, 3, 2))
+    assert (picture.count, picture.height, picture.width) == (2, 3, 3)
+    assert np.array_equal(indices(picture.png), np.concatenate(drawn[:2, ::2, ::2], axis=1))
+
+
+def test_pictures_give_up_no_more_than_their_budget_asks_for() -> None:
+    grids = {
+        f"{n}.png": grid_png(np.random.default_rng(n).integers(0, 241, (16, 30, 30), np.uint8), 4) for n in range(3)
+    }
+    sizes = {}
+    for fidelity in LADDER:
+        sizes[fidelity] = sum(len(shrink(png, name, fidelity).png) for name, png in grids.items())
+    assert sorted(sizes.values(), reverse=True) == list(sizes.values())  # the ladder leads down
+    names = list(grids)
+    for budget in (sizes[LADDER[0]], sizes[LADDER[0]] - 1, sizes[LADDER[3]]):
+        pictures, fidelity = shrink_all(names, grids.__getitem__, budget)
+        assert fidelity == next(each for each in LADDER if sizes[each] <= budget)
+        assert [each is not None for each in pictures] == [True] * 3
+    pictures, fidelity = shrink_all(names, grids.__getitem__, sizes[LADDER[-1]] - 1)
+    assert [each is not None for each in pictures] == [True, True, False]
+    assert fidelity == LADDER[-1]
+    assert "61 of 241 colours" in Fidelity(4).sentence
+
+
+@pytest.mark.parametrize("wrong", [b"", b"\x89PNG\r\n\x1a\n", b"<svg/>", picture_png(), grid_png(maps())[:200]])
+def test_what_is_no_grid_is_refused_in_one_line(wrong: bytes) -> None:
+    with pytest.raises(InputError, match=r"^Cannot read 'a\\n\.png': .*Run the command that made it again\.$"):
+        shrink(wrong, "a\n.png", Fidelity())
+
+
+def test_tiles_outside_the_picture_are_refused() -> None:
+    tiles = Tiles(7, 5, 2, 4, 1, 3, 5, 2, 3, 1)
+    assert tiles.fits(5 + 13, 7 + 31)
+    assert not tiles.fits(5 + 12, 7 + 31)
+    assert not tiles.fits(5 + 13, 7 + 30)
+    assert not Tiles(7, 5, 2, 4, 1, 3, 5, 0, 3, 1).fits(99, 99)
+
+
+# --- plots
+
+
+def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
+    figure = logarithmic("g", ["a", "b", "c"], ["a", "b", "c"], [("m", [1.0, 100.0, 10000.0])], [False] * 3, "none")
+    assert figure is not None
+    heights = [float(each.split()[1]) for each in re.split("[ML]", figure.shapes[0].path)[1:]]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.11)
+    assert all(0 < height < HEIGHT for height in heights)
+
+
+def test_a_gap_breaks_the_line_and_a_lone_point_is_a_dot() -> None:
+    figure = logarithmic("g", list("abcd"), list("abcd"), [("m", [1.0, 2.0, None, 3.0])], [False] * 4, "none")
+    assert figure is not None
+    assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+h0", figure.shapes[0].path)
+    assert logarithmic("g", ["a"], ["a"], [("m", [0.0])], [True], "none") is None
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-8, 1.0, 1e8, 1e300])
+def test_a_plot_of_quantiles_stays_in_its_frame(scale: float) -> None:
+    rows = [stored(quantiles={f"q{n:02d}": scale * (n - 50) for n in (1, 5, 25, 50, 75, 95, 99)})] * 3
+    figure = distributions(["a", "b", "c"], [*rows, stored(quantiles=None)], [False] * 4)
+    assert figure is not None
+    numbers = [float(each) for shape in figure.shapes for each in re.findall(r"[\d.]+", shape.path)]
+    assert all(0 <= each <= 1000 for each in numbers)
+    assert "0" in [text for _, text in figure.ticks]
+
+
+def test_marks_stand_where_something_is_flagged() -> None:
+    figure = distributions(["a", "b", "c"], [stored()] * 3, [False, True, False])
+    assert figure is not None
+    assert len(figure.marks) == 1
+    path = figure.shapes[-1].path
+    assert figure.marks[0] == float(path.split("L")[1].split()[0])
+
+
+# --- layers
+
+
+def test_a_layer_has_its_calls_parameters_gradient_findings_and_grids_beside_it(tmp_path: Path) -> None:
+    rows = [row(0, "conv"), row(1, "relu"), row(2, "relu", call=1)]
+    verdict = {"rule": "dead-gradient", "level": "fail", "where": "conv.weight", "message": "It is 0."}
+    gradients = [gradient(0, "conv"), gradient(1, "conv", role="input", slot="[0]"), gradient(2, "relu", call=1)]
+    run = read_run(
+        write_run(
+            tmp_path / "run",
+            rows,
+            gradients=gradients,
+            parameters=[parameter(0, "conv.weight"), parameter(1, "other.bias")],
+            grids={"002-relu-1.png": grid_png(maps())},
+            verdicts=[verdict],
+        )
+    )
+    conv, relu, again = layers_of(run)
+    assert [each.name for each in conv.parameters] == ["conv.weight"]
+    assert [each.rule for each in conv.findings] == ["dead-gradient"]
+    assert (conv.flagged, relu.flagged) == (True, False)
+    assert [each.slot for each in conv.input_gradients] == ["[0]"]
+    assert conv.gradient is not None
+    assert relu.gradient is None
+    assert [each.label for each in relu.calls] == ["relu", "relu#1"]
+    assert (list(relu.grids), list(again.grids)) == ([], [0])
+
+
+def test_the_tree_follows_the_names(tmp_path: Path) -> None:
+    rows = [row(0, "a.b.c"), row(1, "a.b", flags=["non-finite"]), row(2, ""), row(3, ".".join("x" * 5000))]
+    tree = tree_of(layers_of(read_run(write_run(tmp_path / "run", rows))))
+    assert [layer.label for layer in tree.layers] == ["(model)"]
+    assert list(tree.children) == ["a", "x"]
+    inner = tree.children["a"].children["b"]
+    assert (inner.count, inner.flagged, list(inner.children)) == (2, 1, ["c"])
+    assert (tree.count, tree.flagged) == (4, 1)
+
+
+# --- the page
+
+
+def page_of(folder: Path, rows: list[dict[str, Any]], **values: Any) -> str:
+    return report_html(read_run(write_run(folder / "run", rows, **values)))
+
+
+def test_a_page_holds_the_numbers_of_the_run(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [row(0, "conv", activation=statistics(mean=0.123456, max=98770.0))])
+    assert '<td role="cell" class="c-mean number" data-v="0.123456">0.1235</td>' in page
+    assert '<td role="cell" class="c-max number" data-v="98770.0">9.877e4</td>' in page
+    assert "451 × 300 pixels, to the network as 3x224x224" in page
+    assert "0.50 s (forward 0.50)" in page
+
+
+def test_a_page_allows_its_own_style_and_script_and_nothing_else(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [row(0, "conv")], grids={"000-conv.png": grid_png(maps())}, thumbnails=[picture_png()])
+    policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0])
+    (style,), (script,) = (re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script"))
+    for name, text in (("style", style), ("script", script)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "img-src data:; base-uri 'none'; form-action 'none'" in policy
+    sources = re.findall(r'(?:src|href|action|xlink:href)="([^"]*)"', page)
+    assert all(source.startswith(("#", "data:")) for source in sources)
+    assert not re.findall(r"https?://|url\((?!#)|@import", page)
+    assert " style=" not in page
+    assert not re.findall(r"<[^>]* on[a-z]+=", page)
+
+
+class Elements(HTMLParser):
+    """The elements of a page and the names of their attributes, but for those of plots, which have room for some."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, ...]] = []
+        self.words: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"path", "text"}:
+            self.found.append((tag, *(name for name, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def page_about(folder: Path, name: str) -> str:
+    """Return a page that says `name` wherever a run has text."""
+    model = {"name": name, "kind": name, "weights": name, "random": True, "parameter_count": 1}
+    return page_of(
+        folder,
+        [row(0, name, kind=name, slot=name, flags=[name], aliases=[name]), row(1, "b")],
+        gradients=[gradient(0, name, kind=name, remark=name, slot=name)],
+        parameters=[parameter(0, f"{name}.weight")],
+        model=model | {"arguments": {name: name}},
+        inputs=[{"name": name, "size": [1, 1], "shape": [3, 1, 1], "steps": [name]}],
+        predictions=[{"input_index": 0, "classes": [{"index": 3, "name": name, "probability": 0.5}]}],
+        warnings=[name],
+        unusable_inputs=[name],
+        command=name,
+        platform=name,
+        device=name,
+        mode=name,
+        versions={name: name},
+        patterns=[name],
+        edits=[name],
+        loss={"name": name, "target": name, "value": name, "outputs": []},
+        verdicts=[{"rule": name, "level": name, "where": name, "message": name}],
+    )
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_names_stay_text_wherever_they_stand(tmp_path: Path, name: str) -> None:
+    page = page_about(tmp_path, name)
+    harmless = page_about(tmp_path / "harmless", re.sub(r"[^.]", "x", name))
+    assert Elements(page).found == Elements(harmless).found
+    assert sum(safe_text(name) in words for words in Elements(page).words) >= 15
+    page.encode("utf-8")
+    assert not set("\x1b\x00\u202e\ud800") & set(page)
+
+
+def test_values_beyond_measure_are_shown_as_they_are(tmp_path: Path) -> None:
+    huge = statistics(mean=1.7e308, std=5e-324, min=-1.7e308, max=None, element_count=10**30, l2=None, quantiles=None)
+    page = page_of(tmp_path, [row(0, "a", activation=huge, parameter_count=10**40), row(1, "b")])
+    assert "1.700e308" in page
+    assert f"{10**40:,}" in page
+
+
+def test_a_page_says_what_it_gave_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.render.html.shrink_all", lambda names, read: shrink_all(names, read, 1))
+    page = page_of(tmp_path, [row(0, "conv")], grids={"000-conv.png": grid_png(maps())})
+    assert "1 grid found no room" in page
+    assert "see <code>grids/000-conv.png</code>" in page
+
+
+def test_findings_come_before_the_table_and_lead_to_their_layer(tmp_path: Path) -> None:
+    verdict = {"rule": "dead-gradient", "level": "fail", "where": "conv.weight", "message": "It is 0."}
+    page = page_of(
+        tmp_path,
+        [row(0, "conv")],
+        gradients=[gradient(0, "conv")],
+        parameters=[parameter(0, "conv.weight")],
+        verdicts=[verdict],
+    )
+    found = page.index('<a class="name" href="#layer=conv">conv.weight</a>')
+    assert page.index("<h1>") < found < page.index("<table id=")
+
+
+def test_headings_do_not_skip_a_level(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [row(0, "conv"), row(1, "relu")], grids={"000-conv.png": grid_png(maps())})
+    levels = [int(each) for each in re.findall(r"<h([1-6])[ >]", page)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))

@@ -1,0 +1,412 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright, without a network."""
+
+import base64
+import io
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from axe_playwright_python import sync_playwright as axe
+from PIL import Image
+from playwright import sync_api
+from playwright.sync_api import Browser, Page
+
+from hookscope.reading_runs import read_run
+from hookscope.render.html import report_html
+from hookscope.text import safe_text
+from tests.render.stored import (
+    HOSTILE_NAMES,
+    gradient,
+    grid_png,
+    maps,
+    parameter,
+    picture_png,
+    row,
+    statistics,
+    write_run,
+)
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+
+Scheme = Literal["light", "dark"]
+
+
+@dataclass
+class Opened:
+    """A page in the browser, and what it did that it must not."""
+
+    page: "Page"
+    wrong: list[str] = field(default_factory=list)
+
+    def visible(self) -> list[str]:
+        names: list[str] = self.page.eval_on_selector_all(
+            "#table tbody tr:not([hidden]) th", "cells => cells.map(cell => cell.textContent)"
+        )
+        return names
+
+    def axe_violations(self) -> list[str]:
+        found = axe.Axe().run(self.page).response["violations"]
+        return [f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}" for each in found]
+
+
+Open = Callable[..., Opened]
+
+
+def until(page: "Page", expression: str) -> None:
+    """Wait for a condition. Playwright's own way evaluates text inside the page, which its policy forbids."""
+    for _ in range(500):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(expression)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    with sync_api.sync_playwright() as driver:
+        # Containers seldom let Chromium make a sandbox of its own; the pages are ours.
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
+    """Open the report of a run; afterwards nothing may have gone wrong in it."""
+    opened: list[Opened] = []
+
+    def open_report(run: Path, fragment: str = "", width: int = 1280, scheme: Scheme = "light") -> Opened:
+        path = tmp_path / "report.html"
+        path.write_text(report_html(read_run(run)), encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.set_default_timeout(20_000)
+        this = Opened(page)
+        opened.append(this)
+        page.on("console", lambda message: this.wrong.append(message.text))
+        page.on("pageerror", lambda error: this.wrong.append(str(error)))
+        page.on("dialog", lambda dialog: this.wrong.append(dialog.message))
+        address = path.as_uri()
+        page.on(
+            "request",
+            lambda request: request.url.startswith(("data:", address)) or this.wrong.append(request.url),
+        )
+        page.goto(f"{address}{fragment}")
+        page.wait_for_selector("html.ready")
+        return this
+
+    yield open_report
+    for each in opened:
+        each.page.close()
+        assert each.wrong == []
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A run of `grads` with everything in it that a page shows."""
+    names = ["stem.conv", "stem.relu", "layer1.0.conv1", "layer1.0.relu", "layer1.0.conv2", "fc"]
+    kinds = ["Conv2d", "ReLU", "Conv2d", "ReLU", "Conv2d", "Linear"]
+    means = [0.5, -2.0, 1e-9, 30.0, None, 4.0]
+    rows = [
+        row(i, name, kind, activation=statistics(mean=mean))
+        for i, (name, kind, mean) in enumerate(zip(names, kinds, means, strict=True))
+    ]
+    rows[3]["flags"] = ["dead channels", "in-place"]
+    rows.append(row(6, "layer1.0.relu", "ReLU", call=1))
+    return write_run(
+        tmp_path / "small",
+        rows,
+        gradients=[gradient(i, name, kind=kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))],
+        parameters=[parameter(0, "stem.conv.weight"), parameter(1, "fc.weight", ratio=0.001)],
+        grids={
+            "000-stem.conv.png": grid_png(maps(6, 8, 8), 3),
+            "002-layer1.0.conv1.png": grid_png(maps(4, 3, 5)),
+            "005-fc.png": grid_png(maps(30, 1, 1), 10),
+        },
+        thumbnails=[picture_png()],
+        predictions=[{"input_index": 0, "classes": [{"index": 281, "name": "tabby", "probability": 0.25}]}],
+        verdicts=[{"rule": "dead-gradient", "level": "fail", "where": "fc.weight", "message": "It is 0."}],
+        warnings=["Something."],
+        loss={"name": "ce", "target": "tabby", "value": 1.5, "outputs": []},
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing_on_the_page_or_in_a_layer(open_page: Open, small: Path, width: int, scheme: Scheme) -> None:
+    opened = open_page(small, width=width, scheme=scheme)
+    opened.page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert opened.axe_violations() == []
+    opened.page.evaluate("document.querySelector('.choose').open = false")
+    opened.page.click("#table a >> text=stem.conv")
+    opened.page.wait_for_selector("figure.ready")
+    assert opened.axe_violations() == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_window(open_page: Open, small: Path, width: int) -> None:
+    page = open_page(small, "#layer=stem.conv", width=width).page
+    for inside in ("document.documentElement", "document.getElementById('body')"):
+        assert page.evaluate(f"{inside}.scrollWidth <= {inside}.clientWidth")
+
+
+def test_filters_answer_by_name_type_and_flags_and_stay_in_the_fragment(open_page: Open, small: Path) -> None:
+    opened = open_page(small)
+    page = opened.page
+    page.fill("#q", "LAYER1 conv")
+    assert opened.visible() == ["layer1.0.conv1", "layer1.0.conv2"]
+    assert page.inner_text("#matched") == "2 of 7 rows"
+    page.fill("#q", "")
+    page.select_option("#type", "ReLU")
+    assert opened.visible() == ["stem.relu", "layer1.0.relu", "layer1.0.relu#1"]
+    page.check("#flagged")
+    assert opened.visible() == ["layer1.0.relu"]
+    until(page, "location.hash === '#type=ReLU&flagged=1'")
+    page.fill("#q", "nothing")
+    assert opened.visible() == []
+    assert page.is_visible("text=No row matches.")
+    until(page, "location.hash.includes('q=nothing')")
+    page.reload()
+    page.wait_for_selector("html.ready")
+    assert (page.input_value("#q"), page.input_value("#type"), page.is_checked("#flagged")) == ("nothing", "ReLU", True)
+    assert opened.visible() == []
+
+
+def test_columns_sort_both_ways_with_the_unknown_last(open_page: Open, small: Path) -> None:
+    opened = open_page(small)
+    page = opened.page
+    rising = ["stem.relu", "layer1.0.conv1", "stem.conv", "layer1.0.relu#1", "fc", "layer1.0.relu", "layer1.0.conv2"]
+    page.get_by_role("button", name="mean", exact=True).click()
+    assert opened.visible() == rising
+    header = page.locator("th.c-mean")
+    assert header.get_attribute("aria-sort") == "ascending"
+    page.get_by_role("button", name="mean", exact=True).press("Enter")
+    assert opened.visible()[0] == "layer1.0.relu"
+    assert opened.visible()[-1] == "layer1.0.conv2"
+    assert header.get_attribute("aria-sort") == "descending"
+    assert page.locator("[aria-sort]").count() == 1
+    until(page, "location.hash === '#sort=-mean'")
+    page.get_by_role("button", name="layer", exact=True).click()
+    assert opened.visible() == sorted(rising)
+
+
+def test_columns_can_be_chosen(open_page: Open, small: Path) -> None:
+    page = open_page(small).page
+    assert page.locator("th.c-mean").is_visible()
+    assert not page.locator("th.c-l2").is_visible()
+    page.click("text=columns")
+    page.uncheck("input[value=mean]")
+    page.check("input[value=l2]")
+    assert not page.locator("td.c-mean").first.is_visible()
+    assert page.locator("td.c-l2").first.is_visible()
+    until(page, "location.hash.startsWith('#columns=')")
+    page.reload()
+    page.wait_for_selector("html.ready")
+    assert not page.locator("th.c-mean").is_visible()
+    assert page.locator("th.c-l2").is_visible()
+
+
+def test_a_link_opens_its_layer_and_going_back_closes_it(open_page: Open, small: Path) -> None:
+    page = open_page(small, "#layer=layer1.0.relu#1").page
+    assert page.inner_text("#panel-title") == "layer1.0.relu#1"
+    page.click("#body >> text=layer1.0.relu")
+    until(page, "document.getElementById('panel-title').textContent === 'layer1.0.relu'")
+    page.go_back()
+    until(page, "document.getElementById('panel-title').textContent === 'layer1.0.relu#1'")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#panel", state="hidden")
+    until(page, "!location.hash.includes('layer=')")
+    page.click(".findings >> text=fc.weight")
+    page.wait_for_selector("#panel")
+    assert page.inner_text("#panel-title") == "fc"
+    page.go_back()
+    page.wait_for_selector("#panel", state="hidden")
+
+
+def test_the_keyboard_alone_opens_turns_and_closes(open_page: Open, small: Path) -> None:
+    page = open_page(small, "#q=conv").page
+    page.focus("#table tbody a >> nth=0")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#panel")
+    assert page.evaluate("document.activeElement.id") == "panel-title"
+    page.keyboard.press("ArrowRight")
+    until(page, "document.getElementById('panel-title').textContent === 'layer1.0.conv1'")
+    page.keyboard.press("ArrowRight")
+    until(page, "document.getElementById('panel-title').textContent === 'layer1.0.conv2'")
+    assert page.is_disabled("#after")
+    page.click("#before")
+    until(page, "document.getElementById('panel-title').textContent === 'layer1.0.conv1'")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#panel", state="hidden")
+    until(page, "document.activeElement.textContent === 'layer1.0.conv1'")
+    until(page, "location.hash === '#q=conv'")
+
+
+def test_the_first_stop_skips_to_the_layers(open_page: Open, small: Path) -> None:
+    page = open_page(small).page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the layers"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "layers"
+
+
+def pixels(page: "Page", selector: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return what a canvas holds, (H, W), by its red channel, which tells palette entries apart here."""
+    uri = page.eval_on_selector(selector, "canvas => canvas.toDataURL()")
+    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as picture:
+        return np.asarray(picture.convert("RGBA"))[:, :, 0]
+
+
+def red_of(indices: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the red of palette entries: the test palette is 0, 1, 2, 3 … cut into threes."""
+    return (indices.astype(np.int64) * 3 % 256).astype(np.uint8)
+
+
+def test_a_single_map_is_enlarged_by_click_number_and_button(open_page: Open, small: Path) -> None:
+    drawn = maps(4, 3, 5)
+    page = open_page(small, "#layer=layer1.0.conv1").page
+    page.wait_for_selector("figure.ready")
+    assert np.array_equal(pixels(page, "canvas.map"), red_of(drawn[0]))
+    page.click("button.next")
+    assert np.array_equal(pixels(page, "canvas.map"), red_of(drawn[1]))
+    page.fill("input.pick", "3")
+    assert np.array_equal(pixels(page, "canvas.map"), red_of(drawn[3]))
+    assert page.get_attribute("canvas.map", "aria-label") == "Channel 3 of 4"
+    assert page.is_disabled("button.next")
+    page.fill("input.pick", "-7")
+    assert page.input_value("input.pick") == "0"
+    scale = page.eval_on_selector(".chosen", "each => each.offsetWidth") / 5
+    page.click("canvas.tiles", position={"x": 2 * (5 * scale + 2) + 3, "y": 3})
+    assert page.input_value("input.pick") == "2"
+    assert np.array_equal(pixels(page, "canvas.map"), red_of(drawn[2]))
+
+
+def test_the_tiles_show_every_map_pixel(open_page: Open, small: Path) -> None:
+    drawn = maps(6, 8, 8)
+    page = open_page(small, "#layer=stem.conv").page
+    page.wait_for_selector("figure.ready")
+    canvas = pixels(page, "canvas.tiles")
+    scale = int(page.eval_on_selector(".chosen", "each => each.offsetWidth")) // 8
+    for channel in range(6):
+        left = channel * (8 * scale + 2)
+        tile = canvas[: 8 * scale, left : left + 8 * scale]
+        assert np.array_equal(tile, red_of(drawn[channel]).repeat(scale, axis=0).repeat(scale, axis=1))
+
+
+def test_a_map_lies_over_the_input_as_lightly_as_wanted(open_page: Open, small: Path) -> None:
+    page = open_page(small, "#layer=stem.conv").page
+    page.wait_for_selector("figure.ready")
+    assert page.get_attribute("img.under", "src") == page.get_attribute("#input-0", "src")
+    page.eval_on_selector("input.opacity", "each => { each.value = 40; each.dispatchEvent(new Event('input')); }")
+    assert page.eval_on_selector("canvas.map", "each => getComputedStyle(each).opacity") == "0.4"
+    boxes = [page.locator(each).bounding_box() for each in ("img.under", "canvas.map")]
+    assert boxes[0] == boxes[1]
+
+
+def test_values_without_a_plane_are_cells_and_cannot_be_enlarged(open_page: Open, small: Path) -> None:
+    page = open_page(small, "#layer=fc").page
+    page.wait_for_selector("figure.ready")
+    assert page.locator("input.pick").count() == 0
+    assert np.count_nonzero(pixels(page, "canvas.tiles")) > 0
+
+
+def test_the_tree_unfolds_and_leads_to_layers(open_page: Open, small: Path) -> None:
+    page = open_page(small).page
+    link = page.locator(".tree a", has_text="conv2")
+    assert not link.is_visible()
+    page.click(".tree summary >> text=layer1")
+    page.click(".tree details[open] summary >> text=/^0/")
+    link.click()
+    page.wait_for_selector("#panel")
+    assert page.inner_text("#panel-title") == "layer1.0.conv2"
+
+
+def test_a_plot_names_the_place_under_the_pointer_and_leads_there(open_page: Open, small: Path) -> None:
+    page = open_page(small).page
+    plot = page.locator("svg.plot").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] - 3, box["y"] + 40)
+    assert page.inner_text("output.place >> nth=0") == "layer1.0.relu#1"
+    page.mouse.click(box["x"] + 60, box["y"] + 40)
+    page.wait_for_selector("#panel")
+    assert page.inner_text("#panel-title") == "stem.conv"
+
+
+def test_hostile_names_run_nothing_and_can_be_opened_and_filtered(open_page: Open, tmp_path: Path) -> None:
+    rows = [row(i, name, kind=name, flags=[name], aliases=[name]) for i, name in enumerate(HOSTILE_NAMES)]
+    names = dict.fromkeys(("name", "kind", "weights"), "".join(HOSTILE_NAMES))
+    run = write_run(
+        tmp_path / "hostile",
+        rows,
+        grids={"000-x.png": grid_png(maps())},
+        model={**names, "random": False, "parameter_count": 1},
+        inputs=[{"name": "".join(HOSTILE_NAMES), "shape": [1], "steps": list(HOSTILE_NAMES)}],
+        warnings=list(HOSTILE_NAMES),
+    )
+    shown = [safe_text(name) for name in HOSTILE_NAMES]
+    opened = open_page(run)
+    page = opened.page
+    assert opened.visible() == shown
+    for number, name in enumerate(shown):
+        page.locator("#table tbody a").nth(number).click()
+        page.wait_for_selector("#panel[open]")
+        assert page.text_content("#panel-title") == name
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#panel", state="hidden")
+        page.fill("#q", name)
+        assert name in opened.visible() or " " in name
+        page.select_option("#type", name)
+        assert name in opened.visible() or " " in name
+        page.select_option("#type", "")
+        page.fill("#q", "")
+    assert page.evaluate("window.pwned") is None
+    assert opened.axe_violations() == []
+
+
+@pytest.mark.parametrize(
+    "fragment", ["#layer=nowhere", "#layer=%E0%A4%A", "#=&&==&sort=x&columns=<b>&type=<i>", "#q=%00"]
+)
+def test_a_fragment_that_means_nothing_does_no_harm(open_page: Open, small: Path, fragment: str) -> None:
+    opened = open_page(small, fragment)
+    assert not opened.page.is_visible("#panel")
+    assert len(opened.visible()) == (0 if "q=" in fragment else 7)
+
+
+def test_a_page_and_a_layer_print(open_page: Open, small: Path) -> None:
+    page = open_page(small).page
+    whole = page.pdf(format="A4")
+    assert whole.startswith(b"%PDF-")
+    page.emulate_media(media="print")
+    assert not page.is_visible("#q")
+    assert page.is_visible("#table")
+    page.emulate_media(media="screen")
+    page.click("#table a >> text=stem.conv")
+    page.wait_for_selector("figure.ready")
+    page.emulate_media(media="print")
+    assert page.is_visible("canvas.tiles")
+    assert not page.is_visible("#table")
+    layer = page.pdf(format="A4")
+    count = re.compile(rb"/Type\s*/Page\b")
+    assert 1 <= len(count.findall(layer)) <= 3
+
+
+def test_a_long_run_with_many_pictures_opens_on_the_layer_of_its_link(open_page: Open, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    noise = [random.integers(0, 241, (64, 28, 28), np.uint8) for _ in range(4)]
+    grids = {f"{i:03d}-l.png": grid_png(noise[i % 4], 8) for i in range(0, 464, 3)}
+    rows = [row(i, f"layer{i // 50}.{i}.conv", activation=statistics(mean=float(i % 37))) for i in range(464)]
+    run = write_run(tmp_path / "long", rows, grids=grids, thumbnails=[picture_png()])
+    opened = open_page(run, "#layer=layer8.438.conv&q=layer8")
+    page = opened.page
+    page.wait_for_selector("figure.ready")
+    assert np.array_equal(pixels(page, "canvas.map"), red_of(noise[438 % 4][0]))
+    page.keyboard.press("Escape")
+    assert len(opened.visible()) == 50
+    assert (tmp_path / "report.html").stat().st_size < 25_000_000

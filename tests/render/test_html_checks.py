@@ -1,0 +1,340 @@
+"""The page about checkpoints, read as a parser reads it; `test_html_checks_browser.py` opens it."""
+
+import base64
+import hashlib
+import html
+import io
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hookscope.check_results import CheckReport, Finding, RuleOutcome
+from hookscope.checks.rules import RULES
+from hookscope.render.grids import draw_grid, encode_png
+from hookscope.render.html.checks import checks_html
+from hookscope.render.html.evidence import read_evidence
+from hookscope.results import FeatureMaps
+from hookscope.text import safe_text
+from hookscope.writing_reports import MARK
+from tests.render import checked, stored
+from tests.render.checked import CORRUPT, CORRUPT_TEXT, EVERY, FAILED, MANY, PASSING, SKIPPING, WARNED
+from tests.render.stored import grid_png, maps, picture_png
+
+NAMES = tuple(dict.fromkeys((*checked.HOSTILE_NAMES, *stored.HOSTILE_NAMES)))
+ROOM = 10**7
+
+
+class Parsed(HTMLParser):
+    """Elements with their attributes, and the text of each that has an identifier or is a row, a heading or an item."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self._open: list[tuple[str, list[str]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in {"meta", "link", "img"}:
+            words: list[str] = []
+            self.texts.append((tag, dict(attrs), words))
+            self._open.append((tag, words))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        for _, words in self._open:
+            words.append(data)
+
+    def ids(self) -> list[str]:
+        return [attributes["id"] or "" for _, attributes in self.elements if "id" in attributes]
+
+    def said(self, tag: str, **wanted: str) -> list[str]:
+        """Return the texts of elements, blanks made one."""
+        return [
+            " ".join("".join(words).split())
+            for each, attributes, words in self.texts
+            if each == tag and wanted.items() <= attributes.items()
+        ]
+
+    def named(self, identifier: str) -> str:
+        [text] = [text for tag in ("tr", "li", "section", "figure") for text in self.said(tag, id=identifier)]
+        return text
+
+
+def structure(page: str) -> list[tuple[str, ...]]:
+    return [(tag, *attributes) for tag, attributes in Parsed(page).elements]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Callable[..., Path]:
+    """Write the evidence of a checkpoint by hand."""
+
+    def write(files: dict[str, bytes] | None = None, **record: Any) -> Path:
+        folder = tmp_path / "evidence" / "broken.pt"
+        pictures = files or {"grids/003-layer1.0.relu.png": grid_png(maps()), "plots/histograms.png": picture_png()}
+        for name, content in pictures.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        known = {
+            "schema_version": 1,
+            "tool": "hookscope",
+            "verb": "check",
+            "checkpoint": "broken.pt",
+            "layers": ["layer1.0.relu"],
+            "files": [*pictures, "report.json", "rows.csv"],
+        }
+        (folder / "run.json").write_text(json.dumps(known | record), encoding="utf-8")
+        return folder
+
+    return write
+
+
+# What it says
+
+
+def test_a_page_begins_as_every_report_does_and_allows_its_style_and_pictures_only(kept: Callable[..., Path]) -> None:
+    page = checks_html([replace(FAILED, evidence=str(kept()))])
+    assert page.startswith(MARK)
+    policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0])
+    [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    sources = f"style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    assert policy == f"default-src 'none'; {sources}"
+    assert "<script" not in page
+    assert " style=" not in page
+    assert not re.findall(r"https?://|url\(|@import", page)
+    links = [attributes.get("href") or attributes.get("src") for _, attributes in Parsed(page).elements]
+    assert all(link.startswith(("#", "data:")) for link in links if link is not None)
+
+
+def test_a_single_checkpoint_has_its_verdict_model_inputs_and_every_rule_with_its_meaning() -> None:
+    page = Parsed(checks_html([FAILED], seconds=2.25))
+    assert page.said("p", **{"class": "summary"}) == ["1 checkpoint: 1 failed · 3 failures, 1 warning · 2.2 s"]
+    assert page.said("h2") == ["models/broken.pt failed"]
+    words = page.named("checkpoint=models-broken.pt")
+    for expected in ("resnet18 (ResNet, width=2)", "11,689,512", "2 inputs, 3x224x224", "640 × 480 pixels", "cat.jpg"):
+        assert expected in words
+    for outcome in FAILED.outcomes:
+        row = page.named(f"rule={outcome.rule}")
+        assert row.startswith(f"{outcome.status}{outcome.rule}{RULES[outcome.rule].meaning}")
+    assert page.named("rule=drift").endswith("No baseline was given.")
+    assert page.named("rule=dead-channels").endswith("1 failure, 1 warning")
+
+
+def test_findings_stand_before_the_rules_failures_first() -> None:
+    text = checks_html([FAILED])
+    page = Parsed(text)
+    assert [each.partition(" ")[0] for each in page.said("li")] == ["fail", "fail", "fail", "warn"]
+    assert "64 of 64 channels are zero over 2 inputs (limit 50%)." in page.named("rule=dead-channels&finding=1")
+    assert text.index('<li class="warn"') < text.index('<tr id="rule=integrity"')
+
+
+def test_skipped_and_switched_off_rules_say_so() -> None:
+    page = Parsed(checks_html([SKIPPING]))
+    assert page.named("rule=expectation").startswith("skipped")
+    assert page.named("rule=expectation").endswith("No expectation is configured.")
+    assert page.named("rule=zero-gradient").startswith("off")
+    assert "No rule objects to it." in page.said("p")
+    assert page.said("summary")[0] == "1 passed, 2 skipped, 1 off"
+
+
+def test_an_error_is_told_once_and_random_weights_call_for_a_look() -> None:
+    assert " ".join(Parsed(checks_html([CORRUPT])).said("section")).count(CORRUPT_TEXT) == 1
+    told = Parsed(checks_html([checked.KILLED])).said("p", **{"class": "warning fail"})
+    assert told == [f"error {checked.KILLED.error}"]
+    assert PASSING.model is not None
+    random = replace(PASSING, model=replace(PASSING.model, random=True, weights="random, seed 0"))
+    assert Parsed(checks_html([random])).said("dd", **{"class": "notable"}) == ["random, seed 0"]
+    assert Parsed(checks_html([PASSING])).said("dd", **{"class": "notable"}) == []
+    assert Parsed(checks_html([WARNED])).said("p", **{"class": "warning"}) == ["note Only 2 inputs were given."]
+
+
+def test_of_several_checkpoints_the_gravest_comes_first_and_the_table_leads_to_each() -> None:
+    page = Parsed(checks_html([PASSING, WARNED, CORRUPT, FAILED]))
+    order = ["models/corrupt.pt", "models/broken.pt", "models/warned.pt", "models/good.pt"]
+    assert [each.split()[0] for each in page.said("h2")[1:]] == order
+    assert page.said("a", **{"class": "name"})[:4] == order
+    assert page.said("h1") == ["Checked checkpoints"]
+
+
+def test_no_checkpoint_at_all_is_a_page_too() -> None:
+    assert Parsed(checks_html([])).said("p", **{"class": "summary"}) == ["0 checkpoints · 0.0 s"]
+
+
+def test_many_findings_are_all_there_most_of_them_folded() -> None:
+    text = checks_html([MANY])
+    page = Parsed(text)
+    assert len(page.said("li")) == 1000
+    assert "980 more findings" in page.said("summary")
+    assert text[: text.index("<summary>")].count("<li class=") == 20
+
+
+@pytest.mark.parametrize("reports", [EVERY, checked.HOSTILE, [FAILED], [FAILED] * 3])
+def test_every_identifier_is_unique_and_every_link_leads_somewhere(reports: list[CheckReport]) -> None:
+    page = Parsed(checks_html(reports))
+    ids = page.ids()
+    assert len(ids) == len(set(ids))
+    assert not any(re.search(r"\s", each) for each in ids)
+    links = [attributes["href"] or "" for tag, attributes in page.elements if tag == "a"]
+    assert {link[1:] for link in links} <= set(ids)
+    assert all(link.startswith("#") for link in links)
+
+
+def test_links_name_the_checkpoint_where_there_are_several() -> None:
+    ids = Parsed(checks_html([PASSING, FAILED, FAILED])).ids()
+    for name in ("models-broken.pt", "models-broken.pt-2"):
+        assert {f"checkpoint={name}", f"checkpoint={name}&rule=dead-channels&finding=2"} <= set(ids)
+
+
+def test_headings_do_not_skip_a_level(kept: Callable[..., Path]) -> None:
+    page = checks_html([*EVERY, replace(FAILED, evidence=str(kept()))])
+    levels = [int(each) for each in re.findall(r"<h([1-6])[ >]", page)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_names_stay_text_wherever_they_stand(name: str) -> None:
+    page = checks_html([checked.hostile(name), PASSING])
+    assert structure(page) == structure(checks_html([checked.hostile("x"), PASSING]))
+    words = Parsed(page).texts[0][2]
+    assert sum(safe_text(name) in each for each in words) >= 12
+    page.encode("utf-8")
+    assert not set("\x1b\x00\x07\r\u202e\ud800\u2028") & set(page)
+
+
+def test_a_rule_of_another_version_is_shown_without_its_meaning() -> None:
+    report = replace(PASSING, outcomes=(RuleOutcome("<b>new", "warn", (Finding("<b>new", "warn", "", "It is new."),)),))
+    assert Parsed(checks_html([report])).named("rule=<b>new") == "warn<b>new 1 warning"
+
+
+# Evidence
+
+
+def test_evidence_is_embedded_byte_for_byte_with_words_and_findings_lead_there(kept: Callable[..., Path]) -> None:
+    folder = kept()
+    page = Parsed(checks_html([replace(FAILED, evidence=str(folder))]))
+    grid, plot = (attributes for tag, attributes in page.elements if tag == "img")
+    for attributes, name in ((grid, "grids/003-layer1.0.relu.png"), (plot, "plots/histograms.png")):
+        content = (folder / name).read_bytes()
+        kind, _, encoded = (attributes["src"] or "").partition(",")
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(encoded) == content
+        with Image.open(io.BytesIO(content)) as picture:
+            assert (attributes["width"], attributes["height"]) == tuple(map(str, picture.size))
+    assert (grid["alt"] or "").startswith("Feature maps of layer1.0.relu")
+    assert plot["alt"] == "Histograms of the outputs of layer1.0.relu"
+    assert page.named("picture=1") == "Feature maps of layer1.0.relu"
+    leading = [attributes for tag, attributes in page.elements if attributes.get("href") == "#picture=1"]
+    assert len(leading) == 1
+    assert page.said("a", href="#picture=1") == ["layer1.0.relu"]
+
+
+def test_a_finding_about_a_parameter_leads_to_its_layer(kept: Callable[..., Path]) -> None:
+    folder = kept({"grids/000-layer1.0.bn1.png": grid_png(maps())}, layers=["layer1.0.bn1"])
+    page = Parsed(checks_html([replace(FAILED, evidence=str(folder))]))
+    assert page.said("a", href="#picture=1") == ["layer1.0.bn1.running_var"]
+
+
+def test_the_alternative_text_holds_what_the_grid_says_of_itself(kept: Callable[..., Path]) -> None:
+    values = maps(2, 3, 4).astype(np.float32)  # (C, H, W)
+    drawn = FeatureMaps(0, "a b/c", "ReLU", 0, "maps", values, None, 2, (2, 3, 4))
+    png = encode_png(draw_grid(drawn, input_name="cat.jpg"))
+    evidence = read_evidence(kept({"grids/000-a-b-c.png": png}, layers=["a b/c"]), ROOM)
+    [picture] = evidence.pictures
+    assert picture.layer == "a b/c"
+    for words in ("Feature maps of a b/c: ", "cat.jpg", "2 channels"):
+        assert words in picture.alternative
+
+
+def test_what_is_gone_or_damaged_is_counted_and_the_rest_is_shown(kept: Callable[..., Path]) -> None:
+    good = grid_png(maps())
+    names = [f"grids/00{number}-{name}.png" for number, name in enumerate(("gone", "cut", "text", "good"))]
+    folder = kept(dict(zip(names, (good, good[: len(good) // 2], b"<svg onload=alert(1)>", good), strict=True)))
+    (folder / names[0]).unlink()
+    evidence = read_evidence(folder, ROOM)
+    assert [each.layer for each in evidence.pictures] == ["good"]
+    assert evidence.remarks == ("3 pictures of the folder cannot be read any more.",)
+    assert evidence.byte_count == len(good)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["grids/../../secret.png", "../secret.png", "grids/x/secret.png", "secret.png", "/secret.png", "grids/\0.png"],
+)
+def test_only_grids_and_plots_inside_the_folder_are_read(kept: Callable[..., Path], name: str) -> None:
+    folder = kept(files_listed := {"plots/histograms.png": picture_png()})
+    for outside in (folder / "secret.png", folder.parent / "secret.png", folder.parent.parent / "secret.png"):
+        outside.write_bytes(grid_png(maps()))
+    record = json.loads((folder / "run.json").read_bytes())
+    (folder / "run.json").write_text(json.dumps(record | {"files": [name, *files_listed]}), encoding="utf-8")
+    assert [each.layer for each in read_evidence(folder, ROOM).pictures] == [""]
+
+
+def test_links_are_not_followed(kept: Callable[..., Path], tmp_path: Path) -> None:
+    folder = kept({"grids/000-a.png": grid_png(maps()), "plots/histograms.png": picture_png()})
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "000-a.png").write_bytes(grid_png(maps()))
+    (folder / "plots" / "histograms.png").unlink()
+    (folder / "plots" / "histograms.png").symlink_to(tmp_path / "outside" / "000-a.png")
+    (folder / "grids" / "000-a.png").unlink()
+    (folder / "grids").rmdir()
+    (folder / "grids").symlink_to(tmp_path / "outside")
+    evidence = read_evidence(folder, ROOM)
+    assert evidence.pictures == []
+    assert evidence.remarks == ("2 pictures of the folder cannot be read any more.",)
+
+
+def test_a_folder_that_has_become_a_link_or_holds_a_pipe_for_a_record_is_not_read(
+    kept: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = kept()
+    assert len(read_evidence(folder, ROOM).pictures) == 2
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    evidence = read_evidence(link, ROOM)
+    assert evidence.pictures == ()
+    assert "has become a link" in evidence.remarks[0]
+    (folder / "run.json").unlink()
+    os.mkfifo(folder / "run.json")
+    assert read_evidence(folder, ROOM).pictures == ()
+
+
+@pytest.mark.parametrize("record", ["", "[]", "3", "{}", '{"files": 3, "layers": []}', '{"files": [3], "layers": []}'])
+def test_a_folder_without_a_sound_record_leaves_a_remark(kept: Callable[..., Path], record: str) -> None:
+    folder = kept()
+    (folder / "run.json").write_text(record, encoding="utf-8")
+    page = Parsed(checks_html([replace(FAILED, evidence=str(folder))]))
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert any(each.startswith("Its pictures are not shown.") for each in page.said("p", **{"class": "dim"}))
+
+
+def test_pictures_beyond_the_room_stay_in_the_folder(
+    kept: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    png = grid_png(maps())
+    folder = kept({"grids/000-a.png": png, "grids/001-b.png": png})
+    evidence = read_evidence(folder, 2 * len(png) - 1)
+    assert [each.layer for each in evidence.pictures] == ["a"]
+    assert evidence.remarks == ("1 picture found no room here and can be seen in the folder only.",)
+    # All checkpoints of a page share it.
+    monkeypatch.setattr("hookscope.render.html.checks.BUDGET", 3 * len(png))
+    failed = replace(FAILED, evidence=str(folder))
+    page = checks_html([failed, replace(failed, checkpoint="other.pt")])
+    assert page.count("<img ") == 3
+    assert read_evidence(folder, 0).pictures == []

@@ -1,0 +1,184 @@
+import base64
+import io
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from IPython.core.formatters import DisplayFormatter
+from matplotlib.figure import Figure
+from PIL import Image
+
+import hookscope
+from hookscope.render.grids import draw_grid
+from hookscope.render.sparklines import sparkline
+from hookscope.results import FeatureMaps, GradientInspection, Inspection
+from tests.render.conftest import FAILURE, GRADIENTS, HOSTILE_NAME, INSPECTION, printed
+
+MAPS = INSPECTION.feature_maps[0]
+
+
+class Page(HTMLParser):
+    """What a browser would make of a fragment: its tags, its texts, its tables."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.tables: list[list[list[str]]] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"img", "br"}:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in {"td", "th"}:
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.open and self.open[-1] in {"td", "th"}:
+            self.tables[-1][-1][-1] += data
+
+    def pictures(self) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == "img"]
+
+
+def shown(result: Inspection | GradientInspection | FeatureMaps) -> Page:
+    """Return what IPython would show of a result."""
+    data, _ = DisplayFormatter().format(result, include={"text/html"})
+    page = Page(data["text/html"])
+    assert page.open == []
+    return page
+
+
+def decoded(source: str | None) -> Image.Image:
+    kind, _, data = (source or "").partition(",")
+    assert kind == "data:image/png;base64"
+    return Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
+
+
+def test_feature_maps_show_the_grid_and_say_what_it_is() -> None:
+    [picture] = shown(MAPS).pictures()
+    assert picture["alt"] == "Grid of conv1 (Conv2d), input 0, shape 64x112x112, 64 channels"
+    assert np.array_equal(
+        np.asarray(decoded(picture["src"]).convert("RGB")), np.asarray(draw_grid(MAPS).convert("RGB"))
+    )
+
+
+def test_an_inspection_shows_a_row_for_every_row_and_every_number_of_the_terminal() -> None:
+    rows = tuple(replace(INSPECTION.rows[0], index=index, layer=f"block.{index}") for index in range(200))
+    table, *_ = shown(replace(INSPECTION, rows=rows)).tables
+    header, *lines = table
+    assert header[:9] == ["#", "layer", "type", "shape", "parameters", "mean", "std", "min", "median"]
+    assert [line[:6] for line in lines] == [
+        [str(index), f"block.{index}", "Conv2d", "1x64x112x112", "9,408", "0.1250"] for index in range(200)
+    ]
+
+
+def test_it_says_what_the_terminal_says() -> None:
+    page = shown(replace(INSPECTION, failure=FAILURE))
+    for sentence in ("RuntimeError: expected 32 channels", "Egyptian cat 0.40", "Never called: 10", "zero everywhere."):
+        assert sentence in page.text
+    assert "aux7.fc" in page.text  # every one of them, however long the list
+
+
+def test_a_histogram_keeps_its_blanks() -> None:
+    sample = np.repeat([0.0, 8.0], 50)
+    row = replace(INSPECTION.rows[0], activation=replace(INSPECTION.rows[0].activation, sample=sample))
+    header, line = shown(replace(INSPECTION, rows=(row,))).tables[0]
+    assert line[header.index("hist")] == sparkline(sample) == "█      █"
+    styles = [attributes.get("style") or "" for tag, attributes in shown(INSPECTION).tags if tag == "table"]
+    assert all("white-space:pre" in style and "monospace" in style for style in styles)
+
+
+def test_a_gradient_inspection_shows_both_tables_loss_verdicts_and_flow() -> None:
+    page = shown(GRADIENTS)
+    names = [[line[1] for line in table[1:]] for table in page.tables[:2]]
+    assert [len(each) for each in names] == [len(GRADIENTS.gradients), len(GRADIENTS.parameters)]
+    assert names[0][0] == "conv1"
+    assert names[1][0] == "conv1.weight"
+    assert "loss mse = 1.062" in page.text
+    assert "FAIL vanishing-gradient at conv1.weight" in page.text
+    [flow] = page.pictures()
+    assert (flow["alt"] or "").startswith("Gradient flow")
+    assert min(decoded(flow["src"]).size) > 300
+
+
+def test_hostile_names_are_text() -> None:
+    name = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' &amp; \x1b[31m"
+    row = replace(INSPECTION.rows[0], layer=name, kind=name)
+    maps = replace(MAPS, label=name, kind=name, note=name)
+    inspection = replace(
+        INSPECTION,
+        model=replace(INSPECTION.model, name=name, weights=name),
+        rows=(row,),
+        feature_maps=(maps,),
+        warnings=(name,),
+        failure=replace(FAILURE, layer=name, error=name),
+    )
+    verdicts = (replace(GRADIENTS.verdicts[0], where=name, message=name),)
+    for result in (inspection, replace(GRADIENTS, verdicts=verdicts, warnings=(name, HOSTILE_NAME)), maps):
+        page = shown(result)
+        assert {tag for tag, _ in page.tags} <= {
+            *("table", "thead", "tbody", "tr", "th", "td", "div", "p", "section", "strong", "img", "br", "code")
+        }
+        assert {key for _, attributes in page.tags for key in attributes} <= {
+            *("scope", "style", "tabindex", "alt", "src")
+        }
+        assert all((picture["src"] or "").startswith("data:image/png;base64,") for picture in page.pictures())
+        assert "\x1b" not in page.text
+    assert "<script>alert(1)</script>" in shown(inspection).text
+
+
+def test_headers_say_what_they_head() -> None:
+    tags = shown(INSPECTION).tags
+    scopes = [attributes["scope"] for tag, attributes in tags if tag == "th"]
+    assert scopes.count("row") >= len(INSPECTION.rows)
+    assert "col" in scopes
+    assert all(attributes.get("tabindex") == "0" for tag, attributes in tags if tag == "div")  # scrolled by keyboard
+
+
+def test_many_grids_are_cut_and_the_others_are_named() -> None:
+    page = shown(replace(INSPECTION, feature_maps=(MAPS,) * 9))
+    assert len(page.pictures()) == 6
+    assert "3 more grids: look at feature_maps[6]" in page.text
+
+
+def test_an_inspection_without_rows_can_be_shown() -> None:
+    assert "No layer finished." in shown(replace(INSPECTION, rows=())).text
+    assert "No layer finished." in shown(replace(GRADIENTS, gradients=(), parameters=())).text
+
+
+@pytest.mark.parametrize("draw", [hookscope.gradient_flow, hookscope.gradient_histograms, hookscope.parameter_ratios])
+def test_plots_of_the_library_are_figures(draw: object) -> None:
+    assert callable(draw)
+    figure = draw(GRADIENTS)
+    assert isinstance(figure, Figure)
+    assert figure.axes
+
+
+def test_results_load_no_renderer_before_they_are_shown() -> None:
+    script = "import sys, hookscope.results; print(*{'rich', 'PIL', 'matplotlib', 'hookscope.render'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_the_terminals_table_and_the_notebooks_hold_the_same_words() -> None:
+    from hookscope.render.terminal import layer_table
+
+    wide = printed(layer_table(INSPECTION, width=1000, full=True), 1000)
+    words = {word for line in shown(INSPECTION).tables[0] for cell in line for word in cell.split()}
+    assert words <= set(re.split(r"\s+", wide))
