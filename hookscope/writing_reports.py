@@ -12,7 +12,7 @@ from hookscope.text import safe_text
 MARK = "<!doctype html>\n<!-- hookscope report -->\n"
 """How every report begins."""
 
-_ELSEWHERE = "Name another file with -o."
+_ELSEWHERE = "Name another file."
 
 
 def default_report_path(run: Path) -> Path:

@@ -32,6 +32,7 @@ from hookscope.cli.options import (
     Out,
     OutputKey,
     Quiet,
+    Report,
     Resize,
     Scale,
     Seed,
@@ -43,7 +44,7 @@ from hookscope.cli.options import (
     choose_device,
     file_options,
 )
-from hookscope.cli.outlets import check_outlets, serve_outlets
+from hookscope.cli.outlets import choose_outlets
 from hookscope.cli.running import Feed, draw_grids, keeper, pass_over, place, run_record, save_tensors
 from hookscope.errors import HookscopeError, gravest
 from hookscope.text import safe_text
@@ -91,6 +92,7 @@ def activations(
     ] = False,
     show: Show = False,
     tensorboard: TensorBoard = None,
+    page: Report = None,
     out: Out = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -116,7 +118,7 @@ def activations(
     paths = inputs.find_inputs(images)
     target = out or runs.default_run_path("activations", Path(model).name, paths[0].name)
     runs.check_target(target)
-    check_outlets(target, tensorboard, show=show, grids=grids)
+    outlets = choose_outlets(target, show=show, tensorboard=tensorboard, page=page, grids=grids)
     where = choose_device(device)
     reading = file_options(trust, key, allow_missing, allow_unexpected)
     tables, messages = consoles(json=json)
@@ -173,7 +175,7 @@ def activations(
         if not quiet:
             files += [_TENSORS] if tensors else []
             tables.print(_last_line(target, len(drawn), files, len(inspection.inputs), grids_for), soft_wrap=True)
-        serve_outlets(target, drawn, inspection, (tables, messages), tensorboard, show=show, json=json)
+        outlets.serve(target, drawn, inspection, (tables, messages), json=json, quiet=quiet)
     if json:
         typer.echo(inspection_to_json(inspection, {"run": str(target) if written else None}), nl=False)
     return gravest([report(failure) for failure in failures])

@@ -35,6 +35,7 @@ from hookscope.cli.options import (
     Out,
     OutputKey,
     Quiet,
+    Report,
     Resize,
     Scale,
     Seed,
@@ -47,7 +48,7 @@ from hookscope.cli.options import (
     file_options,
     parse_shape,
 )
-from hookscope.cli.outlets import check_outlets, serve_outlets
+from hookscope.cli.outlets import choose_outlets
 from hookscope.cli.running import Feed, count_text, draw_grids, keeper, pass_over, place, run_record, save_tensors
 from hookscope.errors import HookscopeError, LayerNotFoundError, ModelError, UsageError, gravest, nearest
 from hookscope.text import safe_text
@@ -150,6 +151,7 @@ def grads(
     ] = False,
     show: Show = False,
     tensorboard: TensorBoard = None,
+    page: Report = None,
     out: Out = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -177,7 +179,7 @@ def grads(
     paths = inputs.find_inputs(images) if images else []
     target_path = out or runs.default_run_path("grads", Path(model).name, paths[0].name if paths else "noise")
     runs.check_target(target_path)
-    check_outlets(target_path, tensorboard, show=show, grids=grids)
+    outlets = choose_outlets(target_path, show=show, tensorboard=tensorboard, page=page, grids=grids)
     where = choose_device(device)
     reading = file_options(trust, key, allow_missing, allow_unexpected)
     tables, messages = consoles(json=json)
@@ -239,7 +241,7 @@ def grads(
         if not quiet:
             parts = [count_text(len(drawn), "grid")] * bool(drawn) + files
             tables.print(f"{', '.join(parts)} and run.json are in {safe_text(str(target_path))}", soft_wrap=True)
-        serve_outlets(target_path, drawn, inspection, (tables, messages), tensorboard, show=show, json=json)
+        outlets.serve(target_path, drawn, inspection, (tables, messages), json=json, quiet=quiet)
     if json:
         alone = [asdict(each) for each in outcome.by_input]
         extra = {"run": str(target_path) if written else None, "inputs_alone": alone}

@@ -171,6 +171,9 @@ TensorBoard = Annotated[
         "hookscope[tensorboard].",
     ),
 ]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Also write the run as one HTML page, FILE.")
+]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT.")
 ]

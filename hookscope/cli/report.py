@@ -7,7 +7,7 @@ import typer
 
 from hookscope.cli.console import consoles
 from hookscope.cli.options import Quiet
-from hookscope.text import safe_text
+from hookscope.cli.outlets import page_line, write_page
 
 
 def report(
@@ -25,15 +25,12 @@ def report(
     hookscope report hookscope-runs/grads-demo-cat -o gradients.html
     hookscope report out --quiet
     """
-    from hookscope.reading_runs import read_run
-    from hookscope.render.html import report_html
-    from hookscope.writing_reports import check_report_target, default_report_path, write_report
+    from hookscope.writing_reports import check_report_target, default_report_path
 
     target = out or default_report_path(run)
     check_report_target(target)
-    page = report_html(read_run(run))
-    write_report(target, page)
+    size = write_page(run, target)
     if not quiet:
         tables, _ = consoles(json=False)
-        tables.print(f"{safe_text(str(target))} holds the report ({len(page) / 1e6:.1f} MB)", soft_wrap=True)
+        tables.print(page_line(target, size), soft_wrap=True)
     return 0

@@ -281,3 +281,59 @@ def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path
     sizes = [path.stat().st_size for path in (tmp_path / "out" / "grids").iterdir()]
     assert max(sizes) < LARGEST_FILE < sum(sizes)
     assert list((tmp_path / "logs").iterdir()) == []
+
+
+# On a page
+
+
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run, command: str) -> None:
+    ended = run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[-1].startswith("page.html holds the report (")
+    assert run("report", "out").code == 0
+    assert Path("page.html").read_bytes() == Path("out.html").read_bytes()
+
+
+def test_with_json_the_page_is_told_of_on_stderr_and_quiet_says_nothing(run: Run) -> None:
+    told = run("activations", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--json")
+    assert json.loads(told.stdout)["run"] == "out"
+    assert "page.html holds the report (" in told.stderr
+    silent = run("grads", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--quiet")
+    assert (silent.code, silent.stdout, silent.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        ("thesis.html", "it exists and is not a hookscope report"),
+        ("no/such.html", "there is no such folder"),
+        ("elsewhere", "it is a folder"),
+        ("out", "it lies in the run directory, which holds its own files only"),
+        ("elsewhere/../out", "it lies in the run directory, which holds its own files only"),
+    ],
+)
+def test_a_page_that_cannot_be_is_one_line_before_anything_runs(run: Run, page: str, reason: str) -> None:
+    Path("thesis.html").write_text("mine")
+    Path("elsewhere").mkdir()
+    for command in ("activations", "grads"):
+        ended = run(command, "net.py:tiny", CAT, "--out", "out", "--report", page)
+        assert ended.code == 3
+        assert ended.stderr == f"hookscope: error: Cannot write to '{page}': {reason}. Name another file.\n"
+        assert not Path("out").exists()
+    assert Path("thesis.html").read_text() == "mine"
+
+
+def test_a_page_that_the_disk_has_no_room_for_leaves_the_run(command: Run, networks: Path, tmp_path: Path) -> None:
+    # The page holds all grids, so it alone is larger than any file may be.
+    ended = command(
+        *("activations", f"{networks}:tiny", CAT, "--out", "out", "--report", "page.html", "--quiet"),
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE)),
+    )
+    assert (ended.code, ended.stderr) == (
+        3,
+        "hookscope: error: Cannot write to 'page.html': file too large. Name another file.\n",
+    )
+    assert (tmp_path / "out" / "run.json").exists()
+    assert not (tmp_path / "page.html").exists()

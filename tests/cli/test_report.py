@@ -53,7 +53,7 @@ def test_what_is_not_ours_is_never_overwritten(run: Run, tmp_path: Path, stored:
     for target, reason in reasons.items():
         ended = run("report", stored, "-o", target)
         assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)
-        assert f": {reason}. Name another file with -o." in ended.stderr
+        assert f": {reason}. Name another file." in ended.stderr
     assert (tmp_path / "thesis.html").read_text() == "<!doctype html>"
     assert names_in(tmp_path) == ["link.html", "net.py", "runs", "thesis.html"]
 
