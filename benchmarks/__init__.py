@@ -1,1 +1,1 @@
-"""Measurements of hookscope's cost, as ratios taken in one run: `python -m benchmarks`."""
+"""What hookscope costs beside what else a user could take, on the same work, in one session: `python -m benchmarks`."""

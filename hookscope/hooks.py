@@ -238,8 +238,8 @@ def _only_returns(module: nn.Module) -> bool:
     """
     return (
         type(module).__module__.startswith("torch.nn.modules.")
-        and not getattr(module, "inplace", False)
-        and not (module._modules or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+        and not (module._modules or module._forward_hooks or module._forward_pre_hooks)
+        and not (vars(module).get("inplace") or "forward" in vars(module))
     )
 
 

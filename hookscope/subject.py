@@ -67,12 +67,12 @@ def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
 def refuse_lazy(modules: Mapping[str, nn.Module]) -> None:
     """Refuse lazy modules: their first input would give them parameters, so nothing could be restored."""
     for name, module in modules.items():
-        tensors = (*module._parameters.values(), *module._buffers.values())
-        if any(tensor is not None and is_lazy(tensor) for tensor in tensors):
-            raise UsageError(
-                f"{name or 'The model'} ({type(module).__name__}) is lazy: it has no parameters before its first "
-                f"input. Run the model once where it is built."
-            )
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and is_lazy(tensor):
+                raise UsageError(
+                    f"{name or 'The model'} ({type(module).__name__}) is lazy: it has no parameters before its first "
+                    f"input. Run the model once where it is built."
+                )
 
 
 def _anonymous(network: nn.Module, modules: Mapping[str, nn.Module]) -> ModelInfo:
