@@ -11,13 +11,11 @@ from torch import nn
 
 from hookscope.errors import CheckpointError
 from hookscope.files import apart
-from hookscope.files.fileformat import FileKind, file_kind, open_regular
+from hookscope.files.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind, open_regular
 from hookscope.models.building import FileOptions
 from hookscope.models.finding import weights_in
 from hookscope.models.shards import check_names, read_index
 from hookscope.text import printable
-
-WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
 
 _WAYS_ON = "save `model.state_dict()` where it was made, or give --trust if you trust whoever made it"
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hookscope.errors import CheckpointError
 from hookscope.files.fileformat import file_kind
 from hookscope.models.building import LoadedModel, exception_line, parameter_count, seeded
-from hookscope.models.pyfile import importable
+from hookscope.models.importing import importable
 from hookscope.models.shape import default_preprocessing, with_channels
 from hookscope.results import ModelInfo, Preprocessing
 from hookscope.text import printable
