@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -88,10 +89,13 @@ def parameter_rows(
         reducer: For measuring.
     """
     names: dict[int, list[str]] = {}
+    kinds: dict[int, str] = {}
     parameters: dict[int, nn.Parameter] = {}
-    for name, parameter in subject.network.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-        parameters[id(parameter)] = parameter
+    for prefix, module in subject.network.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+            kinds.setdefault(id(parameter), type(module).__name__)
+            parameters[id(parameter)] = parameter
     gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
     with torch.no_grad():
         measured = [reducer.reduce(gradient) for gradient in gradients.values()]
@@ -108,7 +112,7 @@ def parameter_rows(
             ParameterRow(
                 index,
                 name,
-                type(subject.network.get_submodule(name.rpartition(".")[0])).__name__,
+                kinds[known],
                 parameter.requires_grad,
                 _status(parameter.requires_grad, gradient),
                 gradient or TensorStatistics(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), 0),
@@ -125,19 +129,19 @@ def _l2_norms(parameters: Sequence[Tensor]) -> list[float | None]:
 
     Summed in float64 over rows of axis 0, within which the parameter's own float32 or better is good to 1e-5.
     """
-    norms: list[Tensor | None] = []
-    for parameter in parameters:
-        if parameter.is_meta or not parameter.numel():
-            norms.append(None)
-            continue
-        wide = parameter.detach()
+    norms: list[float | None] = [None] * len(parameters)
+    told = [index for index, each in enumerate(parameters) if not each.is_meta and each.numel()]
+    rows = []
+    for index in told:
+        wide = parameters[index].detach()
         wide = wide if wide.itemsize >= 4 else wide.float()
-        rows = torch.linalg.vector_norm(wide.reshape(wide.shape[0] if wide.dim() > 1 else 1, -1), dim=1)
-        norms.append(rows.double().square().sum().sqrt())
-    known = [norm for norm in norms if norm is not None]
-    fetched = iter(torch.stack([norm.to(known[0].device) for norm in known]).tolist() if known else [])
-    values = [None if norm is None else next(fetched) for norm in norms]
-    return [value if value is not None and math.isfinite(value) else None for value in values]
+        rows.append(torch.linalg.vector_norm(wide.reshape(len(wide) if wide.dim() > 1 else 1, -1), dim=1))
+    if rows:
+        squares = torch.cat([each.to(rows[0].device) for each in rows]).cpu().numpy().astype(np.float64) ** 2
+        sums = np.add.reduceat(squares, np.cumsum([0, *map(len, rows[:-1])]))
+        for index, total in zip(told, sums.tolist(), strict=True):
+            norms[index] = math.sqrt(total) if math.isfinite(total) else None
+    return norms
 
 
 def loss_record(losses: Sequence[tuple[LossValue, float]]) -> LossRecord | None:

@@ -180,10 +180,11 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     drawn = Recorder(grids_for, max_channels, None, recorder.reducer)
     placed = place_edits(edits, network, order, recorder)
     with torch.inference_mode(False), torch.enable_grad(), preserved(network, seed, mode) as state:
-        trainable = [parameter.requires_grad for parameter in network.parameters()]
+        parameters = [*network.parameters()]
+        trainable = [parameter.requires_grad for parameter in parameters]
         track_inputs = not any(trainable) or (include_inputs and all(trainable))
         track_outputs = not any(trainable) and not (first and any(map(_differentiable, _tensors(first.args))))
-        for parameter in network.parameters():
+        for parameter in parameters:
             parameter.grad = None
         axes: dict[Key, int | None] = {}
         with capture(
@@ -204,7 +205,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 if failed is None and on_batch is not None:
                     on_batch(len(run.records))
                 batch = next(batches, None) if failed is None else None
-        parameters = parameter_rows(subject, on_tensor, recorder.reducer)
+        by_parameter = parameter_rows(subject, on_tensor, recorder.reducer)
 
     results = layer_rows(subject.modules, subject.aliases, run.rows)
     gradients = gradient_rows(subject, run.gradients)
@@ -216,7 +217,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         loss=loss_record(run.losses),
         rows=results,
         gradients=gradients,
-        parameters=parameters,
+        parameters=by_parameter,
         uncalled=uncalled(subject.modules, selected, captured.called, broke_off=broke, mode=mode),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))

@@ -42,12 +42,9 @@ _LITTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 # Failures to write that say so without naming a file.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
-
 # How long to wait for another process to finish looking at a target; one that was suspended would hold us up for ever.
 # Going on costs no data: at worst the write fails. Our choice.
 _LOCK_SECONDS = 10.0
-
-_ELSEWHERE = "Name another folder with --out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +55,13 @@ class Run:
         path: The folder to write into until `finish`.
         target: Where the run will be.
         previous: Where an earlier run waits while this one takes its place.
+        option: What the user names the target with, for errors.
     """
 
     path: Path
     target: Path
     previous: Path
+    option: str
 
     def finish(self, metadata: Mapping[str, Any]) -> None:
         """Write `run.json` and move the run to its target. Nothing can be written into `path` afterwards.
@@ -73,7 +72,7 @@ class Run:
         Raises:
             OutputError: If something cannot be written, or the target has become something else than a hookscope run.
         """
-        with _reported(self.target):
+        with _reported(self.target, self.option):
             files = sorted(_files(self.path))
             _sync_folder(self.path)
             record = strict_json(_MARK | dict(metadata) | _MARK | {"files": files})
@@ -85,7 +84,7 @@ class Run:
             _sync(self.target.parent)
 
     def _take_place(self) -> None:
-        _refuse_foreign(self.target)
+        _refuse_foreign(self.target, self.option)
         try:
             self.path.rename(self.target)  # succeeds over nothing and over an empty folder
         except OSError as error:
@@ -96,25 +95,26 @@ class Run:
 
 
 @contextmanager
-def new_run(target: Path) -> Iterator[Run]:
+def new_run(target: Path, option: str = "--out") -> Iterator[Run]:
     """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
 
     An exception, or leaving without `finish`, removes all that was written and keeps an earlier run as it was.
 
     Args:
         target: Where the run goes: nothing yet, an empty folder, or an earlier run, which is replaced.
+        option: What the user names it with, for errors.
 
     Raises:
         OutputError: If the target is something else or cannot be written, or the block failed to write into the run's
             folder or onto a full disk.
     """
-    check_target(target)
+    check_target(target, option)
     target = _absolute(target)
     token = f"{os.getpid()}-{secrets.token_hex(4)}"
-    run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token))
+    run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token), option)
     absent = [folder for folder in target.parents if not folder.exists()]
     try:
-        with _claimed(run), _reported(target, within=run.path):
+        with _claimed(run), _reported(target, option, within=run.path):
             yield run
     finally:
         try:
@@ -124,8 +124,12 @@ def new_run(target: Path) -> Iterator[Run]:
             raise
 
 
-def check_target(target: Path) -> None:
+def check_target(target: Path, option: str = "--out") -> None:
     """Refuse a target that a run could not be written to, without changing anything.
+
+    Args:
+        target: As for `new_run`.
+        option: Likewise.
 
     Raises:
         OutputError: If `target` is a file, a link, a mount point, the current folder or one above it, holds something
@@ -133,19 +137,19 @@ def check_target(target: Path) -> None:
     """
     try:
         target = _absolute(target)
-        with _reported(target):
+        with _reported(target, option):
             with _locked(target.parent):
-                _refuse_foreign(target)
+                _refuse_foreign(target, option)
             standing = next(folder for folder in target.parents if folder.exists())
             if not os.access(standing, os.W_OK | os.X_OK):
-                raise OutputError(_refusal(target, f"no permission to write in {_quoted(standing)}"))
+                raise OutputError(_refusal(target, f"no permission to write in {_quoted(standing)}", option))
             # Asking for a name that is too long fails even where nothing of that name exists.
             longest = _beside(target, "previous", f"{os.getpid()}-{'0' * 8}").name
             for name in (longest, *target.relative_to(standing).parts[:-1]):
                 with suppress(FileNotFoundError):
                     (standing / name).lstat()
     except ValueError as error:
-        raise OutputError(_refusal(target, "no file can have such a name")) from error
+        raise OutputError(_refusal(target, "no file can have such a name", option)) from error
 
 
 def default_run_path(verb: str, model_name: str, input_name: str) -> Path:
@@ -170,30 +174,31 @@ def _beside(target: Path, role: str, token: str) -> Path:
     return target.with_name(f".{target.name}.{role}-{token}")
 
 
-def _refuse_foreign(target: Path) -> None:
+def _refuse_foreign(target: Path, option: str) -> None:
     """Raise unless there is nothing at `target`, an empty folder, or an earlier run without foreign files in it."""
     try:
         mode = target.lstat().st_mode
     except FileNotFoundError:
         return
     if stat.S_ISLNK(mode):
-        raise OutputError(_refusal(target, "it is a symbolic link"))
+        raise OutputError(_refusal(target, "it is a symbolic link", option))
     if not stat.S_ISDIR(mode):
-        raise OutputError(_refusal(target, "it exists and is not a folder"))
-    inside = "Name a folder inside it with --out."
+        raise OutputError(_refusal(target, "it exists and is not a folder", option))
+    inside = "Name a folder inside it"
     if target.is_mount():
-        raise OutputError(_refusal(target, "it is a mount point, which cannot be replaced", inside))
+        raise OutputError(_refusal(target, "it is a mount point, which cannot be replaced", option, inside))
     with suppress(FileNotFoundError):  # the current folder may have been deleted
         if Path.cwd().is_relative_to(target):
-            raise OutputError(_refusal(target, "it is the current folder, or above it, and cannot be replaced", inside))
+            reason = "it is the current folder, or above it, and cannot be replaced"
+            raise OutputError(_refusal(target, reason, option, inside))
     if all(path.name in _LITTER for path in target.iterdir()):
         return
     record = _read_record(target)
     if record is None:
-        raise OutputError(_refusal(target, "the folder holds something that is not a hookscope run"))
+        raise OutputError(_refusal(target, "the folder holds something that is not a hookscope run", option))
     foreign = sorted(_files(target) - {_RECORD, *record["files"]})
     if foreign:
-        raise OutputError(_refusal(target, f"beside a hookscope run it holds {_quoted(foreign[0])}"))
+        raise OutputError(_refusal(target, f"beside a hookscope run it holds {_quoted(foreign[0])}", option))
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
@@ -223,7 +228,7 @@ def _files(folder: Path) -> set[str]:
 def _claimed(run: Run) -> Iterator[None]:
     """Put right what dead processes left beside the target, make the hidden folder and hold its lock."""
     with ExitStack() as stack:
-        with _reported(run.target):
+        with _reported(run.target, run.option):
             run.target.parent.mkdir(parents=True, exist_ok=True)
             with _locked(run.target.parent):
                 _settle_leftovers(run.target)
@@ -331,11 +336,12 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _reported(target: Path, within: Path | None = None) -> Iterator[None]:
+def _reported(target: Path, option: str, within: Path | None = None) -> Iterator[None]:
     """Turn an operating system error into one line about the run.
 
     Args:
         target: What the line names.
+        option: What the user named it with.
         within: Only errors about this folder, or about a full disk; others pass. None means every error.
     """
     try:
@@ -345,8 +351,8 @@ def _reported(target: Path, within: Path | None = None) -> Iterator[None]:
             raise
         reason = error.strerror.lower() if error.strerror else str(error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "Free some space, or name another folder with --out." if full else _ELSEWHERE
-        raise OutputError(_refusal(target, reason, remedy)) from error
+        remedy = "Free some space, or name another folder" if full else "Name another folder"
+        raise OutputError(_refusal(target, reason, option, remedy)) from error
 
 
 def _concerns(error: OSError, folder: Path) -> bool:
@@ -354,8 +360,8 @@ def _concerns(error: OSError, folder: Path) -> bool:
     return named and Path(os.fsdecode(error.filename)).is_relative_to(folder)
 
 
-def _refusal(target: Path, reason: str, remedy: str = _ELSEWHERE) -> str:
-    return f"Cannot write to {_quoted(target)}: {safe_text(reason)}. {remedy}"
+def _refusal(target: Path, reason: str, option: str, remedy: str = "Name another folder") -> str:
+    return f"Cannot write to {_quoted(target)}: {safe_text(reason)}. {remedy} with {option}."
 
 
 def _quoted(path: Path | str) -> str:

@@ -221,6 +221,17 @@ def test_refuses_what_is_not_a_run_of_ours_and_leaves_it_alone(tmp_path: Path, m
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_refusal_names_the_option_that_gave_the_folder(tmp_path: Path) -> None:
+    a_file(tmp_path / "kept")
+    with pytest.raises(OutputError, match=r"Name another folder with --evidence\.$"):
+        check_target(tmp_path / "kept", "--evidence")
+    with (
+        pytest.raises(OutputError, match=r"Name another folder with --evidence\.$"),
+        new_run(tmp_path / "kept", "--evidence"),
+    ):
+        pytest.fail("the folder is taken")
+
+
 def test_a_foreign_file_in_a_run_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "run", "old")
     (tmp_path / "run" / "notes.txt").write_text("mine")

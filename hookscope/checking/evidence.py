@@ -41,7 +41,7 @@ def write_evidence(
         OutputError: If it cannot be written.
     """
     rows = failing_rows(report, examination.forward if examination is not None else None)
-    with new_run(folder) as run:
+    with new_run(folder, "--evidence") as run:
         (run.path / "report.json").write_text(checks_to_json([report]), encoding="utf-8")
         if rows and prepared is not None and examination is not None and examination.forward is not None:
             forward = replace(examination.forward, rows=rows, uncalled=())

@@ -219,7 +219,7 @@ def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path 
         taken = {each.name.casefold() for each in folders if each is not None}  # some file systems know no case
         candidates = (name, *(f"{name}-{number}" for number in range(2, len(found) + 2)))
         folder = evidence / next(each for each in candidates if each.casefold() not in taken)
-        check_target(folder)
+        check_target(folder, "--evidence")
         folders.append(folder)
     return folders
 

@@ -8,11 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from hookscope.errors import CheckpointError, NothingMatchedError
-from hookscope.files.fileformat import open_regular, read_weight_map
+from hookscope.files.fileformat import WEIGHTS_SUFFIXES, open_regular, read_weight_map
 from hookscope.text import printable
 
-# Those of `hookscope.models.checkpoint`, which imports torch; a test compares them.
-WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
 _INDEX_SUFFIX = ".index.json"
 
 

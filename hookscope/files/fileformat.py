@@ -29,6 +29,9 @@ FileKind = Literal[
     "pickle",
 ]
 
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
+"""What the names of weights files end with, in lower case: they are found by it; their content says what they are."""
+
 # Our choice: an index names a shard per tensor; 16 MiB hold 100,000 of them.
 _INDEX_BYTES_LIMIT = 16 * 2**20
 

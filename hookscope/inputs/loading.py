@@ -3,8 +3,8 @@
 import hashlib
 import stat
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from hookscope.errors import ImageError
-from hookscope.inputs.pictures import read_picture
+from hookscope.inputs.pictures import is_quiet_picture, read_picture
 from hookscope.inputs.preparing import check_suits_pictures, prepare_picture
 from hookscope.inputs.tensors import prepare_tensor, read_numpy, read_stored
 from hookscope.results import InputRecord, Preprocessing
@@ -42,12 +42,38 @@ def load_input(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
         ImageError: If the file is missing, unreadable, corrupt, of another kind, or over a limit.
         UsageError: If the file is a picture, and `preprocessing` does not suit pictures or contradicts itself.
     """
+    return _load(path, preprocessing, _recorded_warnings)
+
+
+def is_quiet(path: Path) -> bool:
+    """Tell whether `load_quietly` may read a file, from its header; one that is damaged is not."""
+    warned: list[str] = []
+    try:
+        _check_regular(path, "")
+        with path.open("rb") as file, _recorded_warnings(warned):
+            quiet = _sniff(file, "") == "picture" and is_quiet_picture(file)
+    except Exception:  # noqa: BLE001 - a damaged or hostile file can make a reader raise anything
+        return False
+    return quiet and not warned
+
+
+def load_quietly(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+    """Do as `load_input`, for a file that `is_quiet`, in any thread.
+
+    Nothing that all threads share is touched: neither the filters of warnings, nor stderr, nor processes.
+    """
+    return _load(path, preprocessing, lambda _steps: nullcontext())
+
+
+def _load(
+    path: Path, preprocessing: Preprocessing, recorded: Callable[[list[str]], AbstractContextManager[None]]
+) -> tuple[torch.Tensor, InputRecord]:
     name = repr(str(path))
     _check_regular(path, name)
     steps: list[str] = []
     size = None
     try:
-        with path.open("rb") as file, _recorded_warnings(steps):
+        with path.open("rb") as file, recorded(steps):
             content = _sniff(file, name)
             if content == "picture":
                 check_suits_pictures(preprocessing)

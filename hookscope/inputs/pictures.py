@@ -49,6 +49,42 @@ _EIGHT_BIT_MODES = {
 }
 _DEEP_MODES = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I", "F"})
 
+# What these have to warn of, Pillow says when it opens them and reads their EXIF data; for PNG see `_is_quiet_png`.
+_QUIET_FORMATS = frozenset({"JPEG", "MPO", "PNG", "WEBP"})
+_QUIET_MODES = frozenset({"L", "LA", "RGB", "RGBA"})
+
+
+def is_quiet_picture(file: BinaryIO) -> bool:
+    """Tell whether all that `read_picture` may warn of is said when the header is read, as it is here.
+
+    Args:
+        file: Open for reading, at its start.
+
+    Raises:
+        Exception: Of any kind, if it is damaged or not a picture.
+    """
+    picture = Image.open(file, formats=_FORMATS)
+    if picture.format not in _QUIET_FORMATS or picture.mode not in _QUIET_MODES:
+        return False
+    if picture.format == "PNG":
+        return _is_quiet_png(file)
+    _orientation(picture)
+    return True
+
+
+def _is_quiet_png(file: BinaryIO) -> bool:
+    """Tell whether a PNG has neither EXIF data nor animation, which may stand behind the pixels."""
+    position = 8
+    file.seek(position)
+    # A chunk: length (4 bytes), kind (4), content, checksum (4). Content of text starts with a keyword, for example
+    # "Raw profile type exif".
+    while head := file.read(32):
+        if b"acTL" in head or b"exif" in head.lower():
+            return False
+        position += int.from_bytes(head[:4], "big") + 12
+        file.seek(position)
+    return True
+
 
 def read_picture(
     file: BinaryIO, name: str, channels: int, steps: list[str]

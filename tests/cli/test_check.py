@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from hookscope.checks.rules import RULES
-from hookscope.cli.checkpoints import WEIGHTS_SUFFIXES, find_checkpoints
+from hookscope.cli.checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
 from tests.cli.conftest import Ended, Run, names_below
 
@@ -150,10 +150,11 @@ def statuses(report: dict[str, Any]) -> dict[str, str]:
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
+    for _ in range(3000):  # not by the clock: a machine may stand still for a minute
+        if condition():
+            return True
         time.sleep(0.02)
-    return condition()
+    return False
 
 
 def is_running(process: int) -> bool:
@@ -366,7 +367,7 @@ def test_interrupting_leaves_nothing_behind(
             worker = int(witness.read_text(encoding="utf-8"))
             assert is_running(worker)
             running.send_signal(number)
-            stdout, stderr = running.communicate(timeout=60)
+            stdout, stderr = running.communicate(timeout=600)
         finally:
             running.kill()
     assert running.returncode == code
@@ -430,12 +431,6 @@ def test_a_folder_or_glob_without_checkpoints_matches_nothing(tmp_path: Path) ->
     for source in (str(tmp_path), str(tmp_path / "*.pt")):
         with pytest.raises(NothingMatchedError):
             find_checkpoints([source])
-
-
-def test_weights_files_have_the_same_suffixes_everywhere() -> None:
-    from hookscope.models import checkpoint
-
-    assert checkpoint.WEIGHTS_SUFFIXES == WEIGHTS_SUFFIXES
 
 
 def test_a_checkpoint_in_shards_is_checked_as_a_whole(check: Run, folder: Path, tmp_path: Path) -> None:
@@ -561,7 +556,7 @@ def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: 
         (("good.pt", "--report", "good.pt"), 3, "not a hookscope report"),
         (("good.pt", "--report", "missing/report.html"), 3, "no such folder"),
         (("good.pt", "--report", "."), 3, "folder"),
-        (("good.pt", "--evidence", "good.pt"), 3, "good.pt"),
+        (("good.pt", "--evidence", "good.pt"), 3, "Name another folder with --evidence"),
         (("good.pt", "--update-baseline", "--baseline", "good.pt/b.json"), 3, "good.pt"),
         (("good.pt", "--format", "github"), 3, "GITHUB_STEP_SUMMARY"),
     ],

@@ -2,8 +2,11 @@
 
 import base64
 import io
+import math
 import os
-from collections.abc import Callable, Sequence
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.errors import InputError
+from hookscope.render.columns import counted
 from hookscope.render.grids import BACKGROUND, LEVEL_COUNT
 from hookscope.render.tiles import KEY, Tiles, tiles_from_text
 from hookscope.text import printable
@@ -57,8 +61,12 @@ class Fidelity:
 LADDER = (
     Fidelity(),
     Fidelity(4),
+    Fidelity(4, 56),
     Fidelity(4, 28),
+    Fidelity(8, 28),
     Fidelity(8, 14),
+    Fidelity(16, 14),
+    Fidelity(16, 14, 512),
     Fidelity(8, 14, 256),
     Fidelity(8, 14, 64),
     Fidelity(8, 7, 16),
@@ -162,10 +170,29 @@ def shrink(png: bytes, name: str, fidelity: Fidelity) -> Picture:
         _encode(_fewer_colours(maps, fidelity.step), palette),
         *(tiles.columns, count, len(downs), len(acrosses), tiles.frames),
         _colours(palette),
-        # A page lays its tiles out anew.
-        tuple(part.replace(f", {tiles.columns} per row", "") for part in tiles.caption),
+        (*_caption(tiles), *_given_up(tiles, stride, count)),
         tiles.bar,
     )
+
+
+def _caption(tiles: Tiles) -> Iterator[str]:
+    """Yield what the grid's caption says, but for how its tiles lie: a page lays them out anew."""
+    text = " · ".join(tiles.caption)
+    shape, channels = re.search(r"shape (\d+(?: x \d+)*)", text), re.search(r"(\d+) channels?\b.*?x \d+ tokens", text)
+    for part in tiles.caption:
+        yield part.replace(f", {tiles.columns} per row", "")
+    if shape is not None and channels is not None:
+        tokens = math.prod(map(int, shape[1].split(" x "))) // max(1, int(channels[1]))
+        if (apart := tokens - tiles.height * tiles.width) > 0:
+            yield f"left out: {counted(apart, 'token')} apart from the grid, such as a class token; the run's own grid has it"
+
+
+def _given_up(tiles: Tiles, stride: int, count: int) -> Iterator[str]:
+    """Yield what this picture lacks beside the grid, to make the page small."""
+    if stride > 1:
+        yield f"here one pixel in {stride} along each axis"
+    if count < tiles.count:
+        yield f"here the first {counted(count, 'channel')}"
 
 
 def thumbnail_uri(png: bytes, name: str) -> str:
@@ -228,8 +255,10 @@ def _encode(maps: NDArray[np.uint8], palette: bytes) -> bytes:
     image = Image.fromarray(maps)
     image.putpalette(palette)
     file = io.BytesIO()
-    # The background fills a last row of tiles; transparent, it suits a light page and a dark one.
-    image.save(file, "PNG", compress_level=6, transparency=bytes([255] * BACKGROUND + [0]))
+    # The background fills a last row of tiles; transparent, it suits a light page and a dark one. Feature maps have runs
+    # of zeros and little else that repeats: looking for runs only takes a tenth of the time and about the same room.
+    transparency = bytes([255] * BACKGROUND + [0])
+    image.save(file, "PNG", compress_level=6, compress_type=zlib.Z_RLE, transparency=transparency)
     return file.getvalue()
 
 
