@@ -289,6 +289,9 @@ def read_run(folder: Path) -> StoredRun:
     document = _read_json(folder, "run.json")
     if document.get("tool") != "hookscope":
         raise InputError(_refusal(folder, "its run.json is not hookscope's", "Give the folder of a run."))
+    if document.get("verb") == "check":
+        remedy = "`hookscope check CHECKPOINT --report FILE` makes the page of a check."
+        raise InputError(_refusal(folder, "it is the evidence of a check, not a run", remedy))
     record = _checked(StoredRecord, folder, "run.json", document)
     layers = _checked(_Layers, folder, "layers.json", _read_json(folder, "layers.json"))
     backward = record.verb == "grads"

@@ -1,5 +1,8 @@
+import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,6 +84,43 @@ def test_what_is_no_run_ends_in_one_line(run: Run, stored: Path) -> None:
     assert "one that was cut short" in ended.stderr
     assert names_in(stored.parent) == ["first"]
     assert run("report").code == 2
+
+
+def cut_short(folder: Path, name: str) -> None:
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2])
+
+
+def made_otherwise(folder: Path, **values: object) -> None:
+    record = json.loads((folder / "run.json").read_bytes())
+    (folder / "run.json").write_text(json.dumps(record | values), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (shutil.rmtree, "there is no such folder. Give the folder of a run."),
+        (lambda folder: cut_short(folder, "run.json"), "its run.json is cut short or damaged. Run the command"),
+        (lambda folder: cut_short(folder, "layers.json"), "its layers.json is cut short or damaged. Run the command"),
+        (lambda folder: (folder / "layers.json").unlink(), "its file 'layers.json' is missing. Run the command"),
+        (lambda folder: made_otherwise(folder, schema_version=2), "schema version 2, and this hookscope reads 1. Make"),
+        (
+            lambda folder: made_otherwise(folder, verb="check"),
+            "it is the evidence of a check, not a run. `hookscope ch",
+        ),
+        (lambda folder: (folder / "grids/000-conv.png").unlink(), "its file 'grids/000-conv.png' is missing. Run"),
+        (lambda folder: cut_short(folder, "grids/000-conv.png"), "it is no picture of a run. Run the command"),
+    ],
+)
+def test_a_spoiled_run_ends_in_one_line_and_leaves_no_report(
+    run: Run, stored: Path, spoil: Callable[[Path], object], says: str
+) -> None:
+    spoil(stored)
+    ended = run("report", stored)
+    assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)
+    assert ended.stderr.startswith("hookscope: error: Cannot read ")
+    assert says in ended.stderr
+    assert not (stored.parent / "first.html").exists()
 
 
 def test_a_report_is_made_without_torch(tmp_path: Path, stored: Path) -> None:

@@ -182,6 +182,8 @@ def test_a_shorter_side_keeps_every_second_pixel_and_fewer_channels_the_first() 
     picture = shrink(grid_png(drawn, 2), "a.png", Fidelity(1, 3, 2))
     assert (picture.count, picture.height, picture.width) == (2, 3, 3)
     assert np.array_equal(indices(picture.png), np.concatenate(drawn[:2, ::2, ::2], axis=1))
+    assert picture.caption[1:] == ("here one pixel in 2 along each axis", "here the first 2 channels")
+    assert len(shrink(grid_png(drawn, 2), "a.png", Fidelity()).caption) == 1
 
 
 def test_pictures_give_up_no_more_than_their_budget_asks_for() -> None:
@@ -279,6 +281,13 @@ def test_a_layer_has_its_calls_parameters_gradient_findings_and_grids_beside_it(
     assert relu.gradient is None
     assert [each.label for each in relu.calls] == ["relu", "relu#1"]
     assert (list(relu.grids), list(again.grids)) == ([], [0])
+
+
+def test_what_has_no_name_in_the_tree_can_still_be_followed(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [row(0, "a."), row(1, "..b")])
+    tree = page[page.index('<div class="tree">') : page.index('<section id="making"')]
+    assert tree.count("(no name)") == 3
+    assert not re.findall(r"<(a|span)[^>]*></\1>", tree)
 
 
 def test_the_tree_follows_the_names(tmp_path: Path) -> None:
@@ -379,6 +388,15 @@ def test_values_beyond_measure_are_shown_as_they_are(tmp_path: Path) -> None:
     page = page_of(tmp_path, [row(0, "a", activation=huge, parameter_count=10**40), row(1, "b")])
     assert "1.700e308" in page
     assert f"{10**40:,}" in page
+
+
+def test_a_layer_without_a_grid_leaves_no_room_for_one(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [row(0, "a"), row(1, "b")], grids={"001-b.png": grid_png(maps())})
+    without, within = (
+        page[page.index(f'<template id="layer-{number}"') :].partition("</template>")[0] for number in (0, 1)
+    )
+    assert ('<div class="split">' in without, '<div class="split">' in within) == (False, True)
+    assert "No grid was drawn of this output." in without
 
 
 def test_a_page_says_what_it_gave_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

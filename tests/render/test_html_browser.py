@@ -1,24 +1,21 @@
-"""The page in a real browser: Debian's Chromium, driven by Playwright, without a network."""
+"""The page of a run in a real browser."""
 
 import base64
 import io
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
-from axe_playwright_python import sync_playwright as axe
 from PIL import Image
-from playwright import sync_api
 from playwright.sync_api import Browser, Page
 
 from hookscope.reading_runs import read_run
 from hookscope.render.html import report_html
 from hookscope.text import safe_text
+from tests.render.chromium import Opened, Scheme, chromium, needs_chromium, open_file, until
 from tests.render.stored import (
     HOSTILE_NAMES,
     gradient,
@@ -31,74 +28,28 @@ from tests.render.stored import (
     write_run,
 )
 
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-
-Scheme = Literal["light", "dark"]
-
-
-@dataclass
-class Opened:
-    """A page in the browser, and what it did that it must not."""
-
-    page: "Page"
-    wrong: list[str] = field(default_factory=list)
-
-    def visible(self) -> list[str]:
-        names: list[str] = self.page.eval_on_selector_all(
-            "#table tbody tr:not([hidden]) th", "cells => cells.map(cell => cell.textContent)"
-        )
-        return names
-
-    def axe_violations(self) -> list[str]:
-        found = axe.Axe().run(self.page).response["violations"]
-        return [f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}" for each in found]
-
+pytestmark = needs_chromium
 
 Open = Callable[..., Opened]
 
 
-def until(page: "Page", expression: str) -> None:
-    """Wait for a condition. Playwright's own way evaluates text inside the page, which its policy forbids."""
-    for _ in range(500):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(20)
-    raise AssertionError(expression)
-
-
 @pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    with sync_api.sync_playwright() as driver:
-        # Containers seldom let Chromium make a sandbox of its own; the pages are ours.
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
-def open_page(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     """Open the report of a run; afterwards nothing may have gone wrong in it."""
     opened: list[Opened] = []
 
     def open_report(run: Path, fragment: str = "", width: int = 1280, scheme: Scheme = "light") -> Opened:
         path = tmp_path / "report.html"
         path.write_text(report_html(read_run(run)), encoding="utf-8")
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.set_default_timeout(20_000)
-        this = Opened(page)
-        opened.append(this)
-        page.on("console", lambda message: this.wrong.append(message.text))
-        page.on("pageerror", lambda error: this.wrong.append(str(error)))
-        page.on("dialog", lambda dialog: this.wrong.append(dialog.message))
-        address = path.as_uri()
-        page.on(
-            "request",
-            lambda request: request.url.startswith(("data:", address)) or this.wrong.append(request.url),
-        )
-        page.goto(f"{address}{fragment}")
-        page.wait_for_selector("html.ready")
-        return this
+        opened.append(open_file(browser, path, fragment, width, scheme))
+        opened[-1].page.wait_for_selector("html.ready")
+        return opened[-1]
 
     yield open_report
     for each in opened:
@@ -153,6 +104,14 @@ def test_nothing_is_wider_than_the_window(open_page: Open, small: Path, width: i
     page = open_page(small, "#layer=stem.conv", width=width).page
     for inside in ("document.documentElement", "document.getElementById('body')"):
         assert page.evaluate(f"{inside}.scrollWidth <= {inside}.clientWidth")
+
+
+@pytest.mark.parametrize("width", [390, 460, 700])
+def test_the_choice_of_columns_fits_a_phone(open_page: Open, small: Path, width: int) -> None:
+    page = open_page(small, width=width).page
+    page.click("text=columns")
+    assert page.is_visible("input[value=mean]")
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 def test_filters_answer_by_name_type_and_flags_and_stay_in_the_fragment(open_page: Open, small: Path) -> None:
@@ -211,6 +170,22 @@ def test_columns_can_be_chosen(open_page: Open, small: Path) -> None:
     assert page.locator("th.c-l2").is_visible()
 
 
+def test_names_and_the_header_stay_in_sight_while_the_table_scrolls_on_a_phone(open_page: Open, small: Path) -> None:
+    page = open_page(small, width=390).page
+    page.eval_on_selector(".tall", "each => { each.style.height = '120px'; each.scrollTo(9999, 9999); }")
+
+    def corner(selector: str) -> tuple[float, float]:
+        box = page.locator(selector).bounding_box()
+        assert box is not None
+        return box["x"], box["y"]
+
+    left, top = corner(".tall")
+    assert page.eval_on_selector(".tall", "each => each.scrollLeft") > 0
+    assert corner("#table tbody th >> nth=6")[0] == pytest.approx(left, abs=2)
+    assert corner("#table thead")[1] == pytest.approx(top, abs=2)
+    assert corner("#table tbody th >> nth=0")[1] < top
+
+
 def test_a_link_opens_its_layer_and_going_back_closes_it(open_page: Open, small: Path) -> None:
     page = open_page(small, "#layer=layer1.0.relu#1").page
     assert page.inner_text("#panel-title") == "layer1.0.relu#1"
@@ -255,7 +230,7 @@ def test_the_first_stop_skips_to_the_layers(open_page: Open, small: Path) -> Non
     assert page.evaluate("document.activeElement.id") == "layers"
 
 
-def pixels(page: "Page", selector: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def pixels(page: Page, selector: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return what a canvas holds, (H, W), by its red channel, which tells palette entries apart here."""
     uri = page.eval_on_selector(selector, "canvas => canvas.toDataURL()")
     with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as picture:
@@ -395,18 +370,3 @@ def test_a_page_and_a_layer_print(open_page: Open, small: Path) -> None:
     layer = page.pdf(format="A4")
     count = re.compile(rb"/Type\s*/Page\b")
     assert 1 <= len(count.findall(layer)) <= 3
-
-
-def test_a_long_run_with_many_pictures_opens_on_the_layer_of_its_link(open_page: Open, tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    noise = [random.integers(0, 241, (64, 28, 28), np.uint8) for _ in range(4)]
-    grids = {f"{i:03d}-l.png": grid_png(noise[i % 4], 8) for i in range(0, 464, 3)}
-    rows = [row(i, f"layer{i // 50}.{i}.conv", activation=statistics(mean=float(i % 37))) for i in range(464)]
-    run = write_run(tmp_path / "long", rows, grids=grids, thumbnails=[picture_png()])
-    opened = open_page(run, "#layer=layer8.438.conv&q=layer8")
-    page = opened.page
-    page.wait_for_selector("figure.ready")
-    assert np.array_equal(pixels(page, "canvas.map"), red_of(noise[438 % 4][0]))
-    page.keyboard.press("Escape")
-    assert len(opened.visible()) == 50
-    assert (tmp_path / "report.html").stat().st_size < 25_000_000

@@ -123,7 +123,8 @@ def test_a_page_begins_as_every_report_does_and_allows_its_style_and_pictures_on
 
 def test_a_single_checkpoint_has_its_verdict_model_inputs_and_every_rule_with_its_meaning() -> None:
     page = Parsed(checks_html([FAILED], seconds=2.25))
-    assert page.said("p", **{"class": "summary"}) == ["1 checkpoint: 1 failed · 3 failures, 1 warning · 2.2 s"]
+    assert page.said("h1") == ["1 checkpoint: 1 failed"]
+    assert page.said("p", **{"class": "summary"}) == ["3 failures, 1 warning · 2.2 s"]
     assert page.said("h2") == ["models/broken.pt failed"]
     words = page.named("checkpoint=models-broken.pt")
     for expected in ("resnet18 (ResNet, width=2)", "11,689,512", "2 inputs, 3x224x224", "640 × 480 pixels", "cat.jpg"):
@@ -140,7 +141,7 @@ def test_findings_stand_before_the_rules_failures_first() -> None:
     page = Parsed(text)
     assert [each.partition(" ")[0] for each in page.said("li")] == ["fail", "fail", "fail", "warn"]
     assert "64 of 64 channels are zero over 2 inputs (limit 50%)." in page.named("rule=dead-channels&finding=1")
-    assert text.index('<li class="warn"') < text.index('<tr id="rule=integrity"')
+    assert text.index('<li class="warn"') < text.index('<tr role="row" id="rule=integrity"')
 
 
 def test_skipped_and_switched_off_rules_say_so() -> None:
@@ -149,7 +150,26 @@ def test_skipped_and_switched_off_rules_say_so() -> None:
     assert page.named("rule=expectation").endswith("No expectation is configured.")
     assert page.named("rule=zero-gradient").startswith("off")
     assert "No rule objects to it." in page.said("p")
-    assert page.said("summary")[0] == "1 passed, 2 skipped, 1 off"
+    assert page.said("summary")[:2] == ["1 passed", "2 skipped, 1 off"]
+    assert not [each for each in Parsed(checks_html([checked.KILLED])).said("summary") if "passed" in each]
+
+
+def test_rules_stand_in_the_order_of_their_gravity_and_those_without_a_verdict_apart() -> None:
+    report = replace(FAILED, outcomes=(*SKIPPING.outcomes, *WARNED.outcomes[1:], *FAILED.outcomes[1:2]))
+    page = Parsed(checks_html([report]))
+    cells = [words for tag, attributes, words in page.texts if tag == "td" and "class" in attributes]
+    assert ["".join(words) for words in cells] == ["fail", "warn", "pass", "skipped", "skipped", "off"]
+    [judged], [others] = (page.said("details", **{"class": name}) for name in ("rules judged", "rules"))
+    assert judged.startswith("1 failed, 1 warned, 1 passed")
+    assert others.startswith("2 skipped, 1 off")
+
+
+def test_the_listing_does_not_say_the_name_of_a_checkpoint_twice() -> None:
+    assert FAILED.model is not None
+    named = replace(FAILED, model=replace(FAILED.model, name="broken.pt (resnet18)"))
+    listing = Parsed(checks_html([PASSING, named])).said("table")[0]
+    assert "models/broken.pt (resnet18)" in listing
+    assert listing.count("broken.pt") == 1
 
 
 def test_an_error_is_told_once_and_random_weights_call_for_a_look() -> None:
@@ -160,7 +180,7 @@ def test_an_error_is_told_once_and_random_weights_call_for_a_look() -> None:
     random = replace(PASSING, model=replace(PASSING.model, random=True, weights="random, seed 0"))
     assert Parsed(checks_html([random])).said("dd", **{"class": "notable"}) == ["random, seed 0"]
     assert Parsed(checks_html([PASSING])).said("dd", **{"class": "notable"}) == []
-    assert Parsed(checks_html([WARNED])).said("p", **{"class": "warning"}) == ["note Only 2 inputs were given."]
+    assert Parsed(checks_html([WARNED])).said("p", **{"class": "remark"}) == ["note Only 2 inputs were given."]
 
 
 def test_of_several_checkpoints_the_gravest_comes_first_and_the_table_leads_to_each() -> None:
@@ -168,11 +188,12 @@ def test_of_several_checkpoints_the_gravest_comes_first_and_the_table_leads_to_e
     order = ["models/corrupt.pt", "models/broken.pt", "models/warned.pt", "models/good.pt"]
     assert [each.split()[0] for each in page.said("h2")[1:]] == order
     assert page.said("a", **{"class": "name"})[:4] == order
-    assert page.said("h1") == ["Checked checkpoints"]
+    assert page.said("h1") == ["4 checkpoints: 2 failed, 2 passed"]
 
 
 def test_no_checkpoint_at_all_is_a_page_too() -> None:
-    assert Parsed(checks_html([])).said("p", **{"class": "summary"}) == ["0 checkpoints · 0.0 s"]
+    page = Parsed(checks_html([]))
+    assert (page.said("h1"), page.said("p", **{"class": "summary"})) == (["0 checkpoints"], ["0.0 s"])
 
 
 def test_many_findings_are_all_there_most_of_them_folded() -> None:

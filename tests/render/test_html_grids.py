@@ -1,6 +1,7 @@
 """From feature maps through a grid's file to the page: every value arrives where it belongs."""
 
 import io
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -60,10 +61,14 @@ def test_frames_lie_side_by_side_without_what_parts_them() -> None:
     assert np.array_equal(tiles_of(picture), np.concatenate(list(values.transpose(1, 0, 2, 3)), axis=2))
 
 
-def test_tokens_on_their_grid_arrive_without_those_apart() -> None:
+@pytest.mark.parametrize(("apart", "said"), [(1, "1 token apart"), (2, "2 tokens apart"), (0, "")])
+def test_tokens_on_their_grid_arrive_and_those_apart_are_said_to_be_left_out(apart: int, said: str) -> None:
     values = levels(20, 14, 14)
-    extra = np.full((2, 20), 100, np.float32)
-    assert np.array_equal(tiles_of(on_the_page(feature_maps(values, "tokens", extra))), values)
+    extra = np.full((apart, 20), 100, np.float32)
+    picture = on_the_page(replace(feature_maps(values, "tokens", extra), shape=(196 + apart, 20)))
+    assert np.array_equal(tiles_of(picture), values)
+    notes = [part for part in picture.caption if "apart" in part]
+    assert notes == ([f"not here but in the run's own grid: {said}, such as a class token"] if said else [])
 
 
 def test_a_vector_arrives_as_cells() -> None:

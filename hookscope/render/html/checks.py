@@ -1,8 +1,9 @@
 """Reports on checkpoints as one HTML page that holds everything it shows, the pictures of what failed too."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from hookscope.check_results import CheckReport, RuleOutcome
 from hookscope.checks.rules import RULES
@@ -29,7 +30,9 @@ _FEW_FINDINGS = 20
 # Inputs that are described; of thousands, the others are counted. Our choice.
 _MOST_INPUTS = 32
 
-_STATUSES = {"fail": "failed", "warn": "warned", "pass": "passed", "skipped": "skipped", "off": "off"}
+_VERDICTS = ("fail", "warn", "pass")
+_NO_VERDICTS = ("skipped", "off")
+_STATUS_WORDS = {"fail": "failed", "warn": "warned", "pass": "passed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class Checked:
         name: As the user named it.
         verdict: In words.
         passed: Whether it passed.
-        model: Name of the network; "" if it could not be loaded.
+        model: Name of the network, without the checkpoint's; "" if it could not be loaded.
         counts: "2 failures, 1 warning"; "" without findings.
         anchor: Its own identifier: "checkpoint=model.pt".
         facts: Term, words, and whether they call for a look.
@@ -95,8 +98,10 @@ class Checked:
         warnings: Sentences a reader must see.
         evidence: Of what failed.
         pictures: Their identifiers and what they show.
-        rules: In the order in which they are judged.
-        rule_counts: "20 passed, 2 skipped".
+        judged: Rules that gave a verdict, the gravest first.
+        judged_counts: "1 failed, 20 passed".
+        unjudged: The others.
+        unjudged_counts: "2 skipped, 7 off".
         origin: Weights and inputs for whoever wants to have it again: term and words.
     """
 
@@ -112,8 +117,10 @@ class Checked:
     warnings: Sequence[str]
     evidence: Evidence
     pictures: Sequence[tuple[str, EvidencePicture]]
-    rules: Sequence[Judged]
-    rule_counts: str
+    judged: Sequence[Judged]
+    judged_counts: str
+    unjudged: Sequence[Judged]
+    unjudged_counts: str
     origin: Sequence[tuple[str, str]]
 
 
@@ -136,12 +143,13 @@ def checks_html(reports: Sequence[CheckReport], *, seconds: float | None = None)
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
         room -= evidence.byte_count
         checked.append(_checked(report, name, evidence, several=several))
+    heading, *rest = summary(reports, seconds).split(" · ")
     return render_page(
         "checks.html",
         {},
         title=f"{counted(len(ordered), 'checkpoint')} · check" if several else f"{checked[0].name} · check",
-        heading=f"Checked checkpoint{'s' if several else ''}",
-        summary=summary(reports, seconds),
+        heading=heading,
+        summary=" · ".join(rest),
         several=several,
         checkpoints=checked,
         few=_FEW_FINDINGS,
@@ -163,12 +171,16 @@ def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: boo
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
     by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
     named = name_text(report.checkpoint)
-    statuses = [outcome.status for outcome in report.outcomes]
+    rules = [_judged(outcome, prefix) for outcome in report.outcomes]
+    judged, unjudged = (
+        sorted((rule for rule in rules if rule.status in statuses), key=lambda rule: statuses.index(rule.status))
+        for statuses in (_VERDICTS, _NO_VERDICTS)
+    )
     return Checked(
         name=named if named.strip() else f"'{named}'",  # a link must have something to click on
         verdict=verdict(report),
         passed=report.passed,
-        model=name_text(report.model.name) if report.model else "",
+        model=name_text(report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ")) if report.model else "",
         counts=level_counts(report.findings),
         anchor=f"checkpoint={name}",
         facts=_facts(report),
@@ -177,8 +189,10 @@ def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: boo
         warnings=[message_text(each) for each in report.warnings],
         evidence=evidence,
         pictures=pictures,
-        rules=[_judged(outcome, prefix) for outcome in report.outcomes],
-        rule_counts=", ".join(f"{statuses.count(each)} {word}" for each, word in _STATUSES.items() if each in statuses),
+        judged=judged,
+        judged_counts=_status_counts(judged),
+        unjudged=unjudged,
+        unjudged_counts=_status_counts(unjudged),
         origin=_origin(report),
     )
 
@@ -208,6 +222,12 @@ def _judged(outcome: RuleOutcome, prefix: str) -> Judged:
         anchor=anchor,
         first_href=f"#{anchor}&finding=1",
     )
+
+
+def _status_counts(rules: Sequence[Judged]) -> str:
+    """Return "1 failed, 20 passed"."""
+    counts = Counter(rule.status for rule in rules)
+    return ", ".join(f"{count} {_STATUS_WORDS.get(status, status)}" for status, count in counts.items())
 
 
 def _facts(report: CheckReport) -> list[tuple[str, str, bool]]:

@@ -49,7 +49,7 @@ class Column:
 
 COLUMNS = (
     Column("kind", "type", "class of the module", words=True),
-    Column("params", "parameters", "elements in its own parameters"),
+    Column("params", "parameters", "elements in its own parameters", shown=False),
     Column("shape", "shape", "of the output", words=True),
     Column("hist", "distribution", "of the values, 1st to 99th percentile, heights as square roots", words=True),
     Column("gabs", "mean |g|", "mean absolute gradient of the output", gradient=True),

@@ -27,6 +27,10 @@ BUDGET = 16_500_000
 _MAX_PIXELS = 100_000_000
 _THUMBNAIL_SIDE = 448
 
+# What a grid's caption says of an activation's shape, and of a sequence of tokens that was laid back on its grid.
+_SHAPE = re.compile(r"shape (\d{1,9}(?: x \d{1,9})*)")
+_TOKENS = re.compile(r"(?:first \d{1,9} of )?(\d{1,9}) channels?(?:, \d+ per row)?, each (\d{1,9}) x (\d{1,9}) tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
@@ -67,10 +71,10 @@ LADDER = (
     Fidelity(8, 14),
     Fidelity(16, 14),
     Fidelity(16, 14, 512),
-    Fidelity(8, 14, 256),
-    Fidelity(8, 14, 64),
-    Fidelity(8, 7, 16),
-    Fidelity(8, 7, 4),
+    Fidelity(16, 14, 256),
+    Fidelity(16, 14, 64),
+    Fidelity(16, 7, 16),
+    Fidelity(16, 7, 4),
 )
 
 
@@ -177,14 +181,16 @@ def shrink(png: bytes, name: str, fidelity: Fidelity) -> Picture:
 
 def _caption(tiles: Tiles) -> Iterator[str]:
     """Yield what the grid's caption says, but for how its tiles lie: a page lays them out anew."""
-    text = " · ".join(tiles.caption)
-    shape, channels = re.search(r"shape (\d+(?: x \d+)*)", text), re.search(r"(\d+) channels?\b.*?x \d+ tokens", text)
+    sizes: tuple[str, ...] = ()
     for part in tiles.caption:
         yield part.replace(f", {tiles.columns} per row", "")
-    if shape is not None and channels is not None:
-        tokens = math.prod(map(int, shape[1].split(" x "))) // max(1, int(channels[1]))
-        if (apart := tokens - tiles.height * tiles.width) > 0:
-            yield f"left out: {counted(apart, 'token')} apart from the grid, such as a class token; the run's own grid has it"
+        if shape := _SHAPE.fullmatch(part):
+            sizes = tuple(shape[1].split(" x "))
+        if (on_grid := _TOKENS.fullmatch(part)) and sizes:
+            channels, height, width = map(int, on_grid.groups())
+            apart = math.prod(map(int, sizes)) // max(1, channels) - height * width
+            if apart > 0:
+                yield f"not here but in the run's own grid: {counted(apart, 'token')} apart, such as a class token"
 
 
 def _given_up(tiles: Tiles, stride: int, count: int) -> Iterator[str]:
@@ -255,8 +261,8 @@ def _encode(maps: NDArray[np.uint8], palette: bytes) -> bytes:
     image = Image.fromarray(maps)
     image.putpalette(palette)
     file = io.BytesIO()
-    # The background fills a last row of tiles; transparent, it suits a light page and a dark one. Feature maps have runs
-    # of zeros and little else that repeats: looking for runs only takes a tenth of the time and about the same room.
+    # The background fills a last row of tiles; transparent, it suits a light page and a dark one. Feature maps hold
+    # runs of zeros and little else that repeats: looking for runs only takes a tenth of the time, and about the room.
     transparency = bytes([255] * BACKGROUND + [0])
     image.save(file, "PNG", compress_level=6, compress_type=zlib.Z_RLE, transparency=transparency)
     return file.getvalue()
