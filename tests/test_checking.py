@@ -152,6 +152,18 @@ def test_a_network_out_of_memory_is_an_error_and_no_failed_check() -> None:
     assert not failing(report)
 
 
+def test_a_network_that_cannot_be_built_for_want_of_memory_is_an_error_too() -> None:
+    Path("net.py").write_text(
+        'def build():\n    raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory: you tried")\n',
+        encoding="utf-8",
+    )
+    report = check("net.py:build")
+    assert (report.exit_code, report.error_code) == (3, 3)
+    assert report.error == (
+        "net.py:build could not be checked: it needs more memory than it may take. Give it more, or smaller inputs."
+    )
+
+
 def test_a_network_that_raises_otherwise_fails_the_rule_forward() -> None:
     class Other(Exception):
         def __str__(self) -> str:

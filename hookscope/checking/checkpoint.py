@@ -14,7 +14,7 @@ from hookscope.check_results import CheckReport, Examination
 from hookscope.checks import judge, refused, wanted_rules
 from hookscope.checks.settings import CheckSettings
 from hookscope.configuration import read_settings
-from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, OutputError
+from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError
 from hookscope.examination import Prepared, examine, prepare
 from hookscope.models import LoadedModel
 
@@ -105,7 +105,8 @@ def check_checkpoint(
         report = judge(name, examination, settings, wanted, baseline)
     except HookscopeError as error:
         examination = None
-        report = refused(name, error, wanted)
+        lacks_memory = isinstance(error, ModelError) and _tells_of_lack(str(error))  # it could not even be built
+        report = refused(name, _lack_of_memory(name) if lacks_memory else error, wanted)
     if examination is not None and on_examined is not None:
         on_examined(examination)
     if evidence is not None and not report.passed:
@@ -118,17 +119,26 @@ def _name_of(model: nn.Module | LoadedModel) -> str:
 
 
 def _refuse_lack_of_memory(name: str, examination: Examination) -> None:
-    """Tell a network that needs more memory than it may take from one whose forward is wrong.
+    """Tell a network that needs more memory than it may take from one that is wrong.
 
     Raises:
-        InputError: If its forward pass raised for want of memory.
+        InputError: If a forward or backward pass raised for want of memory.
     """
-    failure = examination.forward.failure if examination.forward is not None else None
-    if failure is not None and any(words in failure.error for words in ("can't allocate memory", "out of memory")):
-        raise InputError(
-            f"{name} could not be checked: it needs more memory than it may take, in {failure.layer or '(model)'}. "
-            "Give it more, or smaller inputs."
-        )
+    for inspection in (examination.forward, examination.gradients):
+        failure = inspection.failure if inspection is not None else None
+        if failure is not None and _tells_of_lack(failure.error):
+            raise _lack_of_memory(name, f", in {failure.layer or '(model)'}")
+
+
+def _tells_of_lack(error: str) -> bool:
+    """Tell from what torch raises that it got no memory."""
+    return any(words in error for words in ("can't allocate memory", "out of memory"))
+
+
+def _lack_of_memory(name: str, where: str = "") -> InputError:
+    return InputError(
+        f"{name} could not be checked: it needs more memory than it may take{where}. Give it more, or smaller inputs."
+    )
 
 
 def _with_evidence(

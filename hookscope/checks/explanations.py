@@ -76,7 +76,8 @@ EXPLANATIONS: Mapping[str, str] = {
     "zero-gradient": "Nothing can learn: the loss does not depend on any parameter, or is constant by construction, as"
     " the sum of a softmax or of what LayerNorm gives out is. Choose another loss, then look at the layers.",
     "dead-gradient": "A layer between the loss and the input gets a gradient of exactly zero: a dead ReLU, a detached"
-    " branch, an underflow. It is a warning where a weight that starts at zero blocks the path until its first update.",
+    " branch, an underflow. It is a warning where a weight that starts at zero blocks the path until its first update,"
+    " or where stochastic depth has left out a branch for all inputs, by chance.",
     "vanishing-gradient": "‖g‖/‖w‖, what a step changes relative to what is there, is far smaller for the first weights"
     " than for the last: saturated activations, missing normalisation or skip connections, too small an"
     " initialisation.",

@@ -62,6 +62,10 @@ _BROKEN_BY_NON_FINITE = frozenset(
     }
 )
 
+_FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, from which the rest follows"
+
+_IDLE_WITHOUT = {"drift": "a baseline (--baseline FILE)", "expectation": "an [[expect]] in the configuration"}
+
 # These say themselves what could not be measured: whoever asks for them must not take silence for consent.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
 
@@ -95,8 +99,8 @@ def judge(
     idle = ({"expectation"} if not settings.expectations else set()) | ({"drift"} if baseline is None else set())
     terms = {name: terms_of(rule, settings) for name, rule in RULES.items() if name in wanted and name not in idle}
     if not terms:
-        unmet = ", ".join(sorted(wanted & idle)) or "none"
-        raise UsageError(f"No rule is left to check: {unmet} wanted, without expectations or a baseline to hold it to.")
+        unmet = " and ".join(f"{name} needs {_IDLE_WITHOUT[name]}" for name in sorted(wanted & idle))
+        raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
     gradients = examination.gradients
     verdicts = gradient_verdicts(gradients, terms) if gradients is not None else ()
     outcomes: dict[str, RuleOutcome] = {}
@@ -176,7 +180,7 @@ def _obstacle(rule: Rule, examination: Examination, outcomes: Mapping[str, RuleO
         if examination.forward is None and needs != "gradients":
             return examination.unmeasured.get(name, "the network was not run")
     if name in _BROKEN_BY_NON_FINITE and outcomes["non-finite-activation"].findings:
-        return "a module makes NaN or Inf, of which this would be a consequence"
+        return _FOLLOWS_FROM_NON_FINITE
     return "" if name in _NEVER_UNMEASURED else examination.unmeasured.get(name, "")
 
 
@@ -196,11 +200,17 @@ def _unjudged(
 
 
 def _silenced(rule: str, verdicts: Sequence[Verdict], outcomes: Mapping[str, RuleOutcome]) -> str:
-    """Return which finding about gradients leaves nothing to say by a rule; "" if there is none."""
+    """Return which finding leaves nothing to say about gradients by a rule; "" if there is none."""
     cause = cause_of_silence(rule, verdicts)
+    # After a forward pass that is not finite, the backward of whatever comes last would be blamed.
+    if (
+        "non-finite-gradient" in (rule, cause.rule if cause else "")
+        and outcomes["non-finite-activation"].status == "fail"
+    ):
+        return _FOLLOWS_FROM_NON_FINITE
     if cause is None or cause.rule not in outcomes or not outcomes[cause.rule].findings:
         return ""
-    return f"the gradients break {cause.rule}, of which this would be a consequence"
+    return f"the gradients break {cause.rule}, from which the rest follows"
 
 
 def _error(examination: Examination) -> str:

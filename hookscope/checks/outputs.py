@@ -45,6 +45,9 @@ def constant_output(examination: Examination, terms: Terms) -> Iterator[Finding]
     limit = terms.limit("min_difference", subject)
     if not all(each < limit for each, _ in measured):  # NaN is no constant
         return
+    if output.max_abs is None:
+        yield from terms.object_to(subject, f"The output {_named(output)}is NaN or Inf everywhere, whatever the input.")
+        return
     excuse = _excuse(examination)
     message = (
         f"The output {_named(output)}is the same whatever the input: {_difference(difference)} its greatest magnitude"

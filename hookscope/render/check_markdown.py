@@ -22,7 +22,7 @@ _MOST_BYTES = 1_000_000
 # A word is plain if nothing in it can be markup, a link, a mention or a reference; what stands around it may be.
 _WORD = re.compile(r"""([("']*)(.*?)([)"'.,:;…]*)""")
 _PLAIN = re.compile(
-    r"(?!www\.|gh-)[^\W_]+([-+.,/%=×][^\W_]+)*%?|[-+]?\d+(\.\d+)?(e[-+]?\d+)?%?|[-=≤≥→·]", re.IGNORECASE
+    r"(?!www\.|gh-)[^\W_]+([-+.,/%=×'][^\W_]+)*%?|[-+]?\d+(\.\d+)?(e[-+]?\d+)?%?|[-=≤≥→·]", re.IGNORECASE
 )
 
 

@@ -52,7 +52,7 @@ def _examination(report: CheckReport) -> Element:
     if report.error:
         error = message_text(report.error)
         SubElement(test, "error", type=f"exit code {report.error_code}", message=error).text = error
-    notes = [f"warning: {message_text(warning)}" for warning in report.warnings]
+    notes = [f"note: {message_text(warning)}" for warning in report.warnings]
     notes += [f"evidence: {name_text(report.evidence)}"] if report.evidence else []
     _add_output(test, notes)
     return test

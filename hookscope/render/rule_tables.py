@@ -52,6 +52,6 @@ def rule_explanation(rule: Rule) -> RenderableType:
 def _limit(name: str, limit: Limit) -> list[RenderableType]:
     sentences = (Text(limit.meaning), Text(f"Source: {limit.source}"))
     return [
-        Text(f"Limit {name} = {limit.default:.10g}", style="bold"),
+        Text(f"Limit {name.replace('_', '-')} = {limit.default:.10g}", style="bold"),  # as a configuration names it
         *(Padding(each, (0, 0, 0, 2), expand=False) for each in sentences),
     ]

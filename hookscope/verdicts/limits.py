@@ -12,7 +12,7 @@ RULES: Mapping[str, str] = {
     "zero-gradient": "fail: every gradient is exactly 0; warn: gradients so small that they are rounding, as of a sum"
     " after softmax or LayerNorm. Limit: our choice, ten roundings of float32.",
     "dead-gradient": "fail: layers on the path whose gradient is exactly 0 everywhere, and what blocks it; warn: a"
-    " weight that starts at zero blocks it until its first update.",
+    " weight that starts at zero blocks it until its first update, or stochastic depth does by chance.",
     "vanishing-gradient": "fail: ‖g‖/‖w‖ of the first tenth of the weights over that of the last tenth. Limit: our"
     " choice; healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24.",
     "exploding-gradient": "fail: ‖grad_output‖ of the first tenth of the layers over that of the last tenth; warn: the"

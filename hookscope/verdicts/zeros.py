@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 from hookscope.results import GradientInspection, GradientRow, ParameterRow, TensorStatistics, Verdict
 from hookscope.verdicts.activations import RECTIFIERS
@@ -16,6 +17,9 @@ _NORMALISERS = frozenset(
         *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"),
     }
 )
+
+# They leave out residual branches by chance: torchvision's, timm's.
+_STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})
 
 # Beside an L2 below this, the next factor of the chain rule may fall out of float32, whose smallest value is 1e-45.
 # Our choice.
@@ -66,7 +70,7 @@ def dead_gradient(inspection: GradientInspection) -> Iterator[Verdict]:
     """Object to layers and weights on the path whose gradient is exactly zero, and say what blocks it.
 
     Neighbouring layers are one verdict. A weight that is zero itself, and gets a gradient, is about to open: residual
-    branches and heads are often started so.
+    branches and heads are often started so. A branch that stochastic depth has left out in this pass is well.
     """
     activations = {key(row): row.activation for row in inspection.rows}
     gates = _gates(inspection)
@@ -78,8 +82,9 @@ def dead_gradient(inspection: GradientInspection) -> Iterator[Verdict]:
         closed |= dict.fromkeys(near)
         gated += len(run) if near else 0
         if not near:
-            dead = True
-            yield _dead_run(run, following, activations)
+            verdict = _dead_run(run, following, activations, inspection.mode == "train")
+            dead |= verdict.level == "fail"
+            yield verdict
     if closed:
         one = len(closed) == 1
         message = (
@@ -125,11 +130,16 @@ def _dead_run(
     run: Sequence[GradientRow],
     following: GradientRow | None,
     activations: Mapping[tuple[str, int, str], TensorStatistics],
+    is_training: bool,
 ) -> Verdict:
     last = run[-1]
+    level: Literal["fail", "warn"] = "fail"
     others = f" and {counted(len(run) - 1, 'output')} before it" if run[1:] else ""
     if following is None:
         cause = "the loss does not change with it"
+    elif following.kind in _STOCHASTIC_DEPTH and is_training:
+        cause = f"'{following.label}' ({following.kind}) left the branch out by chance; give more inputs"
+        level = "warn"
     elif following.kind in RECTIFIERS and _is_zero(activations.get(key(following))):
         cause = f"every output of '{following.label}' ({following.kind}) is 0"
     elif _l2(following.gradient) < _NEAR_UNDERFLOW:
@@ -137,7 +147,7 @@ def _dead_run(
     else:
         cause = f"nothing gets through '{following.label}' ({following.kind})"
     message = f"The gradient of the output of '{last.label}'{others} is exactly 0 everywhere (limit: above 0): {cause}."
-    return Verdict("dead-gradient", "fail", last.label, message)
+    return Verdict("dead-gradient", level, last.label, message)
 
 
 def _dead_weights(inspection: GradientInspection, gates: Sequence[ParameterRow]) -> Iterator[Verdict]:

@@ -1,7 +1,8 @@
-"""The networks of `test_rules.py`, as a user's `net.py` holds them: each has one place where a rule can be broken."""
+"""The networks of `pairs.py`, as a user's `net.py` holds them: each has one place where a rule can be broken."""
 
 import os
 import signal
+import time
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,13 @@ class Keep(Buffered):
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, : int(self.value)]
+
+
+class Widen(Buffered):
+    """Returns float64 if the checkpoint says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double() if self.value else x
 
 
 class Jitter(Buffered):
@@ -219,6 +227,10 @@ def some_classes() -> nn.Module:
     return nn.Sequential(Classifier(nn.Identity()), Keep(torch.tensor(5)))
 
 
+def widened() -> nn.Module:
+    return nn.Sequential(Classifier(nn.Identity()), Widen(torch.tensor(0)))
+
+
 def jittering() -> nn.Module:
     return Classifier(Jitter(torch.zeros(())))
 
@@ -240,13 +252,18 @@ def log_of_sum(output: Tensor) -> Tensor:
 
 
 class Fragile(Buffered):
-    """Runs, raises or kills its process, as the checkpoint says."""
+    """Runs, raises, kills its process, takes memory or never ends, as the checkpoint says."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.value == 1:
-            raise RuntimeError("no such luck")
-        if self.value == 2:
-            os.kill(os.getpid(), signal.SIGSEGV)
+        match int(self.value):
+            case 1:
+                raise RuntimeError("no such luck")
+            case 2:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case 3:
+                torch.zeros(2**28)  # 1 GiB
+            case 4:
+                time.sleep(600)
         return x
 
 

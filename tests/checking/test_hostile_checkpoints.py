@@ -176,7 +176,8 @@ def test_on_github_no_name_adds_an_annotation(folder: Path, variables: dict[str,
     assert all(line.isprintable() for line in lines)
     commands = [line for line in lines if line.lstrip().startswith("::") or "##[" in line]
     ours = [
-        re.match(r"::(error|warning) title=hookscope · (\d+)/[^:,]*(,file=[^:,]*)?::[^:]", line) for line in commands
+        re.match(r"::(error|warning|notice) title=hookscope · (\d+)/[^:,]*(,file=[^:,]*)?::[^:]", line)
+        for line in commands
     ]
     assert None not in ours
     blamed = [int(match[2]) for match in ours if match and match[1] == "error"]

@@ -199,9 +199,7 @@ def test_nan_skips_what_it_would_break() -> None:
     report = outcomes(judged(changed))
     skipped = {name for name, each in report.items() if each.status == "skipped"}
     assert {"constant-output", "repeatability", "batch-consistency", "expectation", "dead-channels"} <= skipped
-    assert {report[name].reason for name in skipped} == {
-        "a module makes NaN or Inf, of which this would be a consequence"
-    }
+    assert {report[name].reason for name in skipped} == {"a module makes NaN or Inf, from which the rest follows"}
 
 
 def test_nan_silences_nothing_when_nobody_asks_for_it() -> None:
@@ -307,6 +305,13 @@ def test_a_constant_output_is_a_warning_while_batchnorm_is_untrained() -> None:
     assert objections(judged(changed)) == [("constant-output", "warn", "(model)")]
     begun = replace(changed, stored=(mean, replace(var, max=1.1)))
     assert objections(judged(begun)) == [("constant-output", "fail", "(model)")]
+
+
+def test_an_output_without_a_finite_value_is_constant_without_excuse() -> None:
+    changed = replace(with_output(input_difference=0.0, max_abs=None), model=replace(HEALTHY.model, random=True))
+    (finding,) = judged(changed).findings
+    assert (finding.rule, finding.level) == ("constant-output", "fail")
+    assert finding.message == "The output is NaN or Inf everywhere, whatever the input."
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 16 * 2.0**-10), ("bfloat16", 16 * 2.0**-7)])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from hookscope.check_results import NonFiniteOrigin
 from hookscope.checks import RULES, CheckSettings, LayerSettings, RuleSettings
 from hookscope.results import GradientInspection
 from hookscope.verdicts import judge
@@ -90,14 +91,23 @@ def test_a_cause_skips_its_consequences() -> None:
     report = outcomes(judged(with_gradients(BROKEN["zero-gradient"])))
     for rule in ("dead-gradient", "vanishing-gradient", "exploding-gradient", "gradient-imbalance"):
         assert report[rule].status == "skipped"
-        assert report[rule].reason == "the gradients break zero-gradient, of which this would be a consequence"
+        assert report[rule].reason == "the gradients break zero-gradient, from which the rest follows"
     assert report["unused-parameter"].status == "pass"
+
+
+def test_a_backward_pass_is_not_blamed_for_what_the_forward_pass_made() -> None:
+    spoilt = replace(with_gradients(BROKEN["non-finite-gradient"]), origin=NonFiniteOrigin("conv", "Conv2d", 1, 0, 9))
+    report = outcomes(judged(spoilt))
+    for rule in ("non-finite-gradient", "dead-gradient", "vanishing-gradient"):
+        assert report[rule].reason == "a module makes NaN or Inf, from which the rest follows"
+    accepted = CheckSettings(rules={"non-finite-activation": RuleSettings("warn")})
+    assert outcomes(judged(spoilt, accepted))["non-finite-gradient"].status == "fail"
 
 
 def test_a_vanishing_gradient_is_not_called_imbalance_as_well() -> None:
     report = outcomes(judged(with_gradients(logistic_chain(12))))
     assert report["gradient-imbalance"].reason == (
-        "the gradients break vanishing-gradient, of which this would be a consequence"
+        "the gradients break vanishing-gradient, from which the rest follows"
     )
 
 

@@ -100,6 +100,8 @@ def test_findings_stand_below_their_checkpoint_failures_first() -> None:
 
 def test_plain_sentences_are_not_cluttered_with_code() -> None:
     assert ": 64 of 64 channels are zero over 2 inputs (limit 50%).\n" in checks_to_markdown([FAILED])
+    genitive = "No other network's names fit."
+    assert f"- note: {genitive}\n" in checks_to_markdown([replace(WARNED, warnings=(genitive,))])
 
 
 def test_errors_notes_and_skipped_rules_are_said() -> None:

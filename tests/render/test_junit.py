@@ -201,7 +201,7 @@ def test_a_corrupt_file_also_fails_its_rule() -> None:
 
 
 def test_what_a_reader_must_see_and_the_evidence_stand_in_the_first_test() -> None:
-    assert case(WARNED, "examination").system_out == "warning: Only 2 inputs were given."
+    assert case(WARNED, "examination").system_out == "note: Only 2 inputs were given."
     assert case(FAILED, "examination").system_out == "evidence: evidence/models-broken.pt"
 
 

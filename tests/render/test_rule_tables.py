@@ -89,5 +89,5 @@ def test_every_rule_can_be_explained_in_eighty_columns(rule: Rule) -> None:
     for part in (rule.meaning, *(limit.meaning for limit in rule.limits.values()), rule.explanation):
         assert re.sub(r"\s+", " ", part).strip() in together
     for name, limit in rule.limits.items():
-        (stated,) = re.findall(rf"^Limit {re.escape(name)} = (\S+)", text, re.MULTILINE)
+        (stated,) = re.findall(rf"^Limit {name.replace('_', '-')} = (\S+)", text, re.MULTILINE)
         assert float(stated) == limit.default

@@ -113,6 +113,22 @@ def test_a_dead_rectifier_is_given_as_the_cause() -> None:
     assert "every output of 'layer1' (ReLU) is 0" in verdict.message
 
 
+@pytest.mark.parametrize(("mode", "level"), [("train", "warn"), ("eval", "fail")])
+def test_a_branch_that_stochastic_depth_left_out_in_training_is_a_warning(mode: str, level: str) -> None:
+    judged = replace(dead(1.0, 0.0, 1.0, kinds={2: "StochasticDepth"}), mode=mode)
+    (verdict,) = found("dead-gradient", judged)
+    assert (verdict.level, verdict.where) == (level, "layer1")
+    assert ("'layer2' (StochasticDepth) left the branch out by chance" in verdict.message) == (mode == "train")
+
+
+def test_a_branch_left_out_by_chance_does_not_excuse_another() -> None:
+    judged = replace(dead(0.0, 1.0, 0.0, 1.0, kinds={1: "DropPath"}), mode="train")
+    assert [(verdict.level, verdict.where) for verdict in found("dead-gradient", judged)] == [
+        ("fail", "layer2"),
+        ("warn", "layer0"),
+    ]
+
+
 def test_underflow_is_given_as_the_cause() -> None:
     (verdict,) = found("dead-gradient", dead(0.0, 3e-44, 1e-20, 1.0))
     assert "it underflows, ‖grad_output‖ of 'layer1' being 3.0e-44" in verdict.message
