@@ -1,6 +1,5 @@
 """Put inputs of equal shape together into what a model is called with."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs import ahead
+from hookscope.inputs.ahead import Ahead
 from hookscope.results import InputKind, InputRecord, Preprocessing
 
 
@@ -38,8 +37,8 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Read files into batches, one batch in memory at a time and the next one being read.
 
-    While the caller works on a batch, threads read as many files as fill the next. The first batch is read without
-    threads, so that a single one starts none.
+    While the caller works on a batch, threads read as many files as fill the next. The first file is read without them,
+    so that a single one starts none.
 
     Only inputs of equal shape and dtype share a batch, since padding would change what the network sees; where the
     shape changes, a new batch begins. The order is kept.
@@ -60,39 +59,34 @@ def load_batches(
     if batch_size < 1:
         raise UsageError(f"A batch of {batch_size} inputs is not possible. Give a batch size of 1 or more.")
     count = 0
-    waiting = map(Path, paths)
-    coming: deque[ahead.Coming] = deque()
-    usable = _load_usable(waiting, coming, preprocessing, on_error)
+    files = Ahead(map(Path, paths), preprocessing, batch_size)
     try:
+        usable = _load_usable(files, on_error)
         for _, alike in groupby(usable, key=lambda item: (item[0].shape, item[0].dtype)):
             while chunk := list(islice(alike, batch_size)):
                 records = tuple(record for _, record in chunk)
                 args = _arguments(torch.stack([tensor for tensor, _ in chunk]), preprocessing.kind)
                 chunk.clear()  # stacking copied them: do not hold both while the model runs
-                coming.extend(ahead.begin(islice(waiting, batch_size - len(coming)), preprocessing))
                 yield Batch(args, tuple(range(count, count + len(records))), records)
                 del args
                 count += len(records)
     finally:
-        ahead.cancel(coming)
+        files.cancel()
 
 
 def _load_usable(
-    waiting: Iterator[Path],
-    coming: deque[ahead.Coming],
-    preprocessing: Preprocessing,
-    on_error: Callable[[ImageError], None] | None,
+    files: Ahead, on_error: Callable[[ImageError], None] | None
 ) -> Iterator[tuple[torch.Tensor, InputRecord]]:
-    """Load the files in `coming`, which the caller fills between two, and where there are none those in `waiting`."""
-    at_once = map(ahead.Coming, waiting)
-    while (turn := coming.popleft() if coming else next(at_once, None)) is not None:
+    while True:
         try:
-            loaded = ahead.finish(turn, preprocessing, coming)
+            loaded = files.load()
         except ImageError as error:
             if on_error is None:
                 raise
             on_error(error)
         else:
+            if loaded is None:
+                return
             yield loaded
 
 

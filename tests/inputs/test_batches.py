@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs import Batch, batches, load_batches, load_input, noise_batch, to_device
+from hookscope.inputs import Batch, ahead, load_batches, load_input, noise_batch, to_device
 from hookscope.results import Preprocessing
-from tests.inputs.written import PLAIN, random_pixels, save, write_all, write_tensor
+from tests.inputs.written import PLAIN, join_readers, random_pixels, save, write_all, write_tensor
 
 
 def test_batches_hold_equal_shapes_in_order(tmp_path):
@@ -46,34 +46,53 @@ def test_bad_files_are_reported_and_the_others_are_finished(tmp_path_factory, ki
         assert len({record.shape for record in batch.records}) == 1
 
 
-def test_batches_are_read_only_when_asked_for(tmp_path, monkeypatch):
-    paths = write_all(tmp_path, [(4, 4)] * 6)
-    read = []
-    monkeypatch.setattr(batches, "load_input", lambda path, how: read.append(path) or load_input(path, how))
+@pytest.fixture
+def read(monkeypatch) -> list[Path]:
+    """What has been read, in whatever thread."""
+    paths: list[Path] = []
+    for name in ("load_input", "load_quietly"):
+        load = getattr(ahead, name)
+        monkeypatch.setattr(ahead, name, lambda path, how, load=load: paths.append(path) or load(path, how))
+    return paths
+
+
+def test_one_batch_at_most_is_read_before_it_is_asked_for(tmp_path, read):
+    paths = write_all(tmp_path, [(4, 4)] * 7)
     loaded = load_batches(paths, PLAIN, 2, pytest.fail)
     assert read == []
-    next(loaded)
-    assert read == paths[:2]
-    next(loaded)
-    assert read == paths[:4]
+    for finished in (2, 4, 6):
+        next(loaded)
+        join_readers()
+        assert sorted(read) == paths[: finished + 2]
 
 
-def test_only_one_batch_is_in_memory_at_a_time(tmp_path, monkeypatch):
-    paths = write_all(tmp_path, [(4, 4)] * 6)
+def test_no_more_than_that_is_read_where_every_input_is_a_batch(tmp_path, read):
+    paths = write_all(tmp_path, [(4, 4), (5, 5)] * 5)
+    for finished, _ in enumerate(load_batches(paths, PLAIN, 3, pytest.fail), start=1):
+        join_readers()
+        own = 1 if finished < len(paths) else 0  # of another shape, so it tells that the batch is complete
+        assert sorted(read) == paths[: finished + own + 3]
+
+
+def test_only_one_batch_is_in_memory_and_the_inputs_of_the_next(tmp_path, monkeypatch):
+    paths = write_all(tmp_path, [(4, 4)] * 9)
     singles: list[weakref.ref] = []
     stacked: list[weakref.ref] = []
 
     def observed(path: Path, how: Preprocessing) -> tuple:
-        assert all(batch() is None for batch in stacked), "the earlier batch is gone before the next is read"
+        assert all(batch() is None for batch in stacked[:-1]), "of earlier batches the last is in use"
         tensor, record = load_input(path, how)
         singles.append(weakref.ref(tensor))
         return tensor, record
 
-    monkeypatch.setattr(batches, "load_input", observed)
-    loaded = load_batches(paths, PLAIN, 3, pytest.fail)
-    for _ in range(2):
+    monkeypatch.setattr(ahead, "load_input", observed)
+    monkeypatch.setattr(ahead, "load_quietly", observed)
+    loaded = load_batches(paths, PLAIN, 3)
+    for finished in (3, 6, 9):
         stacked.append(weakref.ref(next(loaded).args[0]))
-        assert sum(single() is not None for single in singles) <= 1, "not held once more beside their batch"
+        join_readers()
+        assert len(singles) == min(finished + 3, 9)
+        assert sum(single() is not None for single in singles[:finished]) <= 1, "not held once more beside their batch"
 
 
 def test_tensors_of_different_dtype_do_not_share_a_batch(tmp_path):

@@ -1,6 +1,7 @@
 """Files that tests of inputs write, and what reading them gives."""
 
 import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +88,14 @@ def write_tensor(path: Path, tensor: torch.Tensor) -> Path:
 
 def write_all(folder: Path, sizes: list[tuple[int, int]]) -> list[Path]:
     return [save(folder / f"{i}.png", random_pixels(*size, seed=i)) for i, size in enumerate(sizes)]
+
+
+def readers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("hookscope-reader")]
+
+
+def join_readers() -> None:
+    """Wait until no thread reads; one that does not end fails the test."""
+    for reader in readers():
+        reader.join(60)
+        assert not reader.is_alive()

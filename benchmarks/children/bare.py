@@ -12,4 +12,4 @@ with Image.open(sys.argv[1]) as picture:
     batch = ResNet34_Weights.IMAGENET1K_V1.transforms()(picture.convert("RGB")).unsqueeze(0)
 with torch.no_grad():
     output = model(batch)
-print(output.argmax().item())
+print(output.max().item())

@@ -1,0 +1,54 @@
+"""Statistics on every module call, over the plain forward pass."""
+
+from copy import deepcopy
+from functools import partial
+
+import torch
+
+from benchmarks.capture_ways import WAYS, Way, hand_written
+from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
+from benchmarks.findings import Measurement, Section, Work
+from benchmarks.networks import NETWORKS, layer_rows, seeded, shapes_of, statistics_of
+from benchmarks.same_work import TOLERANCES, judge
+from benchmarks.timing import CLOCKS, Run, interleaved
+
+# hookscope's, by device and network: the design's, and the next.
+_BUDGETS: dict[tuple[str, str], Budget] = {("cpu", "resnet34"): (1.30, 1.20), ("cuda", "resnet34"): (1.10, None)}
+_ROUNDS = {"resnet34": 60}
+_OTHER_ROUNDS = 12
+
+_NOTE = """\
+Each module call's output is reduced to statistics. hookscope and the hand-written hooks take all that hookscope
+reports. Ways that hand out tensors are timed with mean, std, min and max of each, fetched together; what they can
+prepare once, such as tracing, is not timed. Rows are wrong where these four differ from hookscope's, whose own are held
+against the hand-written hooks'."""
+
+
+def measure(device: str) -> Section:
+    """Measure every network on a device; values found on CUDA are compared with those found on the CPU."""
+    found = [each for network in NETWORKS for each in _measure_network(network, device)]
+    return Section("Statistics on every module call, over the plain forward pass", _NOTE, tuple(found))
+
+
+def _measure_network(network: str, device: str) -> list[Measurement]:
+    model, batch = seeded(network, device)
+
+    def plain() -> None:
+        with torch.no_grad():
+            model(batch)
+
+    on_cpu = seeded(network)
+    rows = layer_rows(*on_cpu)
+    by_hand = hand_written(*on_cpu, rows)()
+
+    def prepare(name: str, way: Way) -> tuple[Run, Work]:
+        run = way.prepare(deepcopy(model), batch, rows)
+        wanted = shapes_of(rows) if way.shapes_only else by_hand if name == "hookscope" else statistics_of(rows)
+        return run, judge(run(), wanted, shapes_only=way.shapes_only, tolerance=TOLERANCES[device])
+
+    turns = _ROUNDS.get(network, _OTHER_ROUNDS)
+    ways = {"plain forward": Ready(None, plain, turns)}
+    for name, way in WAYS.items():
+        ways[name] = ready(max(2, turns * way.percent // 100), partial(prepare, name, way))
+    seconds = interleaved(*timeable(ways), CLOCKS[device], settle=plain, warm=True)
+    return over_first(network, ways, seconds, _BUDGETS.get((device, network)))

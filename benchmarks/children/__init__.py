@@ -1,0 +1,1 @@
+"""Scripts that are measured in a process of their own."""

@@ -1,0 +1,104 @@
+"""Write the README's performance section from a results file: `python -m benchmarks.readme RESULTS`."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.findings import Machine, Measurement, Report, Section, from_json, shown
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
+
+
+def performance(report: Report) -> str:
+    """Return the section's text in Markdown, without the markers."""
+    parts = [_origin(report), _budgets(report)]
+    for section in report.sections.values():
+        parts += [f"**{section.title}.** {section.note}"]
+        parts += ["\n".join(f"- {fit.text}" for fit in section.fits)] if section.fits else [_by_way(section)]
+    return "\n\n".join(parts)
+
+
+def _origin(report: Report) -> str:
+    machine = report.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    return (
+        f"Measured on {report.date} by `{report.command}` (extra `bench`), in one session: {_place(machine)}, "
+        f"{machine.thread_count} threads, {machine.system}, Python {machine.python}, {versions}."
+    )
+
+
+def _place(machine: Machine) -> str:
+    return machine.accelerator or f"{machine.processor}, {machine.core_count} cores"
+
+
+def _budgets(report: Report) -> str:
+    lines = ["| what | measured | at most | aim | |", "|---|---|---|---|---|"]
+    for section in report.sections.values():
+        for each in section.measurements:
+            if each.at_most is not None:
+                figures = (shown(value, each.unit) for value in (each.figure, each.at_most, each.aim))
+                lines.append(f"| {section.title}: {each.what} | {' | '.join(figures)} | {each.verdict} |")
+    return "\n".join(lines)
+
+
+def _by_way(section: Section) -> str:
+    """Return a table of subjects and ways; there is a row for each of those that are more."""
+    subjects = list(dict.fromkeys(each.subject for each in section.measurements))
+    ways = list(dict.fromkeys(each.way for each in section.measurements))
+    cells = {(each.way, each.subject): _cell(each) for each in section.measurements}
+    if len(subjects) > len(ways):
+        return _table(["", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
+    return _table(["", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
+
+
+def _cell(measurement: Measurement) -> str:
+    """Return the figure, and what is wrong with the work behind it."""
+    work = measurement.work
+    figure = shown(measurement.figure, measurement.unit)
+    if work is None or work.verdict == "same":
+        return figure
+    if work.verdict == "does not run":
+        return "does not run"
+    if work.verdict == "shapes only":
+        return f"{figure} (shapes only)"
+    counts = ((work.wrong, "wrong"), (work.missing, "missing"))
+    return f"{figure} ({', '.join(f'{count} {what}' for count, what in counts if count)} of {work.wanted})"
+
+
+def _table(header: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def rewritten(readme: str, report: Report) -> str:
+    """Return the README with its performance section made anew.
+
+    Raises:
+        ValueError: If the two markers are not there, once each and in order.
+    """
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in rest or END in after:
+        raise ValueError(f"README.md needs one line {BEGIN} and, below it, one line {END}.")
+    return f"{before}{BEGIN}\n{performance(report)}\n{END}{after}"
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest results of a whole run on the CPU, by the date they are named with; None without any."""
+    return max(folder.glob("*-cpu-*.json"), key=lambda path: path.name, default=None)
+
+
+def main() -> int:
+    """Rewrite README.md; return the exit code."""
+    if len(sys.argv) != 2:
+        print(f"usage: {(__doc__ or '').partition('`')[2].partition('`')[0]}", file=sys.stderr)
+        return 2
+    path = ROOT / "README.md"
+    report = from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    path.write_text(rewritten(path.read_text(encoding="utf-8"), report), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
