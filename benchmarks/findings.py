@@ -125,10 +125,10 @@ class Measurement:
 
 
 def shown(figure: float | None, unit: str) -> str:
-    """Return a figure for people: "×1.25", "0.10 s"; "" for None."""
+    """Return a figure for people: "×1.25", "0.25 s", "0.048 s"; "" for None."""
     if figure is None:
         return ""
-    digits = 1 if unit == "MB" else 2
+    digits = 1 if unit == "MB" else 3 if unit == "s" and figure < 0.1 else 2
     return f"×{figure:.2f}" if unit == "×" else f"{figure:.{digits}f} {unit}"
 
 

@@ -49,7 +49,11 @@ def _draw_ratios(axes: Axes, section: Section) -> None:
                 face = colour if right else "none"
                 axes.plot(each.figure, position, marker, color=colour, markerfacecolor=face)
         axes.plot([], [], marker, color=colour, label=subject)
-    axes.set_xscale("log")
+    figures = [each.figure for each in section.measurements if each.figure]
+    if max(figures) > 3 * min(figures):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_plain)
+        axes.xaxis.set_minor_formatter(_plain)
     axes.set_yticks(range(len(ways)), ways)
     axes.set_ylim(len(ways) - 0.5, -0.5)
     axes.grid(visible=True, axis="x", which="both", alpha=0.3)
@@ -58,11 +62,16 @@ def _draw_ratios(axes: Axes, section: Section) -> None:
     axes.legend(fontsize=8)
 
 
+def _plain(value: float, _position: float | None) -> str:
+    """Label 1, 2 and 5 of each decade."""
+    return f"{value:g}" if f"{value:.0e}"[0] in "125" else ""
+
+
 def _draw_fit(axes: Axes, fit: Fit) -> None:
     axes.plot(fit.xs, fit.ys, "o")
     axes.plot(fit.xs, [fit.slope * x + fit.intercept for x in fit.xs], "-", alpha=0.6)
     axes.set_ylim(bottom=min(0.0, *fit.ys))
-    axes.set_xlabel(f"{fit.x}s")
+    axes.set_xlabel(fit.x)
     axes.set_ylabel(fit.y)
     axes.set_title(f"{fit.subject}: {fit.slope:.3g} {fit.y} per {fit.x}, R² {fit.r_squared:.3f}", fontsize=10)
     axes.grid(visible=True, alpha=0.3)

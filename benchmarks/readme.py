@@ -3,20 +3,30 @@
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import fill
 
 from benchmarks.findings import Machine, Measurement, Report, Section, from_json, shown
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
+# Sections shown beside the peers, way by way. Of the others the README has the budgets.
+_BESIDE_PEERS = ("capture", "gradients", "memory")
+
 
 def performance(report: Report) -> str:
     """Return the section's text in Markdown, without the markers."""
-    parts = [_origin(report), _budgets(report)]
-    for section in report.sections.values():
-        parts += [f"**{section.title}.** {section.note}"]
-        parts += ["\n".join(f"- {fit.text}" for fit in section.fits)] if section.fits else [_by_way(section)]
+    parts = [_wrapped(_origin(report)), _budgets(report)]
+    for name, section in report.sections.items():
+        if name in _BESIDE_PEERS or section.fits:
+            parts.append(_wrapped(f"**{section.title}.** {section.note}"))
+            parts.append("\n".join(f"- {fit.text}" for fit in section.fits) or _by_way(section))
+    parts.append("All ways of every section, with their spreads: [benchmarks/results](benchmarks/results).")
     return "\n\n".join(parts)
+
+
+def _wrapped(text: str) -> str:
+    return fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _origin(report: Report) -> str:

@@ -180,7 +180,9 @@ def test_the_plot_is_a_picture_of_every_section(tmp_path: Path) -> None:
 def test_the_performance_section_says_what_when_and_where() -> None:
     text = readme.performance(report())
     assert "Measured on 2026-11-21 by `python -m benchmarks`" in text
-    assert "AMD EPYC, 2 cores, 2 threads, Linux x86_64, Python 3.11.7, hookscope 0.1.0, torch 2.15.0" in text
+    assert "AMD EPYC, 2 cores, 2 threads, Linux x86_64, Python 3.11.7, hookscope 0.1.0, torch 2.15.0" in " ".join(
+        text.split()
+    )
     assert "| Statistics: resnet34 | ×1.25 | ×1.30 | ×1.20 | holds, aim missed |" in text
     assert "| timm FeatureHooks | ×1.50 (49 wrong, 16 missing of 132) |" in text
     assert "| full backward hooks | does not run |" in text
