@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torchvision.models import get_model
+
 from benchmarks.comparing import Budget, Ready, over_first, timeable
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.same_work import TOLERANCES, failed
@@ -19,6 +22,7 @@ PICTURE = ROOT / "sample_images" / "cat.jpg"
 
 _HELP_AT_MOST_SECONDS = 0.25
 _COMMAND: Budget = (1.15, 1.10)
+_CHECK_AT_MOST_SECONDS = 1.0
 
 # What a script that uses the peer loads: some load the rest on first use.
 _LOADS = {
@@ -88,6 +92,32 @@ def measure_whole_command() -> Section:
         "is the same, and there are 36 rows and grids."
     )
     return Section("The whole command, over a bare script", note, tuple(found))
+
+
+def measure_check() -> Section:
+    """Time the check of a good checkpoint beside its imports and three forward passes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "resnet18.pt")
+        torch.manual_seed(0)
+        torch.save(get_model("resnet18").state_dict(), path)
+        ways = {
+            "imports and three passes": partial(run, [sys.executable, "-m", "benchmarks.children.passes"]),
+            "hookscope": partial(run, [sys.executable, "-m", "hookscope", "check", str(path)]),  # raises if it fails
+        }
+        seconds = interleaved(ways, 7)
+    plain, checked = (spread(found) for found in seconds.values())
+    subject = "check resnet18.pt, over imports and three passes"
+    note = "Whole processes. A good checkpoint: the check passes, with every rule that is on by default."
+    return Section(
+        "The check of a checkpoint",
+        note,
+        (
+            Measurement(subject, "imports and three passes", 0.0, "s", plain),
+            Measurement(
+                subject, "hookscope", checked.median - plain.median, "s", checked, None, _CHECK_AT_MOST_SECONDS
+            ),
+        ),
+    )
 
 
 def _same_network(bare: Sequence[str], to_last: Sequence[str], command: Sequence[str]) -> Work:

@@ -13,6 +13,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "rendering": rendering.measure,
         "start-up": processes.measure_start_up,
         "whole command": processes.measure_whole_command,
+        "check": processes.measure_check,
         "memory": memory.measure,
         "checkpoint": checkpoints.measure,
         "growth": growth.measure,

@@ -237,7 +237,7 @@ def _only_returns(module: nn.Module) -> bool:
     Such a call is over once it has begun, as far as hooks can see: one hook does, which makes capturing cheaper.
     """
     return (
-        type(module).__module__.startswith("torch.nn.modules.")
+        getattr(nn, type(module).__name__, None) is type(module)  # not what only names itself so
         and not (module._modules or module._forward_hooks or module._forward_pre_hooks)
         and not (vars(module).get("inplace") or "forward" in vars(module))
     )

@@ -78,7 +78,7 @@ def _stated(module: nn.Module, shape: tuple[int, ...], attribute: str, side: str
         return _matching(getattr(module, attribute), shape, side)
     if side:
         return 1
-    dims = vars(module).get("dims")  # torchvision's Permute
+    dims = getattr(module, "dims", None)  # torchvision's Permute
     if isinstance(dims, Sequence) and len(dims) == len(shape) and dims[0] == 0:
         return 1 if dims[1] == last else last if dims[last] == 1 else None
     return None
