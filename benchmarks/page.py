@@ -6,13 +6,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from playwright.sync_api import ViewportSize, sync_playwright
+
 from benchmarks.findings import Measurement, Section
 from benchmarks.processes import PICTURE, run
 from benchmarks.timing import spread
 
 # Leaves and stages of resnet152: 468 rows, 155 of them convolutions with grids.
 _LAYERS = ("*", "!type:Bottleneck", "!*downsample", "!type:ResNet")
-_WINDOW = {"width": 1280, "height": 900}
+_WINDOW: ViewportSize = {"width": 1280, "height": 900}
 _WORDS = ["c", "conv", "", "layer3", "layer3 conv2", ""]
 _INTERACTIVE_SECONDS, _FILTER_SECONDS, _MEGABYTES = 2.0, 0.05, 25.0
 _ROUNDS = 9
@@ -37,8 +39,6 @@ _TYPE = """words => new Promise(done => {
 
 def measure() -> Section:
     """Open the report of resnet152 in headless Chromium, and filter its table."""
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - of this section alone
-
     subject = "resnet152, 468 rows"
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         report = Path(name, "report.html")
@@ -49,7 +49,7 @@ def measure() -> Section:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         ready, filtered = [], []
         for _ in range(_ROUNDS):
-            page = browser.new_page(viewport=_WINDOW)  # type: ignore[arg-type]
+            page = browser.new_page(viewport=_WINDOW)
             began = time.perf_counter()
             page.goto(report.as_uri(), wait_until="commit")
             page.wait_for_selector("html.ready", state="attached")

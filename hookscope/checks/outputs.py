@@ -1,5 +1,6 @@
 """Rules about what the network returns: its shape, and how it changes with the input, the batch and the time."""
 
+import math
 from collections.abc import Iterator
 
 from hookscope.check_results import Examination, Finding, OutputValues
@@ -142,7 +143,7 @@ def _named(output: OutputValues) -> str:
 
 
 def _difference(difference: float) -> str:
-    return f"{difference:.1e} of" if difference == difference else "NaN beside"  # noqa: PLR0124 - NaN is not itself
+    return "NaN beside" if math.isnan(difference) else f"{difference:.1e} of"
 
 
 def _shown(shape: tuple[int | str, ...]) -> str:

@@ -1,14 +1,13 @@
 """Find the checkpoints that CHECKPOINT arguments stand for, without loading torch."""
 
-import glob
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.files.fileformat import WEIGHTS_SUFFIXES, open_regular, read_weight_map
+from hookscope.folders import files_below, files_matching
 from hookscope.text import printable
 
 _INDEX_SUFFIX = ".index.json"
@@ -43,42 +42,19 @@ def _expand(source: str) -> list[str]:
     except (OSError, ValueError):  # what cannot be a name; loading it says so
         return [source]
     if is_folder:
-        found = _files_below(path)
+        found = files_below(path, WEIGHTS_SUFFIXES)
         if not found:
             suffixes = ", ".join(WEIGHTS_SUFFIXES)
             raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. Looked for {suffixes}.")
         return [str(each) for each in found]
     if exists or not any(character in source for character in "*?["):
         return [source]
-    matches = [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207 takes absolute patterns too
-    files = [match for match in matches if not match.is_dir()]
-    if "**" not in source:  # with ** the files below a matched folder are matches themselves
-        files += [file for match in matches if match.is_dir() for file in _files_below(match)]
+    files = files_matching(source, WEIGHTS_SUFFIXES)
     if not files:
         raise NothingMatchedError(
             f"No checkpoint matches '{printable(source)}'. Check the pattern and the folder it starts from."
         )
-    return [str(each) for each in sorted(set(files), key=_natural_order)]
-
-
-def _files_below(folder: Path) -> list[Path]:
-    # An unreadable subfolder is kept in the list, like a missing file, so that it cannot pass unnoticed.
-    unreadable: list[Path] = []
-    found = []
-    for root, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            Path(root, name) for name in files if not name.startswith(".") and name.lower().endswith(WEIGHTS_SUFFIXES)
-        ]
-    return sorted(found + unreadable, key=_natural_order)
-
-
-def _natural_order(path: Path) -> tuple[list[list[str | int]], str]:
-    parts: list[list[str | int]] = [
-        [int(piece) if piece.isdecimal() else piece.casefold() for piece in re.split(r"(\d+)", part)]
-        for part in path.parts
-    ]
-    return parts, str(path)
+    return [str(each) for each in files]
 
 
 def _whole(name: str, indices: dict[Path, dict[str, str]]) -> str:

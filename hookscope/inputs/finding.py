@@ -1,15 +1,14 @@
 """Find the files that folders and globs stand for."""
 
-import glob
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from hookscope.errors import NothingMatchedError
+from hookscope.folders import files_below, files_matching
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 TENSOR_SUFFIXES = frozenset({".npy", ".pt", ".pth", ".safetensors"})
+_SUFFIXES = IMAGE_SUFFIXES | TENSOR_SUFFIXES
 
 
 def find_inputs(sources: Sequence[str]) -> list[Path]:
@@ -39,39 +38,14 @@ def _expand(source: str) -> list[Path]:
     except OSError:  # e.g. a name longer than the file system allows; reading it will say so
         is_folder, exists = False, True
     if is_folder:
-        found = _files_below(path)
+        found = files_below(path, _SUFFIXES)
         if not found:
-            suffixes = ", ".join(sorted(IMAGE_SUFFIXES | TENSOR_SUFFIXES))
+            suffixes = ", ".join(sorted(_SUFFIXES))
             raise NothingMatchedError(f"No image or tensor in folder {source!r}. Looked for {suffixes}.")
         return found
     if exists or not any(character in source for character in "*?["):
         return [path]
-    matches = [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207 takes absolute patterns too
-    files = [match for match in matches if not match.is_dir()]
-    if "**" not in source:  # with ** the files below a matched folder are matches themselves
-        files += [file for match in matches if match.is_dir() for file in _files_below(match)]
+    files = files_matching(source, _SUFFIXES)
     if not files:
         raise NothingMatchedError(f"No file matches {source!r}. Check the pattern and the folder it starts from.")
-    return sorted(set(files), key=_natural_order)
-
-
-def _files_below(folder: Path) -> list[Path]:
-    # An unreadable subfolder is kept in the list, like a missing file, so that it cannot pass unnoticed.
-    unreadable: list[Path] = []
-    found = []
-    for root, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            Path(root, name)
-            for name in files
-            if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES | TENSOR_SUFFIXES
-        ]
-    return sorted(found + unreadable, key=_natural_order)
-
-
-def _natural_order(path: Path) -> tuple[list[list[str | int]], str]:
-    parts: list[list[str | int]] = [
-        [int(piece) if piece.isdecimal() else piece.casefold() for piece in re.split(r"(\d+)", part)]
-        for part in path.parts
-    ]
-    return parts, str(path)
+    return files

@@ -1,0 +1,49 @@
+"""The files that a folder or a glob stands for."""
+
+import glob
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+    """List the files in and below a folder whose names end so, in natural order: "2.pt" before "10.pt".
+
+    Names that begin with a dot are left out. A folder that cannot be read is listed like a missing file, so that it
+    cannot pass unnoticed.
+
+    Args:
+        folder: Where to look.
+        suffixes: In lower case, with their dot; either case matches.
+    """
+    endings = tuple(suffixes)
+    unreadable: list[Path] = []
+    found = []
+    for root, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(root, name) for name in files if not name.startswith(".") and name.lower().endswith(endings)]
+    return sorted(found + unreadable, key=_natural_order)
+
+
+def files_matching(pattern: str, suffixes: Iterable[str]) -> list[Path]:
+    """List what a glob (`*`, `?`, `[…]`, `**`) stands for, each once, in natural order.
+
+    Args:
+        pattern: The glob. A folder that it matches stands for the files below it.
+        suffixes: As for `files_below`; a file that the glob itself matches may end otherwise.
+    """
+    endings = tuple(suffixes)
+    matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 takes absolute patterns too
+    files = {match for match in matches if not match.is_dir()}
+    if "**" not in pattern:  # with ** the files below a matched folder are matches themselves
+        files.update(file for match in matches if match.is_dir() for file in files_below(match, endings))
+    return sorted(files, key=_natural_order)
+
+
+def _natural_order(path: Path) -> tuple[list[list[str | int]], str]:
+    parts: list[list[str | int]] = [
+        [int(piece) if piece.isdecimal() else piece.casefold() for piece in re.split(r"(\d+)", part)]
+        for part in path.parts
+    ]
+    return parts, str(path)
