@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 
 from hookscope.gradient_watch import GradientSite, SiteKey
 from hookscope.losses import LossValue
-from hookscope.measure import Reducer, Reduction, collect, merge, summarise
-from hookscope.recording import Measured
+from hookscope.measure import Fused, Measured, Reducer, Reduction, collect, merge, reduce_beside, summarise
 from hookscope.results import GradientRow, GradientStatus, LossRecord, ParameterRow, TensorStatistics
 from hookscope.subject import Subject
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -54,11 +56,13 @@ def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tu
     arrived = [each for each in gradients.values() if each.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
     positions = {each.site.key: position for position, each in enumerate(arrived)}
-    measured = iter(summarise([each.reduction for each in gradients.values() if each.reduction is not None]))
+    # A container shares the reduction of its last child.
+    reductions = {id(each.reduction): each.reduction for each in arrived if each.reduction is not None}
+    measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     rows = []
     for index, (key, each) in enumerate(gradients.items()):
         site = each.site
-        statistics = None if each.reduction is None else next(measured)
+        statistics = measured.get(id(each.reduction))
         status = _status(not site.untracked, statistics)
         rows.append(
             GradientRow(
@@ -79,40 +83,46 @@ def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tu
 
 
 def parameter_rows(
-    subject: Subject, on_tensor: Callable[[str, Tensor], None] | None, reducer: Reducer
-) -> tuple[ParameterRow, ...]:
-    """Measure the gradients that the network's parameters hold.
+    network: nn.Module, on_tensor: Callable[[str, Tensor], None] | None, reducer: Reducer, meanwhile: Callable[[], T]
+) -> tuple[tuple[ParameterRow, ...], T]:
+    """Measure the network's parameters and the gradients that they hold.
 
     Args:
-        subject: The network.
+        network: The model.
         on_tensor: Called with "NAME grad" and each gradient.
-        reducer: For measuring.
+        reducer: For measuring what needs torch.
+        meanwhile: Called while they are being read; must not write to them.
+
+    Returns:
+        The rows, and what `meanwhile` returned.
     """
-    names: dict[int, list[str]] = {}
-    kinds: dict[int, str] = {}
-    parameters: dict[int, nn.Parameter] = {}
-    for prefix, module in subject.network.named_modules(remove_duplicate=False):
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
-            kinds.setdefault(id(parameter), type(module).__name__)
-            parameters[id(parameter)] = parameter
-    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    with torch.no_grad():
-        measured = [reducer.reduce(gradient) for gradient in gradients.values()]
-        reducer.settle()
-        statistics = dict(zip(gradients, summarise(collect(measured)), strict=True))
-        sizes = dict(zip(parameters, _l2_norms(list(parameters.values())), strict=True))
+    parameters = {
+        id(each): each for module in network.modules() for each in module._parameters.values() if each is not None
+    }
+    gradients = {known: parameter.grad for known, parameter in parameters.items() if parameter.grad is not None}
+    reduced, (owned, result) = reduce_beside(list(gradients.values()), lambda: (_names_and_kinds(network), meanwhile()))
+
+    def finished() -> dict[int, TensorStatistics]:
+        with torch.no_grad():
+            measured = [
+                each or reducer.reduce(gradients[known]) for known, each in zip(gradients, reduced, strict=True)
+            ]
+            reducer.settle()
+        return dict(zip(gradients, summarise(collect(measured)), strict=True))
+
+    values = [parameter.detach() for parameter in parameters.values()]
+    squares, statistics = reduce_beside(values, finished)
+    sizes = dict(zip(parameters, _l2_norms(values, squares), strict=True))
     rows = []
-    for index, (known, parameter) in enumerate(parameters.items()):
-        name, *aliases = names[known]
-        gradient, size = statistics.get(known), sizes[known]
-        if on_tensor is not None and parameter.grad is not None:
-            on_tensor(f"{name} grad", parameter.grad)
+    for index, (known, ((name, *aliases), kind)) in enumerate(owned.items()):
+        parameter, gradient, size = parameters[known], statistics.get(known), sizes[known]
+        if on_tensor is not None and known in gradients:
+            on_tensor(f"{name} grad", gradients[known])
         rows.append(
             ParameterRow(
                 index,
                 name,
-                kinds[known],
+                kind,
                 parameter.requires_grad,
                 _status(parameter.requires_grad, gradient),
                 gradient or TensorStatistics(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), 0),
@@ -121,20 +131,31 @@ def parameter_rows(
                 tuple(aliases),
             )
         )
-    return tuple(rows)
+    return tuple(rows), result
 
 
-def _l2_norms(parameters: Sequence[Tensor]) -> list[float | None]:
+def _names_and_kinds(network: nn.Module) -> dict[int, tuple[list[str], str]]:
+    """Return each parameter's dotted names, and the class name of the first module that owns it, by id."""
+    owned: dict[int, tuple[list[str], str]] = {}
+    for prefix, module in network.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                names, _ = owned.setdefault(id(parameter), ([], type(module).__name__))
+                names.append(f"{prefix}.{name}" if prefix else name)
+    return owned
+
+
+def _l2_norms(tensors: Sequence[Tensor], reduced: Sequence[Fused | None]) -> list[float | None]:
     """Return the root of the sum of squares of each; None where it cannot be told (meta) or is not finite.
 
-    Summed in float64 over rows of axis 0, within which the parameter's own float32 or better is good to 1e-5.
+    What is not reduced yet is summed in float64 over rows of axis 0, within which the tensor's own float32 or better is
+    good to 1e-5.
     """
-    norms: list[float | None] = [None] * len(parameters)
-    told = [index for index, each in enumerate(parameters) if not each.is_meta and each.numel()]
+    norms = [None if each is None else math.sqrt(each.square_sum) for each in reduced]
+    told = [at for at, each in enumerate(tensors) if norms[at] is None and not each.is_meta and each.numel()]
     rows = []
     for index in told:
-        wide = parameters[index].detach()
-        wide = wide if wide.itemsize >= 4 else wide.float()
+        wide = tensors[index] if tensors[index].itemsize >= 4 else tensors[index].float()
         rows.append(torch.linalg.vector_norm(wide.reshape(len(wide) if wide.dim() > 1 else 1, -1), dim=1))
     if rows:
         squares = torch.cat([each.to(rows[0].device) for each in rows]).cpu().numpy().astype(np.float64) ** 2

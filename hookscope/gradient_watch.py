@@ -6,9 +6,11 @@ would show the gradient of all its uses; checkpointing replays a forward inside 
 that outlives the pass must not stay on it.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -102,6 +104,7 @@ class GradientWatch(Generic[T]):
     _new_in_place: bool = False
     _views: list[_Marked] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
+    _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
     _replayable: list[_Replayable] = field(default_factory=list)
     _next_replay: int | None = None
 
@@ -120,6 +123,7 @@ class GradientWatch(Generic[T]):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._latest = None
 
     def must_repeat(self) -> bool:
         """Tell whether the forward pass that just ran has to be run again, and remember what to do differently then.
@@ -224,6 +228,10 @@ class GradientWatch(Generic[T]):
             found: The tensors in it.
             sources: The inputs of the call, as they were given; empty if it overwrote one.
         """
+        if len(found) == 1 and self._goes_on(layer, call, *found[0], sources):  # nearly always
+            slot, tensor = found[0]
+            self._watch(GradientSite(layer, module, call, slot, "output", *_shape_and_dtype(tensor), ""), tensor)
+            return None
         if not found:
             site: GradientSite[T] = GradientSite(layer, module, call, "", "output", (), "none", "it is no tensor")
             self.sites.setdefault(site.key, site)
@@ -251,6 +259,16 @@ class GradientWatch(Generic[T]):
             self._watch(site, handed_on)
         return result
 
+    def _goes_on(self, layer: str, call: int, slot: str, tensor: Tensor, sources: Sequence[tuple[str, Tensor]]) -> bool:
+        """Tell whether a module's only output can be watched as it is."""
+        if not tensor.requires_grad or tensor.is_leaf or not torch.is_grad_enabled():
+            return False
+        for _, given in sources:
+            if given is tensor:
+                return False
+        key = (layer, call, slot, "output")
+        return key not in self._clone_at and key not in self._hopeless
+
     def _handed_on(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
         """Return what to hand on instead of an output, so that its gradient can be seen."""
         if site.untracked:
@@ -267,9 +285,10 @@ class GradientWatch(Generic[T]):
 
     def _watch(self, site: GradientSite[T], tensor: Tensor) -> None:
         """Put a hook on the tensor, if autograd tracks it and the site has none yet."""
-        known = self.sites.get(site.key)
+        key = site.key
+        known = self.sites.get(key)
         if known is None:
-            self.sites[site.key] = site
+            self.sites[key] = site
         elif site.untracked or not known.untracked:  # a replay shows what was hooked before, or nothing again
             return
         else:
@@ -279,18 +298,30 @@ class GradientWatch(Generic[T]):
                 each.replayed |= not site.untracked and (each.layer, each.call) == (site.layer, site.call)
         if site.untracked:
             return
-
-        def arrive(gradient: Tensor | None) -> None:
-            if gradient is None or not self.listening:  # None: another output of the same operation got one
+        self._mark(site, tensor)
+        if self._latest is not None:
+            reference, version, hook_count, sites = self._latest
+            # A container usually returns the very tensor that its last child has just returned.
+            if reference() is tensor and tensor._version == version and len(tensor._backward_hooks or ()) == hook_count:
+                sites.append(site)
                 return
-            if site.arrival is None:
-                site.arrival = self.arrivals
-                self.arrivals += 1
-            with plain_arithmetic(gradient):
+        sites = [site]
+        self._handles.append(tensor.register_hook(partial(self._arrive, sites)))  # type: ignore[no-untyped-call]
+        self._latest = (weakref.ref(tensor), tensor._version, len(tensor._backward_hooks or ()), sites)
+
+    def _arrive(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
+        """Observe the gradient of the sites that are one tensor: the hook on it."""
+        if gradient is None or not self.listening:  # None: another output of the same operation got one
+            return
+        with plain_arithmetic(gradient):
+            for site in sites:
+                if site.arrival is None:
+                    site.arrival = self.arrivals
+                    self.arrivals += 1
                 site.value = self.observe(site, gradient)
 
-        self._handles.append(tensor.register_hook(arrive))  # type: ignore[no-untyped-call]
-        if tensor._is_view() and site.role == "output":
+    def _mark(self, site: GradientSite[T], tensor: Tensor) -> None:
+        if site.role == "output" and tensor._is_view():
             counter = tensor.detach()
             counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
             self._views.append(_Marked(site.key, counter, tensor._version))
@@ -346,13 +377,23 @@ def _why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module:
     return reason
 
 
-_NO_CHANGE = nullcontext()
+class _NoGradient:
+    """What `torch.no_grad()` does where gradients are on, as cheaply as the thousands of hooks need it."""
+
+    def __enter__(self) -> None:
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(True)
+
+
+_NO_CHANGE, _NO_GRADIENT = nullcontext(), _NoGradient()
 
 
 def plain_arithmetic(tensor: Tensor) -> AbstractContextManager[object]:
     """Switch off gradients and autocast for observing a tensor, where they are on."""
     if not torch._C._is_any_autocast_enabled():
-        return torch.no_grad() if torch.is_grad_enabled() else _NO_CHANGE
+        return _NO_GRADIENT if torch.is_grad_enabled() else _NO_CHANGE
     device = tensor.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return torch.no_grad()

@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,18 +17,17 @@ from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.failures import broke_off, error_line, is_out_of_memory, locate, the_models_own
 from hookscope.gradient_rows import Gradient, absorb_gradients, gradient_rows, loss_record, parameter_rows
 from hookscope.gradient_watch import GradientSite, SiteKey, strided_copy
-from hookscope.hooks import Capture, capture
+from hookscope.hooks import Capture, Observation, capture
 from hookscope.inputs import Batch
 from hookscope.inspection import execution_order
 from hookscope.layers import select_from
 from hookscope.losses import LossValue, choose_loss
-from hookscope.measure import Reduction
+from hookscope.measure import Measured, Reduction
 from hookscope.models import LoadedModel
 from hookscope.nested import tensors_in, with_tensors
 from hookscope.preservation import Mode, Preserved, preserved
 from hookscope.recording import (
     Key,
-    Measured,
     Recorder,
     Row,
     absorb,
@@ -40,7 +39,9 @@ from hookscope.recording import (
 from hookscope.results import (
     Failure,
     GradientInspection,
+    GradientRow,
     InputRecord,
+    LayerRow,
     Prediction,
     row_label,
 )
@@ -88,6 +89,7 @@ class _Run:
     losses: list[tuple[LossValue, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0})
+    unabsorbed: tuple[list[GradientSite[Measured]], list[Observation[Measured]]] = ([], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,10 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     recorder = Recorder(0, None, None)
     drawn = Recorder(grids_for, max_channels, None, recorder.reducer)
     placed = place_edits(edits, network, order, recorder)
-    with torch.inference_mode(False), torch.enable_grad(), preserved(network, seed, mode) as state:
+    with ExitStack() as block:
+        block.enter_context(torch.inference_mode(False))
+        block.enter_context(torch.enable_grad())
+        state = block.enter_context(preserved(network, seed, mode))
         parameters = [*network.parameters()]
         trainable = [parameter.requires_grad for parameter in parameters]
         track_inputs = not any(trainable) or (include_inputs and all(trainable))
@@ -187,28 +192,32 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         for parameter in parameters:
             parameter.grad = None
         axes: dict[Key, int | None] = {}
-        with capture(
-            network,
-            selected,
-            recorder.observe,
-            gradients=_observer(drawn, axes, on_tensor),
-            with_inputs=include_inputs,
-            track=track_outputs,
-            edits=placed.by_name,
-        ) as captured:
-            run = _Run(
-                subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key
+        captured = block.enter_context(
+            capture(
+                network,
+                selected,
+                recorder.observe,
+                gradients=_observer(drawn, axes, on_tensor),
+                with_inputs=include_inputs,
+                track=track_outputs,
+                edits=placed.by_name,
             )
-            failed, batch = None, first
-            while batch is not None and failed is None:
-                failed = _run_batch(run, batch, axes)
-                if failed is None and on_batch is not None:
-                    on_batch(len(run.records))
-                batch = next(batches, None) if failed is None else None
-        by_parameter = parameter_rows(subject, on_tensor, recorder.reducer)
+        )
+        run = _Run(subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key)
+        failed, batch = None, first
+        while batch is not None and failed is None:
+            failed = _run_batch(run, batch, axes)
+            if failed is None and on_batch is not None:
+                on_batch(len(run.records))
+            batch = next(batches, None) if failed is None else None
 
-    results = layer_rows(subject.modules, subject.aliases, run.rows)
-    gradients = gradient_rows(subject, run.gradients)
+        def finished() -> tuple[tuple[LayerRow, ...], tuple[GradientRow, ...]]:
+            block.close()
+            _absorb(run)
+            return layer_rows(subject.modules, subject.aliases, run.rows), gradient_rows(subject, run.gradients)
+
+        by_parameter, (results, gradients) = parameter_rows(network, on_tensor, recorder.reducer, finished)
+
     device, dtype = subject.placed
     broke = failed is not None and failed.failure is not None
     inspection = GradientInspection(
@@ -275,7 +284,8 @@ def _observer(
 
 
 def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed | None:
-    """Run one batch forward and backward, and absorb what it showed."""
+    """Run one batch forward and backward."""
+    _absorb(run)
     run.records.extend(batch.records)
     run.captured.listen(on=False)  # a model or a loss may differentiate on its way
     began = time.perf_counter()
@@ -292,10 +302,16 @@ def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed 
         failed = _backward(run, value.value)
         run.recorder.reducer.settle()
         run.seconds["backward"] += time.perf_counter() - began
-    sites = run.captured.gradients
-    absorb_gradients(run.gradients, sites, len(run.losses))
-    absorb(run.rows, run.captured.restart())
+    run.unabsorbed = (run.captured.gradients, run.captured.restart())
     return failed
+
+
+def _absorb(run: _Run) -> None:
+    """Absorb what the latest batch showed: for the last one there is time while the parameters are read."""
+    sites, observations = run.unabsorbed
+    run.unabsorbed = ([], [])
+    absorb_gradients(run.gradients, sites, len(run.losses))
+    absorb(run.rows, observations)
 
 
 def _axis(measured: Measured | None) -> int | None:
@@ -307,7 +323,8 @@ def _axis(measured: Measured | None) -> int | None:
 
 def _forward(run: _Run, batch: Batch) -> tuple[LossValue | None, _Failed | None]:
     """Run the model and its loss, as often as it takes to see every gradient."""
-    run.state.mark()
+    if run.losses:  # else nothing has moved since the state was seeded
+        run.state.mark()
     looking_ahead = run.with_inputs and not run.losses  # shows which inputs are overwritten; needs no graph
     expected: float | None = None
     while True:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,13 @@ class Capture(Generic[T]):
     def gradients(self) -> list[GradientSite[T]]:
         """Every output, and input if asked for, in the order in which the forward pass met them."""
         return [] if self._watch is None else list(self._watch.sites.values())
+
+    def _count(self, layer: str) -> int:
+        """Count a call of the layer; return its index."""
+        index = self._calls.get(layer, 0)
+        self._calls[layer] = index + 1
+        self.called.add(layer)
+        return index
 
     def restart(self) -> list[Observation[T]]:
         """Hand out the observations and begin anew, with calls counted from 0 again: once per forward pass."""
@@ -197,14 +204,14 @@ def _hook(
     hooked: dict[int, nn.Module],
 ) -> None:
     """Hook each module once; collect in `hooked` those that have hooks, by id."""
-    hooks = _output_hooks(captured, observe)
+    watch = captured._watch
+    hooks: _Hooks = _OutputHooks(captured, observe) if watch is None else _WatchedHooks(captured, observe, watch)
+    gives_views = watch is not None and watch.with_inputs
     for name, module in layers.items():
         if id(module) in hooked:
             continue
         hooked[id(module)] = module
-        if captured._watch is not None:
-            _attach(module, key, *_watched_hooks(name, captured, observe, captured._watch))
-        elif _only_returns(module):
+        if _only_returns(module) and not gives_views:
             _attach(module, key, None, partial(hooks.only, name))
         else:
             entries: list[_Entry] = []
@@ -243,99 +250,106 @@ def _only_returns(module: nn.Module) -> bool:
     )
 
 
-class _OutputHooks(NamedTuple):
-    """Hooks for outputs, given what follows the module's name; one set serves all modules.
+class _Hooks(Protocol):
+    """Hooks for outputs, given what precedes a hook's own arguments; one set serves all modules."""
 
-    Attributes:
-        only: Takes the layer; for modules that only return.
-        before: Takes the layer and a list for its calls; the forward pre-hook of other modules.
-        after: Takes the same list; their forward hook.
-    """
+    def only(self, layer: str, *called_with: Any) -> object:
+        """Forward hook of modules that only return."""
 
-    only: Callable[..., None]
-    before: Callable[..., None]
-    after: Callable[..., None]
+    def before(self, layer: str, entries: list[_Entry], *called_with: Any) -> object:
+        """Forward pre-hook of other modules; `entries` is the module's own list of the calls that have begun."""
+
+    def after(self, entries: list[_Entry], *called_with: Any) -> object:
+        """Forward hook of other modules."""
 
 
-def _output_hooks(captured: Capture[T], observe: Callable[[ModuleCall, str, Tensor], T]) -> _OutputHooks:
-    """Return what runs at every call of every module, so it calls as little as it can."""
-    counts, called, in_backward = captured._calls, captured.called, torch._C._current_graph_task_id
+@dataclass(frozen=True, slots=True)
+class _OutputHooks(Generic[T]):
+    """Hooks that observe outputs. They run at every call of every module, so they call as little as they can."""
 
-    def only(layer: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        if in_backward() != -1:
-            return
-        index = counts.get(layer, 0)
-        counts[layer] = index + 1
-        called.add(layer)
-        call = ModuleCall(layer, module, index, _tensors_given(args, kwargs))
-        _observe(captured, observe, call, tensors_in(output), in_place=False)
+    captured: Capture[T]
+    observe: Callable[[ModuleCall, str, Tensor], T]
+
+    def only(
+        self, layer: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+    ) -> None:
+        if torch._C._current_graph_task_id() == -1:  # else checkpointing is recomputing a forward
+            call = ModuleCall(layer, module, self.captured._count(layer), _tensors_given(args, kwargs))
+            _observe(self.captured, self.observe, call, tensors_in(output), in_place=False)
 
     def before(
-        layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if in_backward() != -1:
-            return
-        index = counts.get(layer, 0)
-        counts[layer] = index + 1
-        called.add(layer)
-        inputs = _tensors_given(args, kwargs)
-        entries.append(_Entry(ModuleCall(layer, module, index, inputs), _versions(inputs), args, kwargs))
+        if torch._C._current_graph_task_id() == -1:
+            inputs = _tensors_given(args, kwargs)
+            call = ModuleCall(layer, module, self.captured._count(layer), inputs)
+            entries.append(_Entry(call, _versions(inputs), args, kwargs))
 
     def after(
-        entries: list[_Entry], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+        self, entries: list[_Entry], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> None:
-        if in_backward() == -1:
+        if torch._C._current_graph_task_id() == -1:
             call, in_place = _end(entries, args, kwargs)
-            _observe(captured, observe, call, tensors_in(output), in_place=in_place)
-
-    return _OutputHooks(only, before, after)
+            _observe(self.captured, self.observe, call, tensors_in(output), in_place=in_place)
 
 
-def _watched_hooks(
-    layer: str, captured: Capture[T], observe: Callable[[ModuleCall, str, Tensor], T], watch: GradientWatch[T]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the forward pre-hook and the forward hook of one module, for its outputs and gradients."""
-    entries: list[_Entry] = []
+@dataclass(frozen=True, slots=True)
+class _WatchedHooks(Generic[T]):
+    """Hooks that observe outputs and watch gradients; in the backward pass, what checkpointing recomputes as well."""
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    captured: Capture[T]
+    observe: Callable[[ModuleCall, str, Tensor], T]
+    watch: GradientWatch[T]
+
+    def only(
+        self, layer: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+    ) -> object:
+        replayed = torch._C._current_graph_task_id() != -1
         inputs = _tensors_given(args, kwargs)
-        index: int | None
-        if _in_backward():
-            index = watch.replayed_call(layer, inputs)
-            if index is None:
-                return None
-        else:
-            index = _begin(captured, layer)
-            if not torch.is_grad_enabled():
-                watch.note_without_gradients(layer, index, inputs)
+        index = self._begin(layer, inputs, replayed=replayed)
+        if index is None:
+            return None
+        outputs = tensors_in(output)
+        if not replayed:
+            _observe(self.captured, self.observe, ModuleCall(layer, module, index, inputs), outputs, in_place=False)
+        return self.watch.outputs(module, layer, index, output, outputs, inputs)
+
+    def before(
+        self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        inputs = _tensors_given(args, kwargs)
+        index = self._begin(layer, inputs, replayed=torch._C._current_graph_task_id() != -1)
+        if index is None:
+            return None
         given: object = None
-        if watch.with_inputs:
-            args, kwargs = given = watch.inputs(module, layer, index, args, kwargs)
+        if self.watch.with_inputs:
+            args, kwargs = given = self.watch.inputs(module, layer, index, args, kwargs)
             inputs = _tensors_given(args, kwargs)
         entries.append(_Entry(ModuleCall(layer, module, index, inputs), _versions(inputs), args, kwargs))
         return given
 
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> object:
-        replayed = _in_backward()
+    def after(
+        self, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+    ) -> object:
+        replayed = torch._C._current_graph_task_id() != -1
         if replayed and not (entries and entries[-1].args is args and entries[-1].kwargs is kwargs):
             return None
         call, in_place = _end(entries, args, kwargs)
         outputs = tensors_in(output)
         if not replayed:
-            _observe(captured, observe, call, outputs, in_place=in_place)
+            _observe(self.captured, self.observe, call, outputs, in_place=in_place)
         if in_place:
-            watch.note_in_place(layer, call.call)
-        return watch.outputs(module, layer, call.call, output, outputs, [] if in_place else call.inputs)
+            self.watch.note_in_place(call.layer, call.call)
+        return self.watch.outputs(module, call.layer, call.call, output, outputs, [] if in_place else call.inputs)
 
-    return before, after
-
-
-def _begin(captured: Capture[T], layer: str) -> int:
-    """Count a call of the layer; return its index."""
-    index = captured._calls.get(layer, 0)
-    captured._calls[layer] = index + 1
-    captured.called.add(layer)
-    return index
+    def _begin(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, replayed: bool) -> int | None:
+        """Count a call; return its index, None if it replays one that was watched when it first ran."""
+        if replayed:
+            return self.watch.replayed_call(layer, inputs)
+        index = self.captured._count(layer)
+        if not torch.is_grad_enabled():
+            self.watch.note_without_gradients(layer, index, inputs)
+        return index
 
 
 def _tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
@@ -448,11 +462,6 @@ def _edited(value: object, edited: Mapping[str, Tensor], module: nn.Module) -> o
 
 def _editor_of_gradient(edit: Intervention, module: nn.Module) -> Callable[[Tensor | None], Tensor | None]:
     return lambda gradient: None if gradient is None else edit.apply(module, gradient)
-
-
-def _in_backward() -> bool:
-    """Tell whether a backward pass is running, which means that checkpointing is recomputing a forward."""
-    return torch._C._current_graph_task_id() != -1
 
 
 @contextmanager

@@ -58,11 +58,12 @@ class AxisReader:
         habit = self._habits.get(type(module))
         if habit is None:
             habit = self._habits[type(module)] = _habit(type(module))
+        known = self._axis_by_shape.get(shape[1:])
         axis = _stated(module, shape, *habit)
         if axis is None:
-            axis = self._axis_by_shape.get(shape[1:])
-        if axis is None:
-            axis = _guessed(shape)
+            axis = known or _guessed(shape)
+        if axis == known:
+            return axis
         self._axis_by_shape[shape[1:]] = axis
         if len(shape) > 3:
             grid = shape[2:] if axis == 1 else shape[1:-1]
@@ -78,7 +79,7 @@ def _stated(module: nn.Module, shape: tuple[int, ...], attribute: str, side: str
         return _matching(getattr(module, attribute), shape, side)
     if side:
         return 1
-    dims = getattr(module, "dims", None)  # torchvision's Permute
+    dims = vars(module).get("dims")  # torchvision's Permute
     if isinstance(dims, Sequence) and len(dims) == len(shape) and dims[0] == 0:
         return 1 if dims[1] == last else last if dims[last] == 1 else None
     return None

@@ -4,37 +4,51 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.models.building import seeded
+from hookscope.models.building import seed_generators, seeded
 
 Mode = Literal["eval", "train"]
 
 
-_Buffers = Sequence[tuple[nn.Module, str, Tensor | None, Tensor | None]]
-"""(module, name, buffer, its values)."""
+# Buffers of these dtypes, up to this size, are copied and compared together: BatchNorm has three to a layer, and each
+# call costs more than the copy.
+_JOINED_DTYPES = frozenset({torch.float32, torch.int64})
+_JOINED_ELEMENTS = 2**14
+
+
+class _Buffers(NamedTuple):
+    """Buffers and what they held.
+
+    Attributes:
+        places: (module, name, buffer).
+        joined: Small buffers that are alike, and their values in a row.
+        single: The others, each with its values.
+    """
+
+    places: list[tuple[nn.Module, str, Tensor | None]]
+    joined: list[tuple[list[Tensor], Tensor]]
+    single: list[tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
 class Preserved:
-    """A place in a run to go back to."""
+    """A place in a run to go back to: at first, its beginning."""
 
     _modules: Sequence[nn.Module]
     _devices: Sequence[int]
     _buffers: _Buffers
-    _generators: tuple[Any, ...] = ()
+    _seed: int
+    _generators: tuple[Any, ...] | None = None
 
     def mark(self) -> None:
         """Remember buffers and random states as they are now, for `rewind`."""
-        if any(
-            module._buffers.get(name) is not buffer
-            or (buffer is not None and values is not None and not _equal(buffer, values))
-            for module, name, buffer, values in self._buffers
-        ):
+        moved = any(module._buffers.get(name) is not buffer for module, name, buffer in self._buffers.places)
+        if moved or _changed(self._buffers):
             self._buffers = _buffers_of(self._modules)
         devices = [torch.cuda.get_rng_state(device) for device in self._devices]
         self._generators = (torch.get_rng_state(), random.getstate(), np.random.get_state(), devices)
@@ -42,6 +56,9 @@ class Preserved:
     def rewind(self) -> None:
         """Go back to the mark: what runs next draws the same random numbers and finds the same buffers."""
         _restore_buffers(self._modules, self._buffers)
+        if self._generators is None:
+            _seed(self._seed, self._devices)
+            return
         state, python_state, numpy_state, devices = self._generators
         torch.set_rng_state(state)
         random.setstate(python_state)
@@ -77,12 +94,12 @@ def preserved(network: nn.Module, seed: int, mode: Mode = "eval") -> Iterator[Pr
     try:
         with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
-                torch.cuda.manual_seed_all(seed)
-            if mode == "train" and not network.training:
-                network.train()
-            elif mode == "eval" and any(modes):
-                network.eval()
-            yield Preserved(modules, cuda, buffers)
+                _seed(seed, cuda)
+            state = Preserved(modules, cuda, buffers, seed)
+            if (mode == "train" and not network.training) or (mode == "eval" and any(modes)):
+                _ = network.train() if mode == "train" else network.eval()
+                state.mark()  # these may be the model's own methods
+            yield state
     finally:
         for module, training in zip(modules, modes, strict=True):
             if module.training != training:
@@ -95,26 +112,65 @@ def preserved(network: nn.Module, seed: int, mode: Mode = "eval") -> Iterator[Pr
                 parameter.grad = gradient
 
 
+def _seed(seed: int, devices: Sequence[int]) -> None:
+    seed_generators(seed)
+    if devices:
+        torch.cuda.manual_seed_all(seed)
+
+
 def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
+    places = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()]
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    single = []
     with torch.no_grad():
-        return [
-            (module, name, buffer, None if buffer is None else buffer.clone())
-            for module in modules
-            for name, buffer in module._buffers.items()
-        ]
+        for _, _, buffer in places:
+            if buffer is None:
+                continue
+            if buffer.dtype in _JOINED_DTYPES and type(buffer) is Tensor and buffer.layout is torch.strided:
+                small = buffer.numel() <= _JOINED_ELEMENTS and not (buffer.is_meta or buffer.is_nested)
+            else:
+                small = False
+            if small:
+                alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+            else:
+                single.append((buffer, buffer.clone()))
+        return _Buffers(places, [(buffers, _join(buffers)) for buffers in alike.values()], single)
+
+
+def _hold(buffers: Sequence[Tensor], values: Tensor) -> bool:
+    """Tell whether the buffers still hold the joined values."""
+    try:
+        return torch.equal(_join(buffers), values)
+    except RuntimeError:  # the model has given one another device or dtype
+        return False
+
+
+def _join(buffers: Sequence[Tensor]) -> Tensor:
+    return torch.cat([buffer if buffer.dim() == 1 else buffer.reshape(-1) for buffer in buffers])
+
+
+def _changed(buffers: _Buffers) -> list[tuple[Tensor, Tensor]]:
+    """List the buffers whose values have changed, with those before."""
+    held = [*buffers.single]
+    with torch.no_grad():
+        for joined, values in buffers.joined:
+            if not _hold(joined, values):
+                parts = torch.split_with_sizes(values, [buffer.numel() for buffer in joined])
+                held += [(buffer, part.view(buffer.shape)) for buffer, part in zip(joined, parts, strict=True)]
+    return [(buffer, values) for buffer, values in held if not _equal(buffer, values)]
 
 
 def _restore_buffers(modules: Sequence[nn.Module], buffers: _Buffers) -> None:
     """Put back each buffer with its values before, and drop buffers that were registered since."""
-    known = {(id(module), name) for module, name, _, _ in buffers}
+    known = {(id(module), name) for module, name, _ in buffers.places}
     for module in modules:
         for name in [name for name in module._buffers if (id(module), name) not in known]:
             delattr(module, name)
-    for module, name, buffer, values in buffers:
+    for module, name, buffer in buffers.places:
         module._buffers[name] = buffer
-        if buffer is not None and values is not None and not _equal(buffer, values):
-            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                buffer.copy_(values)
+    for buffer, values in _changed(buffers):
+        with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+            buffer.copy_(values)
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

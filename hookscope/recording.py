@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hookscope.hooks import ModuleCall, Observation
 from hookscope.layout import AxisReader, arrange
 from hookscope.losses import Output, output_at
-from hookscope.measure import Pending, Reducer, Reduction, Staged, collect, merge, summarise
+from hookscope.measure import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.nested import tensors_in
 from hookscope.results import (
     FeatureMaps,
@@ -28,9 +28,6 @@ _DEAD_FRACTION = 0.5
 
 Key = tuple[str, int, str]
 """(layer, call, slot)."""
-
-Measured = Reduction | Staged | Pending
-"""What `Reducer.reduce` gives in a hook; `collect` makes it plain numbers."""
 
 
 @dataclass(slots=True)
@@ -78,7 +75,7 @@ class Recorder:
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
-        axis = None if tensor.is_nested else self.axes.channel_axis(call.module, tuple(tensor.shape))
+        axis = None if tensor.is_nested else self.axes.channel_axis(call.module, tensor.shape)
         if self.on_tensor is not None:
             self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
         if self.grids_for:

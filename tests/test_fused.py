@@ -3,10 +3,10 @@
 Everything in test_measure.py runs through it as well; what is imported from there below runs a second time without it.
 """
 
-import ctypes
 import math
 import platform
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookscope.measure import Reducer, collect, fused, summarise
-from hookscope.measure.fused import FusedReducer, Kernel, load_kernel
+from hookscope.measure import Reducer, Reduction, beside, collect, fused, reduce_beside, summarise
+from hookscope.measure.fused import FusedReducer, Kernel, kernel_of, load_kernel
 from tests.test_measure import (
     check,
     exact,
@@ -62,29 +62,35 @@ def _without_library() -> Iterator[None]:
     """Let torch measure in the imported tests; those below bring the kernel they test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "load_kernel", lambda: None)
+        patch.setattr(beside, "load_kernel", lambda: None)
         yield
 
 
 def variants() -> list[str]:
     capability = torch.backends.cpu.get_cpu_capability()
     reach = {"AVX2": 2, "AVX512": 3}.get(capability, 1)
-    return ["reduce_default", "reduce_avx2", "reduce_avx512"][:reach]
+    return ["default", "avx2", "avx512"][:reach]
+
+
+def kernel(variant: str = "", threads: bool = True) -> Kernel:
+    found = kernel_of(variant) if variant else KERNEL
+    assert found is not None
+    return found if threads else found._replace(runtime=None)
 
 
 def fused_reducer(variant: str = "", threads: bool = True) -> FusedReducer:
-    assert KERNEL is not None
-    reduce = KERNEL.reduce
-    if variant:
-        reduce = getattr(ctypes.CDLL(str(fused.LIBRARY)), variant)
-        reduce.restype, reduce.argtypes = None, KERNEL.reduce.argtypes  # type: ignore[attr-defined]
     reducer = FusedReducer()
-    reducer._kernel = Kernel(reduce, KERNEL.runtime if threads else None)
+    reducer._kernel = kernel(variant, threads)
     return reducer
 
 
 def check_fused(reducer: FusedReducer, tensor: Tensor, channel_axis: int | None) -> None:
-    reduction = reducer.reduce(tensor, channel_axis)
-    assert reduction is not None
+    fused = reducer.reduce(tensor, channel_axis)
+    assert fused is not None
+    check_reduction(fused.reduction(), tensor, channel_axis)
+
+
+def check_reduction(reduction: Reduction, tensor: Tensor, channel_axis: int | None) -> None:
     check(summarise([reduction])[0], exact(tensor), channel_axis)
     assert reduction.sample is not None
     if tensor.is_contiguous():
@@ -119,7 +125,6 @@ def test_every_variant_agrees_with_float64(
 ) -> None:
     tensor = ((random_tensor(shape, seed, torch.float64) + shift) * scale).float()
     tensor[torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed)) < zeros] = 0
-    tensor.view(-1)[0], tensor.view(-1)[-1] = scale, 2 * scale  # what is constant is torch's
     check_fused(fused_reducer(variant), tensor, axis if axis < len(shape) else None)
 
 
@@ -159,11 +164,8 @@ def test_nothing_beside_the_tensor_is_read(variant: str, count: int, offset: int
     memory = torch.full((count + 100,), math.nan)
     tensor = memory[offset : offset + count]
     tensor.copy_(random_tensor([count], seed=count))
-    if count == 1:
-        assert fused_reducer(variant).reduce(tensor, 0) is None
-    else:
-        check_fused(fused_reducer(variant), tensor, 0)
-        check_fused(fused_reducer(variant), tensor, None)
+    check_fused(fused_reducer(variant), tensor, 0)
+    check_fused(fused_reducer(variant), tensor, None)
 
 
 @compiled
@@ -179,8 +181,26 @@ def test_rare_values_are_left_to_torch_wherever_they_are(variant: str, value: fl
 
 
 @compiled
-@pytest.mark.parametrize("value", [0.0, -0.0, 0.1, 1e-30, 1e30])
-def test_constant_values_are_left_to_torch(value: float) -> None:
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("value", [0.0, -0.0, 0.1, -0.1, 1e-30, 1e30])
+@pytest.mark.parametrize("shape", [(5, 700), (3, 1), (2, 40_001)])
+def test_constant_values_gather_no_error(variant: str, value: float, shape: Sequence[int]) -> None:
+    tensor = torch.full(shape, value)
+    fused = fused_reducer(variant).reduce(tensor, 1)
+    assert fused is not None
+    single, count = tensor[0, 0].item(), tensor.numel()
+    reduction = fused.reduction()
+    assert (reduction.mean, reduction.min, reduction.max) == (single, single, single)
+    assert reduction.squared_deviations == 0
+    assert (reduction.abs_sum, reduction.square_sum) == (abs(single) * count, single * single * count)
+    assert reduction.nonzero_count == (count if value else 0)
+    assert reduction.channel_nonzero is not None
+    assert (reduction.channel_nonzero == (shape[0] if value else 0)).all()
+
+
+@compiled
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38])
+def test_constant_values_that_are_not_finite_or_overflow_are_left_to_torch(value: float) -> None:
     assert fused_reducer().reduce(torch.full((5, 700), value), 1) is None
 
 
@@ -227,6 +247,77 @@ def test_a_tensor_inside_a_function_transform_is_measured_by_torch() -> None:
     torch.func.grad(observed)(values)
     reducer.settle()
     check(summarise(collect(reductions))[0], exact(values), 0)
+
+
+MANY = [
+    random_tensor([64, 3, 7, 7], seed=1),
+    torch.ones(64),
+    torch.zeros(64),
+    random_tensor([300, 1000], seed=2).relu(),
+    random_tensor([40, 900], seed=3).t(),
+    random_tensor([1000], seed=4) * 1e-3 + 1e4,
+    random_tensor([7], seed=5).detach(),
+]
+NOT_READ = [
+    torch.tensor([1.0, math.nan]),
+    random_tensor([50], seed=6).double(),
+    random_tensor([50], seed=7)[::2],
+    torch.empty(0),
+    torch.empty(3, device="meta"),
+]
+
+
+@compiled
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("threads", [1, 2, 5, 40])
+@pytest.mark.parametrize("with_runtime", [True, False])
+def test_many_tensors_are_reduced_beside_other_work(
+    monkeypatch: pytest.MonkeyPatch, variant: str, threads: int, with_runtime: bool
+) -> None:
+    monkeypatch.setattr(beside, "load_kernel", lambda: kernel(variant, with_runtime))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    caller = threading.get_ident()
+    try:
+        reduced, result = reduce_beside([*MANY, *NOT_READ, *MANY], lambda: (threading.get_ident(), sum(range(10_000))))
+    finally:
+        torch.set_num_threads(before)
+    assert result == (caller, 49_995_000)
+    assert [each is None for each in reduced] == [False] * len(MANY) + [True] * len(NOT_READ) + [False] * len(MANY)
+    for each, tensor in zip(reduced, [*MANY, *NOT_READ, *MANY], strict=True):
+        if each is not None:
+            assert each.square_sum == each.reduction().square_sum
+            check_reduction(each.reduction(), tensor, None)
+
+
+@compiled
+def test_torch_may_compute_while_many_tensors_are_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "load_kernel", kernel)
+    left, right = random_tensor([300, 400], seed=8), random_tensor([400, 500], seed=9)
+    expected = left @ right
+    reduced, product = reduce_beside(MANY * 20, lambda: left @ right)
+    assert torch.allclose(product, expected)
+    assert torch.equal(left @ right, expected)
+    assert None not in reduced
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("tensors", [MANY, NOT_READ, []])
+def test_what_the_other_work_raises_arrives(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, tensors: Sequence[Tensor]
+) -> None:
+    monkeypatch.setattr(beside, "load_kernel", lambda: KERNEL)
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        reduce_beside(tensors, fail)
+    assert caught.value is error
+
+
+def test_without_the_library_nothing_is_reduced_beside_other_work() -> None:
+    assert reduce_beside(MANY, lambda: 3) == ([None] * len(MANY), 3)
 
 
 def test_a_missing_library_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

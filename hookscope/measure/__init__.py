@@ -1,19 +1,23 @@
 """Measure tensors: one reduction per tensor in the hook, merged over batches, summarised at the end."""
 
-from hookscope.measure.reducing import Pending, Reducer, Staged, collect, reduce_tensor
+from hookscope.measure.beside import reduce_beside
+from hookscope.measure.fused import Fused
+from hookscope.measure.reducing import Measured, Pending, Reducer, collect, reduce_tensor
 from hookscope.measure.reduction import SAMPLE_SIZE, Reduction, merge
 from hookscope.measure.summary import summarise, tensor_statistics
 from hookscope.measure.torch_reductions import reduce_without_looking as _reduce_without_looking
 
 __all__ = [
     "SAMPLE_SIZE",
+    "Fused",
+    "Measured",
     "Pending",
     "Reducer",
     "Reduction",
-    "Staged",
     "_reduce_without_looking",
     "collect",
     "merge",
+    "reduce_beside",
     "reduce_tensor",
     "summarise",
     "tensor_statistics",

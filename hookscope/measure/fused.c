@@ -46,10 +46,38 @@ typedef struct {
     Ask thread_number, thread_count;
 } Runtime;
 
+/* What tensors of one shape and memory order have in common. They lie in memory as (before, channels, after). */
+typedef struct {
+    i64 before, channels, after;
+    i64 stride;      /* of the sample */
+    i64 by_channel;  /* whether zeros are counted per channel */
+    i64 threads;     /* at most, 1 or more */
+} Plan;
+
+/* Where the next results go, and what decides about them. */
+typedef struct {
+    double *found;   /* FOUND values: mean, sum of squared deviations, min, max, sum of magnitudes, sum of squares,
+                        number of values that are not zero */
+    double *nonzero; /* values that are not zero per channel, (C,); written if any value is zero */
+    float *sample;   /* every stride-th value, sample_size at most; null for no sample */
+    i64 sample_size;
+    const Runtime *runtime; /* null for one thread */
+    double smallest, largest;   /* the magnitudes that can be squared */
+    double cancellation;        /* mean^2 over variance from which on digits are lost */
+} Results;
+
+#define FOUND 7
+
+/* What `reduce` returns: RARE alone (not finite, too large or too small to square; nothing is written), or any of the
+ * others. */
+#define RARE 1
+#define CANCELLED 2  /* the first two results have lost digits: the values vary little about a large mean */
+#define WITH_ZEROS 4 /* `nonzero` is written */
+
 typedef struct {
     const float *values;
-    i64 count, before, channels, after;
-    i64 *zeros; /* per channel */
+    const Plan *plan;
+    double *nonzero;
     Part *parts;
     const Runtime *runtime;
     unsigned threads;
@@ -110,23 +138,23 @@ INLINE Part scan(const float *values, i64 count) {
     return part;
 }
 
-/* Count zeros in channels begin..end. */
-INLINE void count_zeros(const Job *job, i64 begin, i64 end) {
-    i64 channels = job->channels, after = job->after;
-    for (i64 c = begin; c < end; c++) job->zeros[c] = 0;
-    for (i64 b = 0; b < job->before; b++) {
+/* Count what is not zero in channels begin..end. */
+INLINE void count_nonzero(const Job *job, i64 begin, i64 end) {
+    i64 before = job->plan->before, channels = job->plan->channels, after = job->plan->after;
+    for (i64 c = begin; c < end; c++) job->nonzero[c] = (double)(before * after);
+    for (i64 b = 0; b < before; b++) {
         const float *slice = job->values + b * channels * after;
         if (after == 1) {
-            for (i64 c = begin; c < end; c++) job->zeros[c] += slice[c] == 0;
+            for (i64 c = begin; c < end; c++) job->nonzero[c] -= slice[c] == 0;
             continue;
         }
         for (i64 c = begin; c < end; c++) {
             const float *row = slice + c * after;
             for (i64 from = 0; from < after; from += 1 << 30) {
                 i64 to = after - from < 1 << 30 ? after : from + (1 << 30);
-                i32 found = 0;
-                for (i64 at = from; at < to; at++) found += row[at] == 0;
-                job->zeros[c] += found;
+                i32 zeros = 0;
+                for (i64 at = from; at < to; at++) zeros += row[at] == 0;
+                job->nonzero[c] -= zeros;
             }
         }
     }
@@ -144,14 +172,15 @@ INLINE unsigned share(const Job *job, i64 whole, i64 grain, i64 *begin, i64 *end
 
 INLINE void scan_share(Job *job) {
     i64 begin, end;
-    unsigned number = share(job, job->count, STRETCH, &begin, &end);
+    i64 count = job->plan->before * job->plan->channels * job->plan->after;
+    unsigned number = share(job, count, STRETCH, &begin, &end);
     job->parts[number] = scan(job->values + begin, end - begin);
 }
 
 INLINE void count_share(Job *job) {
     i64 begin, end;
-    share(job, job->channels, 1, &begin, &end);
-    count_zeros(job, begin, end);
+    share(job, job->plan->channels, 1, &begin, &end);
+    count_nonzero(job, begin, end);
 }
 
 INLINE void over(Job *job, void (*task)(void *)) {
@@ -161,19 +190,13 @@ INLINE void over(Job *job, void (*task)(void *)) {
         task(job);
 }
 
-/* Reduce values that lie in memory as (before, channels, after).
- *
- * found: sum, sum of squares, sum of magnitudes, min, max, number of zeros. With NaN or Inf among the values, the sum
- *        of magnitudes is not finite, and the rest means nothing.
- * zeros: per channel, (C,); written only if there are any zeros. Null for no such count.
- * sample: every stride-th value.
- * runtime: may be null for one thread.
- */
-INLINE void reduce(Job *job, i64 stride, double *found, float *sample, void (*scan_task)(void *),
-                   void (*count_task)(void *)) {
+/* Reduce one tensor; move `results` on past what is written. */
+INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*count_task)(void *)) {
     Part parts[MAX_THREADS], all = {0, 0, 0, __builtin_inff(), -__builtin_inff(), 0, {0}};
+    const Plan *plan = job->plan;
+    i64 count = plan->before * plan->channels * plan->after;
     job->parts = parts;
-    if (job->threads > MAX_THREADS) job->threads = MAX_THREADS;
+    job->threads = !job->runtime ? 1 : plan->threads > MAX_THREADS ? MAX_THREADS : (unsigned)plan->threads;
     for (unsigned each = 0; each < job->threads; each++) parts[each] = all;
     over(job, scan_task);
     for (unsigned each = 0; each < job->threads; each++) {
@@ -184,26 +207,82 @@ INLINE void reduce(Job *job, i64 stride, double *found, float *sample, void (*sc
         if (parts[each].low < all.low) all.low = parts[each].low;
         if (parts[each].high > all.high) all.high = parts[each].high;
     }
-    found[0] = all.sum;
-    found[1] = all.square_sum;
-    found[2] = all.abs_sum;
-    found[3] = all.low;
-    found[4] = all.high;
-    found[5] = (double)all.zeros;
-    if (all.zeros && job->zeros) over(job, count_task);
-    for (i64 at = 0; at < job->count; at += stride) *sample++ = job->values[at];
+    /* The sum of magnitudes is finite if every value is; with a NaN, it is one. */
+    if (!(all.abs_sum < __builtin_inf())) return RARE;
+    i32 outcome = 0;
+    double mean = all.sum / (double)count, squared_deviations = all.square_sum - mean * all.sum;
+    double largest = all.high > -all.low ? all.high : -all.low;
+    if (all.low == all.high) { /* summing equal values would only add rounding */
+        mean = all.low;
+        squared_deviations = 0;
+        all.abs_sum = largest * (double)count;
+        all.square_sum = mean * mean * (double)count;
+    } else if (!(largest > results->smallest && largest < results->largest)) {
+        return RARE;
+    } else if (mean * all.sum > results->cancellation * squared_deviations) {
+        outcome |= CANCELLED;
+    }
+    if (all.zeros && plan->by_channel) {
+        over(job, count_task);
+        outcome |= WITH_ZEROS;
+        results->nonzero += plan->channels;
+    }
+    const double found[FOUND] = {mean,        squared_deviations > 0 ? squared_deviations : 0,
+                                 all.low,     all.high,
+                                 all.abs_sum, all.square_sum,
+                                 (double)(count - all.zeros)};
+    for (i64 each = 0; each < FOUND; each++) results->found[each] = found[each];
+    if (results->sample)
+        for (i64 at = 0, to = 0; at < count; at += plan->stride) results->sample[to++] = job->values[at];
+    results->found += FOUND;
+    if (results->sample) results->sample += results->sample_size;
+    return outcome;
+}
+
+/* Tensors that threads reduce, each a tensor at a time, without counts per channel. */
+typedef struct {
+    const float *const *values;
+    const Plan *const *plans;
+    i32 *outcomes;
+    i64 count;
+    i64 next;            /* the first that nobody has begun */
+    unsigned threads;    /* at most, 1 or more */
+    void (*meanwhile)(); /* what the caller's thread does before it takes part */
+    Results results;     /* of tensor 0, with those of tensor n at n times their size */
+} List;
+
+typedef i32 (*Reduce)(const float *, const Plan *, Results *);
+
+INLINE void take_part(List *list, Reduce reduce_one) {
+    const Runtime *runtime = list->results.runtime;
+    if (list->threads == 1 || runtime->thread_number() == 0) list->meanwhile();
+    for (;;) {
+        i64 at = __atomic_fetch_add(&list->next, 1, __ATOMIC_RELAXED);
+        if (at >= list->count) return;
+        Results results = list->results;
+        results.found += at * FOUND;
+        results.sample += at * results.sample_size;
+        list->outcomes[at] = reduce_one(list->values[at], list->plans[at], &results);
+    }
+}
+
+INLINE void reduce_list(List *list, void (*part)(void *)) {
+    if (!list->results.runtime) list->threads = 1;
+    if (list->threads > 1)
+        list->results.runtime->run(part, list, list->threads, 0);
+    else
+        part(list);
 }
 
 #define VARIANT(name, target)                                                                                        \
     target static void scan_##name(void *job) { scan_share((Job *)job); }                                            \
     target static void count_##name(void *job) { count_share((Job *)job); }                                          \
-    target EXPORT void reduce_##name(const float *values, i64 before, i64 channels, i64 after, i64 stride,           \
-                                     double *found, i64 *zeros, float *sample, const Runtime *runtime,               \
-                                     i32 threads) {                                                                  \
-        i64 count = before * channels * after;                                                                       \
-        Job job = {values, count, before, channels, after, zeros, 0, runtime, (unsigned)threads};                    \
-        reduce(&job, stride, found, sample, scan_##name, count_##name);                                              \
-    }
+    target EXPORT i32 reduce_##name(const float *values, const Plan *plan, Results *results) {                       \
+        Job job = {values, plan, results->nonzero, 0, results->runtime, 1};                                          \
+        return reduce(&job, results, scan_##name, count_##name);                                                     \
+    }                                                                                                                \
+    target static void part_##name(void *list) { take_part((List *)list, reduce_##name); }                           \
+    target EXPORT void reduce_list_##name(List *list) { reduce_list(list, part_##name); }
 
 VARIANT(default, )
 #if defined(__x86_64__)

@@ -5,11 +5,10 @@ everything is left to torch.
 """
 
 import ctypes
-import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +21,16 @@ from hookscope.measure.torch_reductions import CANCELLATION_LIMIT, LARGEST_SQUAR
 
 LIBRARY = Path(__file__).with_name("fused.bin")  # not .so, which Python would take for a module
 
-# The variant for what torch says the processor has; "reduce_default" runs on any.
-_VARIANTS = {"AVX2": "reduce_avx2", "AVX512": "reduce_avx512"}
+# The variant for what torch says the processor has; "default" runs on any.
+_VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 # From here on threads share a tensor: the grain size of torch's own reductions (at::internal::GRAIN_SIZE).
 _PARALLEL_ELEMENTS = 32768
-# Samples are cut from blocks of so many, since each array would cost more than filling it.
-_SAMPLES_PER_BLOCK = 64
+# What `reduce` in fused.c returns, and how many values it writes.
+RARE, CANCELLED, _WITH_ZEROS = 1, 2, 4
+_FOUND = 7
+# Room for results is made for so many tensors at a time, with so many channels in all: arrays of their own for each
+# would cost more than filling them.
+_BLOCK_TENSORS, _BLOCK_CHANNELS = 64, 8192
 
 
 class _Runtime(ctypes.Structure):
@@ -40,70 +43,171 @@ class _Runtime(ctypes.Structure):
     )
 
 
+class _Layout(ctypes.Structure):
+    """`Plan` of fused.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_longlong) for name in ("before", "channels", "after", "stride", "by_channel", "threads")
+    )
+
+
+class Results(ctypes.Structure):
+    """As in fused.c."""
+
+    _fields_ = (
+        ("found", ctypes.c_void_p),
+        ("nonzero", ctypes.c_void_p),
+        ("sample", ctypes.c_void_p),
+        ("sample_size", ctypes.c_longlong),
+        ("runtime", ctypes.c_void_p),
+        ("smallest", ctypes.c_double),
+        ("largest", ctypes.c_double),
+        ("cancellation", ctypes.c_double),
+    )
+
+
 class Kernel(NamedTuple):
     """The compiled reduction.
 
     Attributes:
         reduce: As declared in fused.c.
+        reduce_list: Likewise.
         runtime: Passed to it; None if torch's threads cannot be used.
     """
 
-    reduce: Callable[..., None]
+    reduce: Callable[[int, int, int], int]
+    reduce_list: Callable[[int], None]
     runtime: _Runtime | None
 
 
 @cache
 def load_kernel() -> Kernel | None:
     """Load the compiled library in the variant for this processor; None if this installation has none."""
+    return kernel_of(_VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "default"))
+
+
+def kernel_of(variant: str) -> Kernel | None:
+    """Load a variant of the compiled library."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError:
         return None
-    reduce = getattr(library, _VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "reduce_default"))
-    reduce.restype = None
-    reduce.argtypes = [ctypes.c_void_p] + [ctypes.c_longlong] * 4 + [ctypes.c_void_p] * 4 + [ctypes.c_int]
+    reduce, reduce_list = getattr(library, f"reduce_{variant}"), getattr(library, f"reduce_list_{variant}")
+    reduce.argtypes = [ctypes.c_void_p] * 3
+    reduce_list.argtypes, reduce_list.restype = [ctypes.c_void_p], None
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = _Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, None)
-    return Kernel(reduce, runtime)
+        return Kernel(reduce, reduce_list, None)
+    return Kernel(reduce, reduce_list, runtime)
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """What tensors of one shape, memory order and channel axis have in common.
 
     Attributes:
         known: What is known without reading the values.
-        channels_view: (before, C, after), see `in_memory_order`.
         sample_size: Elements in the sample.
-        parallel: Large enough for more than one thread.
-        full: Elements per channel, for each channel, (C,).
+        full: Elements per channel, for each channel, (C,); None without channels.
+        layout: The same for compiled code.
+        address: Of `layout`.
     """
 
     known: Reduction
-    channels_view: tuple[int, int, int]
     sample_size: int
-    parallel: bool
-    full: NDArray[np.float64]
+    full: NDArray[np.float64] | None
+    layout: _Layout
+    address: int
+
+
+class Block:
+    """Room for the results of some tensors."""
+
+    def __init__(self, tensor_count: int, channel_count: int = 0) -> None:
+        """Make room for so many tensors, with so many channels in all."""
+        self.found = np.empty((tensor_count, _FOUND))
+        self.nonzero = np.empty(channel_count)
+        self.samples = np.empty((tensor_count, SAMPLE_SIZE), np.float32)
+
+    def results(self, runtime: _Runtime | None) -> Results:
+        """Describe it to compiled code."""
+        return Results(
+            self.found.ctypes.data,
+            self.nonzero.ctypes.data,
+            self.samples.ctypes.data,
+            SAMPLE_SIZE,
+            None if runtime is None else ctypes.addressof(runtime),
+            SMALLEST_SQUARABLE,
+            LARGEST_SQUARABLE,
+            CANCELLATION_LIMIT,
+        )
+
+
+class Fused(NamedTuple):
+    """A tensor that has been reduced, its numbers still where compiled code has put them.
+
+    Attributes:
+        known: What is known without reading the values.
+        plan: Of the reduction.
+        block: Holds the numbers.
+        row: Their row there.
+        channel: Where the counts per channel begin there; -1 if no value is zero.
+    """
+
+    known: Reduction
+    plan: Plan
+    block: Block
+    row: int
+    channel: int
+
+    @property
+    def square_sum(self) -> float:
+        """The sum of squares alone."""
+        return float(self.block.found[self.row, 5])
+
+    def reduction(self) -> Reduction:
+        """Return the numbers."""
+        known, plan, block = self.known, self.plan, self.block
+        count = known.element_count
+        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero = block.found[self.row].tolist()
+        per_channel = plan.full
+        if self.channel >= 0 and per_channel is not None:
+            per_channel = block.nonzero[self.channel : self.channel + per_channel.size]
+        return Reduction(
+            known.shape,
+            known.dtype,
+            count,
+            known.channel_axis,
+            count,
+            mean,
+            squared_deviations,
+            low,
+            high,
+            abs_sum,
+            square_sum,
+            0,
+            int(nonzero),
+            per_channel,
+            block.samples[self.row, : plan.sample_size],
+            known.stride,
+        )
 
 
 class FusedReducer:
-    """Reduces the tensors that compiled code can read; holds the buffers for it."""
+    """Reduces the tensors that compiled code can read; holds the room for the results."""
 
     def __init__(self) -> None:
-        """Start without buffers."""
+        """Start without room for results."""
         self._kernel = load_kernel()
-        self._plans: dict[Any, _Plan | None] = {}
-        self._found = (ctypes.c_double * 6)()
-        self._zeros = np.empty(0, np.int64)
-        self._zeros_address = 0
-        self._samples = np.empty((0, SAMPLE_SIZE), np.float32)
-        self._samples_address = 0
-        self._sample_count = 0
+        self._threads = torch.get_num_threads()
+        self._block = Block(0)
+        self._row = self._channel = 0
+        self._results: Results | None = None
+        self._results_address = 0
 
-    def reduce(self, tensor: Tensor, channel_axis: int | None) -> Reduction | None:
+    def reduce(self, tensor: Tensor, channel_axis: int | None) -> Fused | None:
         """Reduce a tensor in one pass.
 
         Args:
@@ -111,104 +215,70 @@ class FusedReducer:
             channel_axis: The axis whose slices count as channels; None for no channel count.
 
         Returns:
-            Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (constant, not
-            finite, too large or too small to square): these are torch's to reduce.
+            Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (not finite, too
+            large or too small to square): these are torch's to reduce.
         """
-        if self._kernel is None or not _readable(tensor):
+        if self._kernel is None:
             return None
-        address = _address(tensor)
-        if not address:
-            return None
-        key = (tensor.shape, tensor.stride(), channel_axis)
-        if key in self._plans:
-            plan = self._plans[key]
-        else:
-            plan = self._plans[key] = _plan(tensor, channel_axis)
+        address = address_of(tensor)
+        plan = plan_of(tensor.shape, tensor.stride(), channel_axis, self._threads) if address else None
         if plan is None:
             return None
-        known, (before, channels, after), sample_size, parallel, full = plan
-        if channels > self._zeros.size:
-            self._zeros = np.empty(channels, np.int64)
-            self._zeros_address = self._zeros.ctypes.data
-        if self._sample_count == len(self._samples):
-            self._samples = np.empty((_SAMPLES_PER_BLOCK, SAMPLE_SIZE), np.float32)
-            self._samples_address = self._samples.ctypes.data
-            self._sample_count = 0
-        kernel, runtime = self._kernel
-        kernel(
-            address,
-            before,
-            channels,
-            after,
-            known.stride,
-            self._found,
-            None if channel_axis is None else self._zeros_address,
-            self._samples_address + self._sample_count * SAMPLE_SIZE * 4,
-            runtime and ctypes.addressof(runtime),
-            torch.get_num_threads() if parallel and runtime else 1,
-        )
-        total, square_sum, abs_sum, low, high, zero_count = self._found[:]
-        if not (low < high and SMALLEST_SQUARABLE < max(high, -low) < LARGEST_SQUARABLE and math.isfinite(abs_sum)):
+        channels = 0 if plan.full is None else plan.full.size
+        if self._row == len(self._block.found) or self._channel + channels > self._block.nonzero.size:
+            self._block = Block(_BLOCK_TENSORS, max(channels, _BLOCK_CHANNELS))
+            self._row = self._channel = 0
+            self._results = self._block.results(self._kernel.runtime)
+            self._results_address = ctypes.addressof(self._results)
+        outcome = self._kernel.reduce(address, plan.address, self._results_address)
+        if outcome == RARE:
             return None
-        sample = self._samples[self._sample_count, :sample_size]
-        self._sample_count += 1
-        count = known.element_count
-        mean = total / count
-        squared_deviations = square_sum - mean * total
-        if mean * total > CANCELLATION_LIMIT * squared_deviations:
-            mean, squared_deviations = centred(in_memory_order(tensor.detach(), None)[0].reshape(-1), mean)
-        nonzero = None
-        if channel_axis is not None:
-            nonzero = full - self._zeros[:channels] if zero_count else full
-        return Reduction(
-            known.shape,
-            known.dtype,
-            count,
-            channel_axis,
-            count,
-            mean,
-            max(0.0, squared_deviations),
-            low,
-            high,
-            abs_sum,
-            square_sum,
-            0,
-            count - int(zero_count),
-            nonzero,
-            sample,
-            known.stride,
-        )
+        row = self._row
+        self._row += 1
+        channel = -1
+        if outcome & _WITH_ZEROS:
+            channel = self._channel
+            self._channel += channels
+        if outcome & CANCELLED:
+            recentre(self._block.found[row], tensor)
+        return Fused(plan.known, plan, self._block, row, channel)
 
 
-def _readable(tensor: Tensor) -> bool:
-    """Tell whether the tensor's memory holds plain float32 values. Subclasses may stand for something else."""
-    return (
+def recentre(found: NDArray[np.float64], tensor: Tensor) -> None:
+    """Put right the mean and the squared deviations of values that vary little about a large mean."""
+    found[:2] = centred(in_memory_order(tensor.detach(), None)[0].reshape(-1), float(found[0]))
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return where the values lie if memory holds them plainly, as float32; else 0. Subclasses may stand for more."""
+    if not (
         type(tensor) is Tensor
         and tensor.dtype is torch.float32
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_neg()
-    )
-
-
-def _address(tensor: Tensor) -> int:
-    """Return where the values lie; 0 for tensors without memory of their own, as inside `torch.func`."""
+    ):
+        return 0
     try:
         return tensor.data_ptr()
-    except RuntimeError:
+    except RuntimeError:  # without memory of its own, as inside `torch.func`
         return 0
 
 
-def _plan(tensor: Tensor, channel_axis: int | None) -> _Plan | None:
-    """Plan the reduction of tensors like this one; None for those that are empty or have gaps in memory."""
-    ordered, channels_view = in_memory_order(tensor, channel_axis)
-    count = tensor.numel()
+@lru_cache(maxsize=1024)
+def plan_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> Plan | None:
+    """Plan the reduction of such tensors; None for those that are empty or have gaps in memory."""
+    like = torch.empty_strided(shape, strides, device="meta")
+    ordered, (before, channels, after) = in_memory_order(like, channel_axis)
+    count = like.numel()
     if not count or not ordered.is_contiguous():
         return None
     stride = sample_stride(count)
-    before, channels, after = channels_view
-    full = np.full(channels, float(before * after))
-    full.flags.writeable = False  # many reductions hold it
-    known = Reduction(tuple(tensor.shape), "float32", count, channel_axis, stride=stride)
-    return _Plan(known, channels_view, -(-count // stride), count >= _PARALLEL_ELEMENTS, full)
+    full = None
+    if channel_axis is not None:
+        full = np.full(channels, float(before * after))
+        full.flags.writeable = False  # many reductions hold it
+    known = Reduction(tuple(shape), "float32", count, channel_axis, stride=stride)
+    layout = _Layout(before, channels, after, stride, full is not None, threads if count >= _PARALLEL_ELEMENTS else 1)
+    return Plan(known, -(-count // stride), full, layout, ctypes.addressof(layout))

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.measure.fused import FusedReducer
+from hookscope.measure.fused import Fused, FusedReducer
 from hookscope.measure.reduction import Reduction, sample_stride, with_zeros
 from hookscope.measure.storage import as_real_floats, in_memory_order, stored_values
 from hookscope.measure.torch_reductions import completed, reduce_rows, reduce_without_looking
@@ -56,6 +56,10 @@ class Pending(NamedTuple):
     sample: Tensor
 
 
+Measured = Reduction | Fused | Staged | Pending
+"""What `Reducer.reduce` gives in a hook; `collect` makes it plain numbers."""
+
+
 class Reducer:
     """Reduces tensors as they come; holds the work space for it, so that no hook asks for memory anew.
 
@@ -71,7 +75,7 @@ class Reducer:
         self._staged_view = (0, 0, 0)
         self._scratch = torch.empty(0)
 
-    def reduce(self, tensor: Tensor, channel_axis: int | None = None) -> Reduction | Staged | Pending:
+    def reduce(self, tensor: Tensor, channel_axis: int | None = None) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
 
         The tensor is only read. Autocast must be off: it would round the reductions.
@@ -153,21 +157,21 @@ def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction 
     reducer = Reducer()
     reduction = reducer.reduce(tensor, channel_axis)
     reducer.settle()
-    return collect([reduction])[0] if isinstance(reduction, Staged) else reduction
+    return reduction if isinstance(reduction, Pending) else collect([reduction])[0]
 
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
-def collect(reductions: Sequence[Reduction | Staged | Pending]) -> list[Reduction]:
+def collect(reductions: Sequence[Measured]) -> list[Reduction]:
     """Bring reductions to plain numbers, moving together what is on a device.
 
     Args:
         reductions: What `Reducer.reduce` returned, settled.
 
     Returns:
-        One reduction for each, in order.
+        One reduction for each, in order; the same object for the same one given twice.
     """
     pending = [each for each in reductions if isinstance(each, Pending)]
     fetched = zip(
@@ -178,9 +182,12 @@ def collect(reductions: Sequence[Reduction | Staged | Pending]) -> list[Reductio
         strict=True,
     )
     finished = (completed(each.known, scalars.tolist(), counts, sample) for each, scalars, counts, sample in fetched)
+    fused: dict[int, Reduction] = {}  # a container returns what its last child has returned
     plain = []
     for each in reductions:
-        if isinstance(each, Pending):
+        if isinstance(each, Fused):
+            plain.append(fused.get(id(each)) or fused.setdefault(id(each), each.reduction()))
+        elif isinstance(each, Pending):
             plain.append(next(finished))
         elif isinstance(each, Staged):
             plain.append(each.settled or each.known._replace(unmeasured="its values were not read"))

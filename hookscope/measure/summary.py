@@ -43,43 +43,51 @@ def _statistics(reduction: Reduction, quantiles: tuple[float, ...] | None) -> Te
     if reduction.unmeasured or not elements:
         return TensorStatistics(reduction.shape, reduction.dtype, elements, unmeasured=reduction.unmeasured)
     count = reduction.finite_count
-    counts = reduction.channel_nonzero
-    return TensorStatistics(
+    nonzero_count, counts = reduction.nonzero_count, reduction.channel_nonzero
+    channel_count = dead_channel_count = None
+    if counts is not None:
+        channel_count = counts.size
+        dead_channel_count = 0 if nonzero_count == elements else channel_count - int(np.count_nonzero(counts))
+    sample = reduction.sample
+    return TensorStatistics(  # by position, which is cheaper: there is one for every activation and every gradient
         reduction.shape,
         reduction.dtype,
         elements,
-        mean=reduction.mean if count else None,
-        std=math.sqrt(reduction.squared_deviations / count) if count else None,
-        min=reduction.min if count else None,
-        max=reduction.max if count else None,
-        mean_abs=reduction.abs_sum / count if count else None,
-        l2=math.sqrt(reduction.square_sum) if count else None,
-        zero_fraction=(elements - reduction.nonzero_count) / elements,
-        nan_count=reduction.nan_count,
-        inf_count=elements - count - reduction.nan_count,
-        channel_axis=reduction.channel_axis,
-        channel_count=None if counts is None else counts.size,
-        dead_channel_count=None if counts is None else counts.size - int(np.count_nonzero(counts)),
-        quantiles=quantiles,
-        sample_count=0 if reduction.sample is None else reduction.sample.size,
-        sample=reduction.sample,
+        reduction.mean if count else None,
+        math.sqrt(reduction.squared_deviations / count) if count else None,
+        reduction.min if count else None,
+        reduction.max if count else None,
+        reduction.abs_sum / count if count else None,
+        math.sqrt(reduction.square_sum) if count else None,
+        (elements - nonzero_count) / elements,
+        reduction.nan_count,
+        elements - count - reduction.nan_count,
+        reduction.channel_axis,
+        channel_count,
+        dead_channel_count,
+        quantiles,
+        0 if sample is None else sample.size,
+        None,
+        sample,
     )
 
 
 def _quantiles(samples: Sequence[NDArray[np.floating] | None]) -> list[tuple[float, ...] | None]:
-    """Return each sample's values at `QUANTILE_LEVELS`, linearly interpolated; samples of one length share a sort."""
-    by_size: dict[int, list[int]] = {}
-    for index, sample in enumerate(samples):
-        if sample is not None and sample.size:
-            by_size.setdefault(sample.size, []).append(index)
+    """Return each sample's values at `QUANTILE_LEVELS`, linearly interpolated; all are sorted together."""
     results: list[tuple[float, ...] | None] = [None] * len(samples)
-    for size, indices in by_size.items():
-        table = np.stack([sample for index in indices if (sample := samples[index]) is not None])
-        table.sort(axis=1)
-        position = np.array(QUANTILE_LEVELS) * (size - 1)
-        below = position.astype(np.intp)
-        low, high = (table[:, at].astype(np.float64) for at in (below, np.minimum(below + 1, size - 1)))
-        values = low + (high - low) * (position - below)
-        for index, row in zip(indices, values.tolist(), strict=True):
-            results[index] = tuple(row)
+    present = [(index, sample) for index, sample in enumerate(samples) if sample is not None and sample.size]
+    if not present:
+        return results
+    sizes = np.array([sample.size for _, sample in present])
+    dtype = np.result_type(*{sample.dtype for _, sample in present})
+    table = np.full((len(present), sizes.max()), np.inf, dtype)  # beyond a sample's end, where no position points
+    for row, (_, sample) in zip(table, present, strict=True):
+        row[: sample.size] = sample
+    table.sort(axis=1)
+    position = np.multiply.outer(sizes - 1, QUANTILE_LEVELS)  # (n, levels)
+    below = position.astype(np.intp)
+    low = np.take_along_axis(table, below, 1).astype(np.float64)
+    high = np.take_along_axis(table, np.minimum(below + 1, sizes[:, None] - 1), 1)
+    for (index, _), row in zip(present, (low + (high - low) * (position - below)).tolist(), strict=True):
+        results[index] = tuple(row)
     return results

@@ -59,17 +59,21 @@ def seeded(seed: int) -> Iterator[None]:
 
     Accelerators' generators are left alone: networks are built on the CPU, and seeding an accelerator starts it.
     """
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        seed_generators(seed)
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the random number generators of PyTorch (CPU), NumPy and Python."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 # Not copy_: builders load the state dict with it, in the same breath.
