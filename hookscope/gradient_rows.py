@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.gradient_watch import GradientSite, SiteKey
 from hookscope.losses import LossValue
-from hookscope.measure import Fused, Measured, Reducer, Reduction, collect, merge, reduce_beside, summarise
+from hookscope.measure import Fused, Measured, Reducer, Reduction, collect, merge, plain, reduce_beside, summarise
 from hookscope.results import GradientRow, GradientStatus, LossRecord, ParameterRow, TensorStatistics
 from hookscope.subject import Subject
 
@@ -29,7 +29,7 @@ class Gradient:
     """
 
     site: GradientSite[Measured]
-    reduction: Reduction | None
+    reduction: Reduction | Fused | None
     batch: int
 
 
@@ -42,7 +42,7 @@ def absorb_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[Gradien
         if known is None or (known.reduction is None and reduction is not None):
             gradients[site.key] = Gradient(site, reduction, batch)
         elif known.reduction is not None and reduction is not None:
-            known.reduction = merge(known.reduction, reduction)
+            known.reduction = merge(plain(known.reduction), plain(reduction))
 
 
 def _status(tracked: bool, statistics: TensorStatistics | None) -> GradientStatus:

@@ -7,6 +7,7 @@ that outlives the pass must not stay on it.
 """
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hookscope.nested import tensors_in, with_tensors
 
@@ -103,7 +103,7 @@ class GradientWatch(Generic[T]):
     _in_place: set[tuple[str, int]] = field(default_factory=set)
     _new_in_place: bool = False
     _views: list[_Marked] = field(default_factory=list)
-    _handles: list[RemovableHandle] = field(default_factory=list)
+    _removals: list[Callable[[], object]] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
     _replayable: list[_Replayable] = field(default_factory=list)
     _next_replay: int | None = None
@@ -120,9 +120,9 @@ class GradientWatch(Generic[T]):
 
     def close(self) -> None:
         """Take every hook off its tensor: a model may keep one."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for remove in self._removals:
+            remove()
+        self._removals.clear()
         self._latest = None
 
     def must_repeat(self) -> bool:
@@ -306,7 +306,7 @@ class GradientWatch(Generic[T]):
                 sites.append(site)
                 return
         sites = [site]
-        self._handles.append(tensor.register_hook(partial(self._arrive, sites)))  # type: ignore[no-untyped-call]
+        self._removals.append(_hook(tensor, partial(self._arrive, sites)))
         self._latest = (weakref.ref(tensor), tensor._version, len(tensor._backward_hooks or ()), sites)
 
     def _arrive(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
@@ -325,6 +325,23 @@ class GradientWatch(Generic[T]):
             counter = tensor.detach()
             counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
             self._views.append(_Marked(site.key, counter, tensor._version))
+
+
+def _hook(tensor: Tensor, hook: Callable[[Tensor | None], None]) -> Callable[[], object]:
+    """Do what `Tensor.register_hook` does; return what removes the hook.
+
+    A handle for each would cost as much as the rest.
+    """
+    if type(tensor) is not Tensor:
+        return tensor.register_hook(hook).remove  # type: ignore[no-any-return, no-untyped-call]
+    hooks = tensor._backward_hooks
+    if hooks is None:
+        tensor._backward_hooks = hooks = OrderedDict()
+        if tensor.grad_fn is not None:
+            tensor.grad_fn._register_hook_dict(tensor)
+    key = ~id(hook)  # those of handles are not negative
+    hooks[key] = hook
+    return partial(hooks.pop, key, None)
 
 
 def _alias(tensor: Tensor) -> Tensor:

@@ -184,7 +184,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))
         block.enter_context(torch.enable_grad())
-        state = block.enter_context(preserved(network, seed, mode))
+        state = block.enter_context(preserved(network, seed, mode, subject.modules.values()))
         parameters = [*network.parameters()]
         trainable = [parameter.requires_grad for parameter in parameters]
         track_inputs = not any(trainable) or (include_inputs and all(trainable))
@@ -214,7 +214,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         def finished() -> tuple[tuple[LayerRow, ...], tuple[GradientRow, ...]]:
             block.close()
             _absorb(run)
-            return layer_rows(subject.modules, subject.aliases, run.rows), gradient_rows(subject, run.gradients)
+            return layer_rows(subject, run.rows), gradient_rows(subject, run.gradients)
 
         by_parameter, (results, gradients) = parameter_rows(network, on_tensor, recorder.reducer, finished)
 
@@ -227,7 +227,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         rows=results,
         gradients=gradients,
         parameters=by_parameter,
-        uncalled=uncalled(subject.modules, selected, captured.called, broke_off=broke, mode=mode),
+        uncalled=uncalled(subject, selected, captured.called, broke_off=broke, mode=mode),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
             for maps in feature_maps([row for row in gradients if row.role == "output"], drawn.kept)

@@ -6,7 +6,7 @@ are called repeatedly, share an object or return nested containers; activation c
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -168,21 +168,21 @@ def capture(
     if gradients is not None:
         captured._watch = GradientWatch(gradients, with_inputs, track)
     handles: list[RemovableHandle] = []
-    hooked: dict[int, nn.Module] = {}
+    attached: list[MutableMapping[Any, Any]] = []
     key: Any = object()
     with _eager():
         try:
             if edits:
                 _edit(model, edits, handles)
-            _hook(layers, captured, observe, key, hooked)
+            _hook(layers, captured, observe, key, attached)
             if edits:
                 _separate(model, edits, handles)
             yield captured
         finally:
             for handle in handles:
                 handle.remove()
-            for module in hooked.values():
-                _detach(module, key)
+            for hooks in attached:
+                hooks.pop(key, None)
             if captured._watch is not None:
                 captured._watch.close()
 
@@ -201,41 +201,42 @@ def _hook(
     captured: Capture[T],
     observe: Callable[[ModuleCall, str, Tensor], T],
     key: Any,
-    hooked: dict[int, nn.Module],
+    attached: list[MutableMapping[Any, Any]],
 ) -> None:
-    """Hook each module once; collect in `hooked` those that have hooks, by id."""
+    """Hook each module once, under `key`; collect in `attached` what holds the hooks."""
     watch = captured._watch
     hooks: _Hooks = _OutputHooks(captured, observe) if watch is None else _WatchedHooks(captured, observe, watch)
     gives_views = watch is not None and watch.with_inputs
+    hooked: set[int] = set()
     for name, module in layers.items():
         if id(module) in hooked:
             continue
-        hooked[id(module)] = module
+        hooked.add(id(module))
         if _only_returns(module) and not gives_views:
-            _attach(module, key, None, partial(hooks.only, name))
+            _attach(module, key, None, partial(hooks.only, name), attached)
         else:
             entries: list[_Entry] = []
-            _attach(module, key, partial(hooks.before, name, entries), partial(hooks.after, entries))
+            _attach(module, key, partial(hooks.before, name, entries), partial(hooks.after, entries), attached)
 
 
-def _attach(module: nn.Module, key: Any, before: Callable[..., Any] | None, after: Callable[..., Any]) -> None:
+def _attach(
+    module: nn.Module,
+    key: Any,
+    before: Callable[..., Any] | None,
+    after: Callable[..., Any],
+    attached: list[MutableMapping[Any, Any]],
+) -> None:
     """Do what registering a forward pre-hook and a forward hook `with_kwargs` does, but make no handle for each.
 
-    Handles would cost more than the hooks themselves.
+    Handles would cost more than the hooks themselves. What holds the hooks is added to `attached`.
     """
     if before is not None:
+        attached += (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
         module._forward_pre_hooks[key] = before
         module._forward_pre_hooks_with_kwargs[key] = True
+    attached += (module._forward_hooks, module._forward_hooks_with_kwargs)
     module._forward_hooks[key] = after
     module._forward_hooks_with_kwargs[key] = True
-
-
-def _detach(module: nn.Module, key: Any) -> None:
-    """Remove what `_attach` has put there, if only in part."""
-    module._forward_pre_hooks.pop(key, None)
-    module._forward_pre_hooks_with_kwargs.pop(key, None)
-    module._forward_hooks.pop(key, None)
-    module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def _only_returns(module: nn.Module) -> bool:

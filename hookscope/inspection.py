@@ -25,12 +25,11 @@ from hookscope.recording import (
     fast_path_warning,
     feature_maps,
     layer_rows,
-    own_parameter_count,
     predictions,
     uncalled,
 )
 from hookscope.results import Failure, InputRecord, Inspection, ModuleRow, Prediction
-from hookscope.subject import as_batches, refuse_lazy, subject_of
+from hookscope.subject import as_batches, count_parameters, subject_of
 
 
 class ForwardError(ModelError):
@@ -102,7 +101,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     error: BaseException | None = None
     began = time.perf_counter()
     with (
-        preserved(network, seed),
+        preserved(network, seed, modules=subject.modules.values()),
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
         batch = first
@@ -125,14 +124,14 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     seconds = time.perf_counter() - began
 
     failure = None if error is None else locate(subject.modules, error)
-    results = layer_rows(subject.modules, subject.aliases, rows)
+    results = layer_rows(subject, rows)
     device, dtype = subject.placed
     inspection = Inspection(
         model=subject.info,
         inputs=tuple(records),
         rows=results,
         uncalled=uncalled(
-            subject.modules,
+            subject,
             selected,
             captured.called if failure is None else captured.called | {failure.layer},
             broke_off=failure is not None,
@@ -171,7 +170,7 @@ def list_modules(
     """
     network = unwrap(model)
     modules, aliases = module_index(network)
-    refuse_lazy(modules)
+    counts, _ = count_parameters(modules)
     passes, failure = _passes(network, args) if args is not None else ({}, None)
     selected = select_from(modules, aliases, layers, lambda: list(passes))
     rows = []
@@ -181,7 +180,7 @@ def list_modules(
             ModuleRow(
                 name,
                 type(module).__name__,
-                own_parameter_count(module),
+                counts[name],
                 sum(parameter.numel() for parameter in module.parameters()),
                 seen.call_count if seen else 0,
                 seen.input_shapes if seen else (),

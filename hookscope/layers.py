@@ -75,7 +75,10 @@ def select_from(
         matching = [
             name
             for name, kind in kinds.items()
-            if any(pattern.matches(known, kind) for known in (name, *aliases.get(name, ())))
+            if (
+                pattern.matches(name, kind)
+                or (name in aliases and any(pattern.matches(other, kind) for other in aliases[name]))
+            )
             and (not pattern.leaves_only or _is_leaf(modules[name]))
         ]
         if not matching:

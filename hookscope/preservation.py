@@ -1,7 +1,7 @@
 """Run a network and leave it as it was: modes, buffers, gradients, random states."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -68,7 +68,9 @@ class Preserved:
 
 
 @contextmanager
-def preserved(network: nn.Module, seed: int, mode: Mode = "eval") -> Iterator[Preserved]:
+def preserved(
+    network: nn.Module, seed: int, mode: Mode = "eval", modules: Iterable[nn.Module] | None = None
+) -> Iterator[Preserved]:
     """Put the network in a mode and seed random numbers for the block, and restore everything after it.
 
     Restored are each module's mode (not only the root's: a BatchNorm frozen in eval stays so), buffers, parameter
@@ -80,11 +82,12 @@ def preserved(network: nn.Module, seed: int, mode: Mode = "eval") -> Iterator[Pr
         seed: For all of these generators.
         mode: "eval", or "train": a network whose root is in train mode already then stays as it is, with whatever parts
             its owner has frozen in eval mode.
+        modules: All of its modules, once each, from whoever has listed them already.
 
     Yields:
         For marking a place in the run and going back to it.
     """
-    modules = [*network.modules()]
+    modules = [*(network.modules() if modules is None else modules)]
     modes = [module.training for module in modules]
     buffers = _buffers_of(modules)
     parameters = [each for module in modules for each in module._parameters.values() if each is not None]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hookscope.hooks import ModuleCall, Observation
 from hookscope.layout import AxisReader, arrange
 from hookscope.losses import Output, output_at
-from hookscope.measure import Measured, Reducer, Reduction, collect, merge, summarise
+from hookscope.measure import Fused, Measured, Reducer, Reduction, collect, merge, plain, summarise
 from hookscope.nested import tensors_in
 from hookscope.results import (
     FeatureMaps,
@@ -22,6 +22,7 @@ from hookscope.results import (
     UncalledLayer,
     row_label,
 )
+from hookscope.subject import Subject
 
 # A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
 _DEAD_FRACTION = 0.5
@@ -34,7 +35,7 @@ Key = tuple[str, int, str]
 class Row:
     """What one (layer, call, slot) has shown so far."""
 
-    reduction: Reduction | None
+    reduction: Reduction | Fused | None
     in_place: bool
     passed_through: bool
     shape_varies: bool = False
@@ -133,40 +134,33 @@ def absorb(rows: dict[Key, Row], observations: Sequence[Observation[Measured]]) 
         elif row.reduction is None or reduction is None:
             row.reduction = row.reduction or reduction
         else:
-            row.shape_varies |= row.reduction.shape[1:] != reduction.shape[1:]
-            row.reduction = merge(row.reduction, reduction)
+            first, second = plain(row.reduction), plain(reduction)
+            row.shape_varies |= first.shape[1:] != second.shape[1:]
+            row.reduction = merge(first, second)
 
 
-def layer_rows(
-    modules: Mapping[str, nn.Module], aliases: Mapping[str, tuple[str, ...]], rows: Mapping[Key, Row]
-) -> tuple[LayerRow, ...]:
+def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...]:
     """Turn rows into results, in execution order."""
     # A container shares the reduction of its last child.
     reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     result = []
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
-        module = modules[layer]
         statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
         result.append(
             LayerRow(
                 index,
                 layer,
-                type(module).__name__,
+                type(subject.modules[layer]).__name__,
                 call,
                 slot,
-                own_parameter_count(module),
+                subject.parameter_counts[layer],
                 statistics,
                 _flags(row, statistics),
-                aliases.get(layer, ()),
+                subject.aliases.get(layer, ()),
             )
         )
     return tuple(result)
-
-
-def own_parameter_count(module: nn.Module) -> int:
-    """Return the number of elements in the parameters that the module owns directly."""
-    return sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
 
 
 # Those of nearly every row.
@@ -198,19 +192,14 @@ def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
 
 
 def uncalled(
-    modules: Mapping[str, nn.Module],
-    selected: Mapping[str, nn.Module],
-    called: set[str],
-    *,
-    broke_off: bool,
-    mode: str = "eval",
+    subject: Subject, selected: Mapping[str, nn.Module], called: set[str], *, broke_off: bool, mode: str = "eval"
 ) -> tuple[UncalledLayer, ...]:
     """List the selected modules that never ran, and why as far as known."""
     result = []
     for name, module in selected.items():
         if name in called:
             continue
-        parent = modules[name.rpartition(".")[0]]
+        parent = subject.modules[name.rpartition(".")[0]]
         if broke_off:
             reason = "the forward pass broke off before it"
         elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
@@ -219,7 +208,7 @@ def uncalled(
             reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
         else:
             reason = f"the forward pass did not call it in {mode} mode, or used its weight directly"
-        result.append(UncalledLayer(name, type(module).__name__, own_parameter_count(module), reason))
+        result.append(UncalledLayer(name, type(module).__name__, subject.parameter_counts[name], reason))
     return tuple(result)
 
 

@@ -23,6 +23,7 @@ class Subject:
         warnings: Sentences a reader must see.
         modules: Every module once, by its first dotted name.
         aliases: Further names of those that have several.
+        parameter_counts: Elements in the parameters that each module owns directly (not its children's), by its name.
     """
 
     network: nn.Module
@@ -30,6 +31,7 @@ class Subject:
     warnings: tuple[str, ...]
     modules: Mapping[str, nn.Module]
     aliases: Mapping[str, tuple[str, ...]]
+    parameter_counts: Mapping[str, int]
 
     @property
     def placed(self) -> tuple[str, str]:
@@ -48,10 +50,12 @@ def subject_of(model: nn.Module | LoadedModel) -> Subject:
     """
     network = unwrap(model.module if isinstance(model, LoadedModel) else model)
     modules, aliases = module_index(network)
-    refuse_lazy(modules)
+    counts, total = count_parameters(modules)
     if isinstance(model, LoadedModel):
-        return Subject(network, model.info, model.warnings, modules, aliases)
-    return Subject(network, _anonymous(network, modules), (), modules, aliases)
+        return Subject(network, model.info, model.warnings, modules, aliases, counts)
+    kind = type(network).__name__
+    info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
+    return Subject(network, info, (), modules, aliases, counts)
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
@@ -64,22 +68,31 @@ def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
     return [inputs] if isinstance(inputs, Batch) else inputs
 
 
-def refuse_lazy(modules: Mapping[str, nn.Module]) -> None:
-    """Refuse lazy modules: their first input would give them parameters, so nothing could be restored."""
+def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], int]:
+    """Count the elements of the parameters that each module owns directly, and of all; one that is shared counts once.
+
+    Raises:
+        UsageError: If a module is lazy: its first input would give it parameters, so nothing could be restored.
+    """
+    counts: dict[str, int] = {}
+    elements: dict[int, int] = {}
     for name, module in modules.items():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None and is_lazy(tensor):
-                raise UsageError(
-                    f"{name or 'The model'} ({type(module).__name__}) is lazy: it has no parameters before its first "
-                    f"input. Run the model once where it is built."
-                )
+        count = 0
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                if is_lazy(parameter):
+                    raise _lazy(name, module)
+                elements[id(parameter)] = parameter.numel()
+                count += elements[id(parameter)]
+        counts[name] = count
+        for buffer in module._buffers.values():
+            if buffer is not None and is_lazy(buffer):
+                raise _lazy(name, module)
+    return counts, sum(elements.values())
 
 
-def _anonymous(network: nn.Module, modules: Mapping[str, nn.Module]) -> ModelInfo:
-    """Describe a module that came without a description."""
-    kind = type(network).__name__
-    parameters = {
-        id(each): each for module in modules.values() for each in module._parameters.values() if each is not None
-    }
-    parameter_count = sum(each.numel() for each in parameters.values())
-    return ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count)
+def _lazy(name: str, module: nn.Module) -> UsageError:
+    return UsageError(
+        f"{name or 'The model'} ({type(module).__name__}) is lazy: it has no parameters before its first input. "
+        f"Run the model once where it is built."
+    )

@@ -28,6 +28,7 @@ from hookscope.measure import (
     _reduce_without_looking,
     collect,
     merge,
+    plain,
     reduce_tensor,
     summarise,
 )
@@ -45,7 +46,7 @@ def measure(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics
 
 
 def reduction_of(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
-    return collect([reduce_tensor(tensor, channel_axis)])[0]
+    return plain(collect([reduce_tensor(tensor, channel_axis)])[0])
 
 
 def exact(tensor: Tensor) -> NDArray[np.float64]:
@@ -552,7 +553,7 @@ def test_merging_any_split_equals_measuring_the_whole(
     tensor[torch.rand(shape, generator=generator) < poison / 2] = -math.inf
     edges = sorted({0, *(cut for cut in cuts if cut < shape[0]), shape[0]})
     parts = [tensor[start:stop] for start, stop in itertools.pairwise(edges)]
-    merged, *others = collect([reduce_tensor(part, 1) for part in parts])
+    merged, *others = map(plain, collect([reduce_tensor(part, 1) for part in parts]))
     for other in others:
         merged = merge(merged, other)
     statistics = summarise([merged])[0]

@@ -1,7 +1,7 @@
 """Measure tensors: one reduction per tensor in the hook, merged over batches, summarised at the end."""
 
 from hookscope.measure.beside import reduce_beside
-from hookscope.measure.fused import Fused
+from hookscope.measure.fused import Fused, plain
 from hookscope.measure.reducing import Measured, Pending, Reducer, collect, reduce_tensor
 from hookscope.measure.reduction import SAMPLE_SIZE, Reduction, merge
 from hookscope.measure.summary import summarise, tensor_statistics
@@ -17,6 +17,7 @@ __all__ = [
     "_reduce_without_looking",
     "collect",
     "merge",
+    "plain",
     "reduce_beside",
     "reduce_tensor",
     "summarise",

@@ -59,7 +59,7 @@ typedef struct {
     double *found;   /* FOUND values: mean, sum of squared deviations, min, max, sum of magnitudes, sum of squares,
                         number of values that are not zero */
     double *nonzero; /* values that are not zero per channel, (C,); written if any value is zero */
-    float *sample;   /* every stride-th value, sample_size at most; null for no sample */
+    float *sample;   /* sample_size values: every stride-th, which are no more, then Inf */
     i64 sample_size;
     const Runtime *runtime; /* null for one thread */
     double smallest, largest;   /* the magnitudes that can be squared */
@@ -232,10 +232,11 @@ INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*
                                  all.abs_sum, all.square_sum,
                                  (double)(count - all.zeros)};
     for (i64 each = 0; each < FOUND; each++) results->found[each] = found[each];
-    if (results->sample)
-        for (i64 at = 0, to = 0; at < count; at += plan->stride) results->sample[to++] = job->values[at];
+    i64 sampled = 0;
+    for (i64 at = 0; at < count; at += plan->stride) results->sample[sampled++] = job->values[at];
+    while (sampled < results->sample_size) results->sample[sampled++] = __builtin_inff(); /* comes last when sorted */
     results->found += FOUND;
-    if (results->sample) results->sample += results->sample_size;
+    results->sample += results->sample_size;
     return outcome;
 }
 

@@ -30,7 +30,7 @@ RARE, CANCELLED, _WITH_ZEROS = 1, 2, 4
 _FOUND = 7
 # Room for results is made for so many tensors at a time, with so many channels in all: arrays of their own for each
 # would cost more than filling them.
-_BLOCK_TENSORS, _BLOCK_CHANNELS = 64, 8192
+_BLOCK_TENSORS, _BLOCK_CHANNELS = 128, 16384
 
 
 class _Runtime(ctypes.Structure):
@@ -146,7 +146,7 @@ class Block:
 
 
 class Fused(NamedTuple):
-    """A tensor that has been reduced, its numbers still where compiled code has put them.
+    """A reduction whose numbers are still where compiled code has put them.
 
     Attributes:
         known: What is known without reading the values.
@@ -167,14 +167,21 @@ class Fused(NamedTuple):
         """The sum of squares alone."""
         return float(self.block.found[self.row, 5])
 
+    @property
+    def channel_nonzero(self) -> NDArray[np.float64] | None:
+        """As in `Reduction`."""
+        full = self.plan.full
+        return full if full is None or self.channel < 0 else self.block.nonzero[self.channel : self.channel + full.size]
+
+    @property
+    def sample(self) -> NDArray[np.float32]:
+        """As in `Reduction`."""
+        return self.block.samples[self.row, : self.plan.sample_size]
+
     def reduction(self) -> Reduction:
-        """Return the numbers."""
-        known, plan, block = self.known, self.plan, self.block
-        count = known.element_count
-        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero = block.found[self.row].tolist()
-        per_channel = plan.full
-        if self.channel >= 0 and per_channel is not None:
-            per_channel = block.nonzero[self.channel : self.channel + per_channel.size]
+        """Return it as plain numbers."""
+        known, count = self.known, self.known.element_count
+        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero = self.block.found[self.row].tolist()
         return Reduction(
             known.shape,
             known.dtype,
@@ -189,10 +196,15 @@ class Fused(NamedTuple):
             square_sum,
             0,
             int(nonzero),
-            per_channel,
-            block.samples[self.row, : plan.sample_size],
+            self.channel_nonzero,
+            self.sample,
             known.stride,
         )
+
+
+def plain(reduction: Reduction | Fused) -> Reduction:
+    """Return a reduction as plain numbers."""
+    return reduction.reduction() if isinstance(reduction, Fused) else reduction
 
 
 class FusedReducer:

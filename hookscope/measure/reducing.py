@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.measure.fused import Fused, FusedReducer
+from hookscope.measure.fused import Fused, FusedReducer, plain
 from hookscope.measure.reduction import Reduction, sample_stride, with_zeros
 from hookscope.measure.storage import as_real_floats, in_memory_order, stored_values
 from hookscope.measure.torch_reductions import completed, reduce_rows, reduce_without_looking
@@ -57,7 +57,7 @@ class Pending(NamedTuple):
 
 
 Measured = Reduction | Fused | Staged | Pending
-"""What `Reducer.reduce` gives in a hook; `collect` makes it plain numbers."""
+"""What `Reducer.reduce` gives in a hook, for `collect` to finish."""
 
 
 class Reducer:
@@ -106,7 +106,7 @@ class Reducer:
             known = Reduction(shape, dtype, stored_count, channel_axis, stride=sample_stride(max(1, stored_count)))
             if implicit_zeros:
                 (stored,) = collect([self._reduce_now(values, known)]) if stored_count else (known,)
-                return with_zeros(stored, implicit_zeros)
+                return with_zeros(plain(stored), implicit_zeros)
             if stored_count == 0:
                 return known
             small = stored_count <= _SMALL and values.is_cpu and values.dtype in _STAGED_DTYPES
@@ -152,7 +152,7 @@ class Reducer:
         return reduce_rows(rows, channels_view, [known], space)[0]
 
 
-def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction | Pending:
+def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction | Fused | Pending:
     """Reduce one tensor by itself; see `Reducer.reduce`."""
     reducer = Reducer()
     reduction = reducer.reduce(tensor, channel_axis)
@@ -164,14 +164,14 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
-def collect(reductions: Sequence[Measured]) -> list[Reduction]:
-    """Bring reductions to plain numbers, moving together what is on a device.
+def collect(reductions: Sequence[Measured]) -> list[Reduction | Fused]:
+    """Finish reductions, moving together what is on a device.
 
     Args:
         reductions: What `Reducer.reduce` returned, settled.
 
     Returns:
-        One reduction for each, in order; the same object for the same one given twice.
+        One reduction for each, in order.
     """
     pending = [each for each in reductions if isinstance(each, Pending)]
     fetched = zip(
@@ -182,18 +182,15 @@ def collect(reductions: Sequence[Measured]) -> list[Reduction]:
         strict=True,
     )
     finished = (completed(each.known, scalars.tolist(), counts, sample) for each, scalars, counts, sample in fetched)
-    fused: dict[int, Reduction] = {}  # a container returns what its last child has returned
-    plain = []
+    result: list[Reduction | Fused] = []
     for each in reductions:
-        if isinstance(each, Fused):
-            plain.append(fused.get(id(each)) or fused.setdefault(id(each), each.reduction()))
-        elif isinstance(each, Pending):
-            plain.append(next(finished))
+        if isinstance(each, Pending):
+            result.append(next(finished))
         elif isinstance(each, Staged):
-            plain.append(each.settled or each.known._replace(unmeasured="its values were not read"))
+            result.append(each.settled or each.known._replace(unmeasured="its values were not read"))
         else:
-            plain.append(each)
-    return plain
+            result.append(each)
+    return result
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:

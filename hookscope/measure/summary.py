@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.measure.fused import Fused
 from hookscope.measure.reducing import collect, reduce_tensor
 from hookscope.measure.reduction import Reduction
 from hookscope.results import QUANTILE_LEVELS, TensorStatistics
 
 
-def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:
+def summarise(reductions: Sequence[Reduction | Fused]) -> list[TensorStatistics]:
     """Turn finished reductions into statistics.
 
     Args:
@@ -21,8 +22,23 @@ def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:
     Returns:
         One set of statistics for each, in order.
     """
-    quantiles = _quantiles([reduction.sample for reduction in reductions])
-    return [_statistics(reduction, values) for reduction, values in zip(reductions, quantiles, strict=True)]
+    results: dict[int, TensorStatistics] = {}
+    blocks: dict[int, list[int]] = {}  # what lies in one block is computed together
+    others: list[int] = []
+    for index, each in enumerate(reductions):
+        if isinstance(each, Fused):
+            blocks.setdefault(id(each.block), []).append(index)
+        else:
+            others.append(index)
+    for indices in blocks.values():
+        results |= zip(indices, _of_block([reductions[index] for index in indices]), strict=True)  # type: ignore[misc]
+    plain = [reductions[index] for index in others]
+    quantiles = _quantiles([each.sample for each in plain])
+    results |= {
+        index: _statistics(each, values)  # type: ignore[arg-type]
+        for index, each, values in zip(others, plain, quantiles, strict=True)
+    }
+    return [results[index] for index in range(len(reductions))]
 
 
 def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics:
@@ -72,22 +88,79 @@ def _statistics(reduction: Reduction, quantiles: tuple[float, ...] | None) -> Te
     )
 
 
+def _of_block(fused: Sequence[Fused]) -> list[TensorStatistics]:
+    """Return the statistics of reductions that lie in one block."""
+    block = fused[0].block
+    rows = [each.row for each in fused]
+    counts = np.array([each.known.element_count for each in fused], np.float64)
+    means, squared_deviations, lows, highs, abs_sums, square_sums, nonzero = block.found[rows].T
+    stds, l2s = np.sqrt(squared_deviations / counts), np.sqrt(square_sums)
+    columns = (means, stds, lows, highs, abs_sums / counts, l2s, (counts - nonzero) / counts)
+    numbers = zip(*(column.tolist() for column in columns), strict=True)
+    sizes = np.array([each.plan.sample_size for each in fused])
+    table = block.samples[rows]
+    table.sort(axis=1)
+    statistics = []
+    for each, values, quantiles in zip(fused, numbers, _at_levels(table, sizes), strict=True):
+        known, nonzero_counts = each.known, each.channel_nonzero
+        mean, std, low, high, mean_abs, l2, zero_fraction = values
+        channel_count = dead_channel_count = None
+        if nonzero_counts is not None:
+            channel_count = nonzero_counts.size
+            dead_channel_count = 0 if zero_fraction == 0 else channel_count - int(np.count_nonzero(nonzero_counts))
+        statistics.append(
+            TensorStatistics(  # by position, which is cheaper
+                known.shape,
+                known.dtype,
+                known.element_count,
+                mean,
+                std,
+                low,
+                high,
+                mean_abs,
+                l2,
+                zero_fraction,
+                0,
+                0,
+                known.channel_axis,
+                channel_count,
+                dead_channel_count,
+                quantiles,
+                each.plan.sample_size,
+                None,
+                each.sample,
+            )
+        )
+    return statistics
+
+
 def _quantiles(samples: Sequence[NDArray[np.floating] | None]) -> list[tuple[float, ...] | None]:
-    """Return each sample's values at `QUANTILE_LEVELS`, linearly interpolated; all are sorted together."""
+    """Return each sample's values at `QUANTILE_LEVELS`; all are sorted together."""
     results: list[tuple[float, ...] | None] = [None] * len(samples)
     present = [(index, sample) for index, sample in enumerate(samples) if sample is not None and sample.size]
     if not present:
         return results
     sizes = np.array([sample.size for _, sample in present])
     dtype = np.result_type(*{sample.dtype for _, sample in present})
-    table = np.full((len(present), sizes.max()), np.inf, dtype)  # beyond a sample's end, where no position points
+    table = np.full((len(present), sizes.max()), np.inf, dtype)
     for row, (_, sample) in zip(table, present, strict=True):
         row[: sample.size] = sample
     table.sort(axis=1)
+    for (index, _), values in zip(present, _at_levels(table, sizes), strict=True):
+        results[index] = values
+    return results
+
+
+def _at_levels(table: NDArray[np.floating], sizes: NDArray[np.intp]) -> list[tuple[float, ...]]:
+    """Return the values at `QUANTILE_LEVELS` of each row's first elements, sorted, linearly interpolated.
+
+    Args:
+        table: (n, size); what is beyond a row's own size does not matter.
+        sizes: (n,), at least 1.
+    """
     position = np.multiply.outer(sizes - 1, QUANTILE_LEVELS)  # (n, levels)
     below = position.astype(np.intp)
-    low = np.take_along_axis(table, below, 1).astype(np.float64)
-    high = np.take_along_axis(table, np.minimum(below + 1, sizes[:, None] - 1), 1)
-    for (index, _), row in zip(present, (low + (high - low) * (position - below)).tolist(), strict=True):
-        results[index] = tuple(row)
-    return results
+    rows = np.arange(len(table))[:, None]
+    low = table[rows, below].astype(np.float64)
+    high = table[rows, np.minimum(below + 1, sizes[:, None] - 1)]
+    return [tuple(values) for values in (low + (high - low) * (position - below)).tolist()]
