@@ -25,12 +25,12 @@ class _Buffers(NamedTuple):
     """Buffers and what they held.
 
     Attributes:
-        places: (module, name, buffer).
+        places: Each module with its buffers by name.
         joined: Small buffers that are alike, and their values in a row.
         single: The others, each with its values.
     """
 
-    places: list[tuple[nn.Module, str, Tensor | None]]
+    places: list[tuple[nn.Module, dict[str, Tensor | None]]]
     joined: list[tuple[list[Tensor], Tensor]]
     single: list[tuple[Tensor, Tensor]]
 
@@ -47,7 +47,11 @@ class Preserved:
 
     def mark(self) -> None:
         """Remember buffers and random states as they are now, for `rewind`."""
-        moved = any(module._buffers.get(name) is not buffer for module, name, buffer in self._buffers.places)
+        moved = any(
+            module._buffers.get(name) is not buffer
+            for module, held in self._buffers.places
+            for name, buffer in held.items()
+        )
         if moved or _changed(self._buffers):
             self._buffers = _buffers_of(self._modules)
         devices = [torch.cuda.get_rng_state(device) for device in self._devices]
@@ -55,7 +59,7 @@ class Preserved:
 
     def rewind(self) -> None:
         """Go back to the mark: what runs next draws the same random numbers and finds the same buffers."""
-        _restore_buffers(self._modules, self._buffers)
+        _restore_buffers(self._buffers)
         if self._generators is None:
             _seed(self._seed, self._devices)
             return
@@ -107,7 +111,7 @@ def preserved(
         for module, training in zip(modules, modes, strict=True):
             if module.training != training:
                 module.training = training
-        _restore_buffers(modules, buffers)
+        _restore_buffers(buffers)
         for parameter, gradient, requires_grad in zip(parameters, gradients, trainable, strict=True):
             if parameter.requires_grad != requires_grad:
                 parameter.requires_grad_(requires_grad)
@@ -122,22 +126,29 @@ def _seed(seed: int, devices: Sequence[int]) -> None:
 
 
 def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
-    places = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()]
+    places = [(module, dict(module._buffers)) for module in modules]
     alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     single = []
     with torch.no_grad():
-        for _, _, buffer in places:
-            if buffer is None:
-                continue
-            if buffer.dtype in _JOINED_DTYPES and type(buffer) is Tensor and buffer.layout is torch.strided:
-                small = buffer.numel() <= _JOINED_ELEMENTS and not (buffer.is_meta or buffer.is_nested)
-            else:
-                small = False
-            if small:
-                alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-            else:
-                single.append((buffer, buffer.clone()))
+        for _, held in places:
+            for buffer in held.values():
+                if buffer is None:
+                    continue
+                if _joinable(buffer):
+                    alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+                else:
+                    single.append((buffer, buffer.clone()))
         return _Buffers(places, [(buffers, _join(buffers)) for buffers in alike.values()], single)
+
+
+def _joinable(buffer: Tensor) -> bool:
+    return (
+        buffer.dtype in _JOINED_DTYPES
+        and type(buffer) is Tensor
+        and buffer.layout is torch.strided
+        and not buffer.is_nested
+        and buffer.numel() <= _JOINED_ELEMENTS
+    )
 
 
 def _hold(buffers: Sequence[Tensor], values: Tensor) -> bool:
@@ -163,14 +174,13 @@ def _changed(buffers: _Buffers) -> list[tuple[Tensor, Tensor]]:
     return [(buffer, values) for buffer, values in held if not _equal(buffer, values)]
 
 
-def _restore_buffers(modules: Sequence[nn.Module], buffers: _Buffers) -> None:
+def _restore_buffers(buffers: _Buffers) -> None:
     """Put back each buffer with its values before, and drop buffers that were registered since."""
-    known = {(id(module), name) for module, name, _ in buffers.places}
-    for module in modules:
-        for name in [name for name in module._buffers if (id(module), name) not in known]:
-            delattr(module, name)
-    for module, name, buffer in buffers.places:
-        module._buffers[name] = buffer
+    for module, held in buffers.places:
+        if module._buffers.keys() != held.keys():
+            for name in module._buffers.keys() - held.keys():
+                delattr(module, name)
+        module._buffers.update(held)
     for buffer, values in _changed(buffers):
         with torch.inference_mode(buffer.is_inference()), torch.no_grad():
             buffer.copy_(values)
