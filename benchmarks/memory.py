@@ -1,44 +1,53 @@
-"""Peak memory of each way to see every module call, in a process of its own."""
+"""Peak memory of each way to see every module call or every gradient, in a process of its own."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Collection
+from typing import Literal
 
 import torch
 from torchvision.models import get_model
 
 import hookscope
-from benchmarks.capture_ways import WAYS
+from benchmarks import capture_ways, gradients
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.processes import run
 from benchmarks.same_work import failed
 from benchmarks.timing import spread
 
-_NETWORKS = ("vgg16", "resnet152")
-_PLAIN = "plain forward"
+_PLAIN = "plain"
 _ROUNDS = {_PLAIN: 3, "hookscope": 3}
 _ALLOWED_MEGABYTES = 30  # beyond the largest activation; the design's
 
 _NOTE = """\
-Megabytes by which resident memory grows at the peak of one run, in a process that has run the network before, less the
-plain forward's. hookscope may take what the largest activation takes and 30 MB."""
+Megabytes by which resident memory grows at the peak of one run, in a process that has run the network before, less what
+it grows by in the plain {}. hookscope may take what the largest activation takes and 30 MB."""
 
 
 def measure() -> Section:
-    """Measure each network and way."""
-    found = [each for network in _NETWORKS for each in _measure_network(network)]
-    return Section("Peak memory with statistics on every module call", _NOTE, tuple(found))
+    """Measure what it takes to see what modules return."""
+    found = [each for network in ("vgg16", "resnet152") for each in _measured("forward", network, capture_ways.WAYS)]
+    return Section("Peak memory with statistics on every module call", _NOTE.format("forward pass"), tuple(found))
 
 
-def _measure_network(network: str) -> list[Measurement]:
+def measure_gradients() -> Section:
+    """Measure what it takes to see gradients."""
+    networks = ("vgg16", "resnet152", "vit_b_16")
+    found = [each for network in networks for each in _measured("backward", network, gradients.WAYS)]
+    note = _NOTE.format("forward and backward passes")
+    return Section("Peak memory with gradients of every module call", note, tuple(found))
+
+
+def _measured(which: Literal["forward", "backward"], network: str, ways: Collection[str]) -> list[Measurement]:
     peaks: dict[str, list[float]] = {}
     works: dict[str, Work | None] = {}
     for turn in range(max(_ROUNDS.values())):
-        for name in (_PLAIN, *WAYS):
+        for name in (_PLAIN, *ways):
             if turn >= _ROUNDS.get(name, 1):
                 continue
             try:
-                printed = json.loads(run([sys.executable, "-m", "benchmarks.children.memory", network, name]))
+                printed = json.loads(run([sys.executable, "-m", "benchmarks.children.memory", which, network, name]))
             except subprocess.CalledProcessError as error:
                 works[name] = failed(RuntimeError(error.stderr.strip().splitlines()[-1]))
                 continue

@@ -15,6 +15,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "whole command": processes.measure_whole_command,
         "check": processes.measure_check,
         "memory": memory.measure,
+        "gradient memory": memory.measure_gradients,
         "checkpoint": checkpoints.measure,
         "growth": growth.measure,
         "throughput": throughput.measure,

@@ -1,20 +1,26 @@
 """Run one network one way in a process of its own; print by how many bytes memory grew, and whether the work was done.
 
-`python -m benchmarks.children.memory NETWORK WAY`: a way of `capture_ways.WAYS`, or "plain forward".
+`python -m benchmarks.children.memory PASS NETWORK WAY`: a way of `capture_ways.WAYS` or "plain" for the pass "forward",
+of `gradients.WAYS` or "plain" for "backward".
 """
 
 import ctypes
 import json
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from benchmarks import gradients
 from benchmarks.capture_ways import WAYS
 from benchmarks.networks import layer_rows, seeded, shapes_of, statistics_of
 from benchmarks.same_work import Rows, judge
+from benchmarks.timing import Run
 
 
 def peak_bytes() -> int:
@@ -35,27 +41,51 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def main() -> None:
-    """Run and print."""
-    network, name = sys.argv[1:]
-    torch.set_num_threads(2)
-    model, batch = seeded(network)
-    rows = layer_rows(model, batch)  # every process has run the network before, and hookscope too
+Prepared = tuple[Run, Callable[[], Rows] | None, bool]
+"""What runs; what it should find, None for nothing; whether that is shapes alone."""
 
-    def plain() -> Rows:
+
+def forward(network: str, name: str) -> Prepared:
+    """Prepare a way to see what modules return. Every process has run the network before, and hookscope too."""
+    model, batch = seeded(network)
+    rows = layer_rows(model, batch)
+
+    def plain() -> None:
         with torch.no_grad():
             model(batch)
-        return {}
 
-    way = WAYS.get(name)
-    run = way.prepare(model, batch, rows) if way else plain
+    if name == "plain":
+        return plain, None, False
+    way = WAYS[name]
+    wanted = partial(shapes_of if way.shapes_only else statistics_of, rows)
+    return way.prepare(model, batch, rows), wanted, way.shapes_only
+
+
+def backward(network: str, name: str) -> Prepared:
+    """Prepare a way to see gradients, likewise."""
+    model, batch = seeded(network)
+    weights = torch.randn(1, 1000, generator=torch.Generator().manual_seed(1))
+    rows = gradients.gradient_rows(model, batch, weights)
+
+    def plain() -> None:
+        (model(batch) * weights).sum().backward()
+        model.zero_grad()
+
+    if name == "plain":
+        return plain, None, False
+    prepare, _ = gradients.WAYS[name]
+    return prepare(model, batch, weights, rows), partial(gradients.statistics_of, rows), False
+
+
+def main() -> None:
+    """Run and print."""
+    which, network, name = sys.argv[1:]
+    torch.set_num_threads(2)
+    run, wanted, shapes_only = (forward if which == "forward" else backward)(network, name)
     before = forget_peak()
     found = run()
     growth = peak_bytes() - before
-    work = None
-    if way is not None:
-        wanted = shapes_of(rows) if way.shapes_only else statistics_of(rows)
-        work = asdict(judge(found, wanted, shapes_only=way.shapes_only))
+    work = asdict(judge(cast("Rows", found), wanted(), shapes_only=shapes_only)) if wanted else None
     print(json.dumps({"growth_bytes": growth, "work": work}))
 
 
