@@ -68,8 +68,8 @@ typedef struct {
 
 #define FOUND 7
 
-/* What `reduce` returns: RARE alone (not finite, too large or too small to square; nothing is written), or any of the
- * others. */
+/* What `reduce` returns: RARE alone (not finite, or varied little about a magnitude that cannot be squared; nothing is
+ * written), or any of the others. */
 #define RARE 1
 #define CANCELLED 2  /* the first two results have lost digits: the values vary little about a large mean */
 #define WITH_ZEROS 4 /* `nonzero` is written */
@@ -77,6 +77,7 @@ typedef struct {
 typedef struct {
     const float *values;
     const Plan *plan;
+    float scale; /* what values are multiplied by before they are summed */
     double *nonzero;
     Part *parts;
     const Runtime *runtime;
@@ -93,7 +94,8 @@ INLINE floats load(const float *values) {
     return loaded;
 }
 
-INLINE Part scan(const float *values, i64 count) {
+/* Sums are those of the values times `scale`; the extremes are the values' own. */
+INLINE Part scan(const float *values, i64 count, float scale) {
     const float inf = __builtin_inff();
     floats low = (floats){0} + inf, high = -low;
     doubles sum = {0}, square_sum = {0}, abs_sum = {0};
@@ -105,10 +107,10 @@ INLINE Part scan(const float *values, i64 count) {
         floats s = {0}, q = {0}, a = {0};
         ints zeros = {0};
         for (; at < end; at += LANES) {
-            floats x = load(values + at);
-            s += x;
-            q += x * x;
-            a += (floats)((ints)x & magnitude);
+            floats x = load(values + at), y = x * scale;
+            s += y;
+            q += y * y;
+            a += (floats)((ints)y & magnitude);
             zeros -= (x == 0);
             low = choose(x < low, x, low);
             high = choose(x > high, x, high);
@@ -127,11 +129,11 @@ INLINE Part scan(const float *values, i64 count) {
         if (high[lane] > part.high) part.high = high[lane];
     }
     for (; at < count; at++) {
-        double x = values[at];
-        part.sum += x;
-        part.square_sum += x * x;
-        part.abs_sum += x < 0 ? -x : x;
-        part.zeros += x == 0;
+        double y = (double)values[at] * scale;
+        part.sum += y;
+        part.square_sum += y * y;
+        part.abs_sum += y < 0 ? -y : y;
+        part.zeros += values[at] == 0;
         if (values[at] < part.low) part.low = values[at];
         if (values[at] > part.high) part.high = values[at];
     }
@@ -174,7 +176,7 @@ INLINE void scan_share(Job *job) {
     i64 begin, end;
     i64 count = job->plan->before * job->plan->channels * job->plan->after;
     unsigned number = share(job, count, STRETCH, &begin, &end);
-    job->parts[number] = scan(job->values + begin, end - begin);
+    job->parts[number] = scan(job->values + begin, end - begin, job->scale);
 }
 
 INLINE void count_share(Job *job) {
@@ -190,13 +192,10 @@ INLINE void over(Job *job, void (*task)(void *)) {
         task(job);
 }
 
-/* Reduce one tensor; move `results` on past what is written. */
-INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*count_task)(void *)) {
+/* Scan all values. */
+INLINE Part scan_all(Job *job, void (*scan_task)(void *)) {
     Part parts[MAX_THREADS], all = {0, 0, 0, __builtin_inff(), -__builtin_inff(), 0, {0}};
-    const Plan *plan = job->plan;
-    i64 count = plan->before * plan->channels * plan->after;
     job->parts = parts;
-    job->threads = !job->runtime ? 1 : plan->threads > MAX_THREADS ? MAX_THREADS : (unsigned)plan->threads;
     for (unsigned each = 0; each < job->threads; each++) parts[each] = all;
     over(job, scan_task);
     for (unsigned each = 0; each < job->threads; each++) {
@@ -207,20 +206,49 @@ INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*
         if (parts[each].low < all.low) all.low = parts[each].low;
         if (parts[each].high > all.high) all.high = parts[each].high;
     }
-    /* The sum of magnitudes is finite if every value is; with a NaN, it is one. */
-    if (!(all.abs_sum < __builtin_inf())) return RARE;
-    i32 outcome = 0;
+    return all;
+}
+
+/* Return the power of two that brings a magnitude to 1..2, or as near to it as float32 allows. */
+INLINE float scale_for(float magnitude) {
+    i32 bits;
+    __builtin_memcpy(&bits, &magnitude, sizeof bits);
+    i32 exponent = 254 - (bits >> 23 & 255); /* with its bias of 127 */
+    bits = (exponent > 253 ? 253 : exponent < 1 ? 1 : exponent) << 23;
+    __builtin_memcpy(&magnitude, &bits, sizeof magnitude);
+    return magnitude;
+}
+
+/* Reduce one tensor; move `results` on past what is written. */
+INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*count_task)(void *)) {
+    const Plan *plan = job->plan;
+    i64 count = plan->before * plan->channels * plan->after;
+    job->threads = !job->runtime ? 1 : plan->threads > MAX_THREADS ? MAX_THREADS : (unsigned)plan->threads;
+    job->scale = 1;
+    Part all = scan_all(job, scan_task);
+    float largest = all.high > -all.low ? all.high : -all.low;
+    /* With a NaN, the sum of magnitudes is one; with Inf, the largest is. */
+    if (all.abs_sum != all.abs_sum || largest == __builtin_inff()) return RARE;
+    if (all.low != all.high && !(largest > results->smallest && largest < results->largest)) {
+        job->scale = scale_for(largest);
+        all = scan_all(job, scan_task);
+    }
+    double scale = 1 / (double)job->scale; /* to multiply sums by */
     double mean = all.sum / (double)count, squared_deviations = all.square_sum - mean * all.sum;
-    double largest = all.high > -all.low ? all.high : -all.low;
+    double abs_sum = all.abs_sum * scale, square_sum = all.square_sum * scale * scale;
+    i32 outcome = 0;
     if (all.low == all.high) { /* summing equal values would only add rounding */
         mean = all.low;
         squared_deviations = 0;
-        all.abs_sum = largest * (double)count;
-        all.square_sum = mean * mean * (double)count;
-    } else if (!(largest > results->smallest && largest < results->largest)) {
-        return RARE;
-    } else if (mean * all.sum > results->cancellation * squared_deviations) {
-        outcome |= CANCELLED;
+        abs_sum = (double)largest * (double)count;
+        square_sum = mean * mean * (double)count;
+    } else {
+        if (mean * all.sum > results->cancellation * squared_deviations) {
+            if (scale != 1) return RARE;
+            outcome |= CANCELLED;
+        }
+        mean *= scale;
+        squared_deviations *= scale * scale;
     }
     if (all.zeros && plan->by_channel) {
         over(job, count_task);
@@ -229,7 +257,7 @@ INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*
     }
     const double found[FOUND] = {mean,        squared_deviations > 0 ? squared_deviations : 0,
                                  all.low,     all.high,
-                                 all.abs_sum, all.square_sum,
+                                 abs_sum,     square_sum,
                                  (double)(count - all.zeros)};
     for (i64 each = 0; each < FOUND; each++) results->found[each] = found[each];
     i64 sampled = 0;
@@ -279,7 +307,7 @@ INLINE void reduce_list(List *list, void (*part)(void *)) {
     target static void scan_##name(void *job) { scan_share((Job *)job); }                                            \
     target static void count_##name(void *job) { count_share((Job *)job); }                                          \
     target EXPORT i32 reduce_##name(const float *values, const Plan *plan, Results *results) {                       \
-        Job job = {values, plan, results->nonzero, 0, results->runtime, 1};                                          \
+        Job job = {values, plan, 1, results->nonzero, 0, results->runtime, 1};                                         \
         return reduce(&job, results, scan_##name, count_##name);                                                     \
     }                                                                                                                \
     target static void part_##name(void *list) { take_part((List *)list, reduce_##name); }                           \

@@ -227,8 +227,8 @@ class FusedReducer:
             channel_axis: The axis whose slices count as channels; None for no channel count.
 
         Returns:
-            Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (not finite, too
-            large or too small to square): these are torch's to reduce.
+            Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (not finite, or
+            varied little about a magnitude that float32 cannot square): these are torch's to reduce.
         """
         if self._kernel is None:
             return None
@@ -287,10 +287,7 @@ def plan_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | Non
     if not count or not ordered.is_contiguous():
         return None
     stride = sample_stride(count)
-    full = None
-    if channel_axis is not None:
-        full = np.full(channels, float(before * after))
-        full.flags.writeable = False  # many reductions hold it
+    full = None if channel_axis is None else np.broadcast_to(np.float64(before * after), channels)
     known = Reduction(tuple(shape), "float32", count, channel_axis, stride=stride)
     layout = _Layout(before, channels, after, stride, full is not None, threads if count >= _PARALLEL_ELEMENTS else 1)
     return Plan(known, -(-count // stride), full, layout, ctypes.addressof(layout))
