@@ -1,7 +1,7 @@
 """Measure hookscope beside the peers: print a table, and write the figures as JSON and as a plot.
 
-A whole run takes about ten minutes, on a machine that does nothing else, and is kept in `benchmarks/results/`. A run of
-some sections is kept only where `--output` says.
+A whole run takes about twenty minutes, on a machine that does nothing else, and is kept in `benchmarks/results/`. A run
+of some sections is kept only where `--output` says.
 
 `--device cuda` measures what runs on a GPU: times are between CUDA events with the work in between finished, TF32 is
 off, and what each way finds there is held against what is found on the CPU.
