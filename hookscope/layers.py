@@ -75,10 +75,7 @@ def select_from(
         matching = [
             name
             for name, kind in kinds.items()
-            if (
-                pattern.matches(name, kind)
-                or (name in aliases and any(pattern.matches(other, kind) for other in aliases[name]))
-            )
+            if (pattern.matches(name, kind) or any(pattern.matches(other, kind) for other in aliases.get(name, ())))
             and (not pattern.leaves_only or _is_leaf(modules[name]))
         ]
         if not matching:

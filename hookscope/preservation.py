@@ -103,9 +103,12 @@ def preserved(
             if cuda:
                 _seed(seed, cuda)
             state = Preserved(modules, cuda, buffers, seed)
-            if (mode == "train" and not network.training) or (mode == "eval" and any(modes)):
-                _ = network.train() if mode == "train" else network.eval()
-                state.mark()  # these may be the model's own methods
+            if mode == "train" and not network.training:
+                network.train()
+                state.mark()  # it may be the model's own
+            elif mode == "eval" and any(modes):
+                network.eval()
+                state.mark()
             yield state
     finally:
         for module, training in zip(modules, modes, strict=True):

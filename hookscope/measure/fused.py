@@ -123,7 +123,13 @@ class Plan(NamedTuple):
 
 
 class Block:
-    """Room for the results of some tensors."""
+    """Room for the results of n tensors, as `Results` in fused.c says what they are.
+
+    Attributes:
+        found: (n, 7).
+        nonzero: Counts per channel, one tensor's after another's.
+        samples: (n, SAMPLE_SIZE).
+    """
 
     def __init__(self, tensor_count: int, channel_count: int = 0) -> None:
         """Make room for so many tensors, with so many channels in all."""

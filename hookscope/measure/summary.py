@@ -22,22 +22,18 @@ def summarise(reductions: Sequence[Reduction | Fused]) -> list[TensorStatistics]
     Returns:
         One set of statistics for each, in order.
     """
-    results: dict[int, TensorStatistics] = {}
-    blocks: dict[int, list[int]] = {}  # what lies in one block is computed together
-    others: list[int] = []
+    blocks: dict[int, dict[int, Fused]] = {}  # what lies in one block is computed together
+    others: dict[int, Reduction] = {}
     for index, each in enumerate(reductions):
         if isinstance(each, Fused):
-            blocks.setdefault(id(each.block), []).append(index)
+            blocks.setdefault(id(each.block), {})[index] = each
         else:
-            others.append(index)
-    for indices in blocks.values():
-        results |= zip(indices, _of_block([reductions[index] for index in indices]), strict=True)  # type: ignore[misc]
-    plain = [reductions[index] for index in others]
-    quantiles = _quantiles([each.sample for each in plain])
-    results |= {
-        index: _statistics(each, values)  # type: ignore[arg-type]
-        for index, each, values in zip(others, plain, quantiles, strict=True)
-    }
+            others[index] = each
+    results: dict[int, TensorStatistics] = {}
+    for fused in blocks.values():
+        results |= zip(fused, _of_block(list(fused.values())), strict=True)
+    quantiles = _quantiles([each.sample for each in others.values()])
+    results |= zip(others, map(_statistics, others.values(), quantiles), strict=True)
     return [results[index] for index in range(len(reductions))]
 
 
