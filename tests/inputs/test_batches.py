@@ -76,13 +76,13 @@ def test_no_more_than_that_is_read_where_every_input_is_a_batch(tmp_path, read):
 
 def test_only_one_batch_is_in_memory_and_the_inputs_of_the_next(tmp_path, monkeypatch):
     paths = write_all(tmp_path, [(4, 4)] * 9)
-    singles: list[weakref.ref] = []
+    singles: dict[Path, weakref.ref] = {}  # by file: threads end in any order
     stacked: list[weakref.ref] = []
 
     def observed(path: Path, how: Preprocessing) -> tuple:
         assert all(batch() is None for batch in stacked[:-1]), "of earlier batches the last is in use"
         tensor, record = load_input(path, how)
-        singles.append(weakref.ref(tensor))
+        singles[path] = weakref.ref(tensor)
         return tensor, record
 
     monkeypatch.setattr(ahead, "load_input", observed)
@@ -92,7 +92,8 @@ def test_only_one_batch_is_in_memory_and_the_inputs_of_the_next(tmp_path, monkey
         stacked.append(weakref.ref(next(loaded).args[0]))
         join_readers()
         assert len(singles) == min(finished + 3, 9)
-        assert sum(single() is not None for single in singles[:finished]) <= 1, "not held once more beside their batch"
+        alive = sum(singles[path]() is not None for path in paths[:finished])
+        assert alive <= 1, "not held once more beside their batch"
 
 
 def test_tensors_of_different_dtype_do_not_share_a_batch(tmp_path):
