@@ -6,7 +6,8 @@ timed with four statistics of each, taken at the end and fetched together: less 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -30,11 +31,13 @@ class Way:
         prepare: Given a network, a batch and the rows to find, returns what runs once.
         percent: Of the turns, those it takes part in: the slow ones in few.
         shapes_only: It finds shapes, no values.
+        around: Entered before it is prepared or run, and left afterwards, untimed: for what it changes in the process.
     """
 
     prepare: Prepare
     percent: int = 25
     shapes_only: bool = False
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def four(tensor: Tensor) -> Tensor:
@@ -204,6 +207,17 @@ def torchlens(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Cal
     return run
 
 
+@contextmanager
+def wrapped_by_torchlens() -> Iterator[None]:
+    """Let torchlens wrap torch's functions, and put them back: it leaves them wrapped, and all others would pay."""
+    wrappers = import_module("torchlens.backends.torch.wrappers")
+    wrappers.wrap_torch()
+    try:
+        yield
+    finally:
+        wrappers.unwrap_torch()
+
+
 WAYS: dict[str, Way] = {
     "hookscope": Way(hookscope_way, percent=100),
     "hand-written hooks, .item()": Way(hand_written),
@@ -212,5 +226,5 @@ WAYS: dict[str, Way] = {
     "timm FeatureHooks": Way(timm_hooks),
     "torchvision feature extractor": Way(torchvision_graph),
     "nnsight": Way(nnsight),
-    "torchlens": Way(torchlens, percent=5),
+    "torchlens": Way(torchlens, percent=5, around=wrapped_by_torchlens),
 }

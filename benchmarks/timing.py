@@ -4,6 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ def interleaved(
     settle: Run | None = None,
     *,
     warm: bool = False,
+    around: Mapping[str, Callable[[], AbstractContextManager[object]]] | None = None,
 ) -> dict[str, list[float]]:
     """Time the ways in turns.
 
@@ -50,12 +52,14 @@ def interleaved(
         clock: Times one run.
         settle: Run untimed before each turn, so that its first way does not pay for what the last way left behind.
         warm: Each has run before; otherwise it does, untimed.
+        around: Entered before a way's runs and left afterwards, untimed, by name; for those that need it.
 
     Returns:
         Seconds per round for each.
     """
     counts = dict.fromkeys(ways, rounds) if isinstance(rounds, int) else rounds
     turns = max(counts[name] for name in ways)
+    surroundings = around or {}
     for run in () if warm else ways.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -65,7 +69,8 @@ def interleaved(
             settle()
         for name, run in ways.items():
             if (turn + 1) * counts[name] // turns > turn * counts[name] // turns:
-                seconds[name].append(clock(run))
+                with surroundings.get(name, nullcontext)():
+                    seconds[name].append(clock(run))
     return seconds
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.gradient_watch import GradientSite, SiteKey
 from hookscope.losses import LossValue
-from hookscope.measure import Fused, Measured, Reducer, Reduction, collect, merge, plain, reduce_beside, summarise
+from hookscope.measure import Fused, Measured, Reading, Reducer, Reduction, collect, merge, plain, summarise
 from hookscope.results import GradientRow, GradientStatus, LossRecord, ParameterRow, TensorStatistics
 from hookscope.subject import Subject
 
@@ -100,19 +100,24 @@ def parameter_rows(
         id(each): each for module in network.modules() for each in module._parameters.values() if each is not None
     }
     gradients = {known: parameter.grad for known, parameter in parameters.items() if parameter.grad is not None}
-    reduced, (owned, result) = reduce_beside(list(gradients.values()), lambda: (_names_and_kinds(network), meanwhile()))
+    gradients_read = Reading(list(gradients.values()))
 
     def finished() -> dict[int, TensorStatistics]:
         with torch.no_grad():
             measured = [
-                each or reducer.reduce(gradients[known]) for known, each in zip(gradients, reduced, strict=True)
+                each or reducer.reduce(gradients[known])
+                for known, each in zip(gradients, gradients_read.reductions(), strict=True)
             ]
             reducer.settle()
         return dict(zip(gradients, summarise(collect(measured)), strict=True))
 
-    values = [parameter.detach() for parameter in parameters.values()]
-    squares, statistics = reduce_beside(values, finished)
-    sizes = dict(zip(parameters, _l2_norms(values, squares), strict=True))
+    def while_reading() -> tuple[dict[int, tuple[list[str], str]], list[Tensor], Reading, T]:
+        values = [parameter.detach() for parameter in parameters.values()]
+        return _names_and_kinds(network), values, Reading(values), meanwhile()
+
+    owned, values, values_read, result = gradients_read.run(while_reading)
+    statistics = values_read.run(finished)
+    sizes = dict(zip(parameters, _l2_norms(values, values_read.square_sums()), strict=True))
     rows = []
     for index, (known, ((name, *aliases), kind)) in enumerate(owned.items()):
         parameter, gradient, size = parameters[known], statistics.get(known), sizes[known]
@@ -145,13 +150,13 @@ def _names_and_kinds(network: nn.Module) -> dict[int, tuple[list[str], str]]:
     return owned
 
 
-def _l2_norms(tensors: Sequence[Tensor], reduced: Sequence[Fused | None]) -> list[float | None]:
+def _l2_norms(tensors: Sequence[Tensor], square_sums: Sequence[float | None]) -> list[float | None]:
     """Return the root of the sum of squares of each; None where it cannot be told (meta) or is not finite.
 
-    What is not reduced yet is summed in float64 over rows of axis 0, within which the tensor's own float32 or better is
-    good to 1e-5.
+    Those that are not known yet are summed in float64 over rows of axis 0, within which the tensor's own float32 or
+    better is good to 1e-5.
     """
-    norms = [None if each is None else math.sqrt(each.square_sum) for each in reduced]
+    norms = [None if each is None else math.sqrt(each) for each in square_sums]
     told = [at for at, each in enumerate(tensors) if norms[at] is None and not each.is_meta and each.numel()]
     rows = []
     for index in told:

@@ -278,7 +278,7 @@ def _observer(
                 drawn.keep(key, gradient, axis)
         else:
             axis = None if gradient.is_nested else drawn.axes.channel_axis(site.module, tuple(gradient.shape))
-        return drawn.reduce(gradient, axis)
+        return drawn.reducer.reduce(gradient, axis)
 
     return observe
 
@@ -457,11 +457,13 @@ def _leaves(loss: Tensor) -> list[Tensor]:
     waiting: list[Any] = [loss.grad_fn]
     while waiting:
         node = waiting.pop()
-        if hasattr(node, "variable"):
+        following = node.next_functions
+        if not following and hasattr(node, "variable"):
             leaves.append(node.variable)
-        new = {following for following, _ in node.next_functions if following is not None} - seen
-        seen |= new
-        waiting.extend(new)
+        for each, _ in following:
+            if each is not None and each not in seen:
+                seen.add(each)
+                waiting.append(each)
     return leaves
 
 

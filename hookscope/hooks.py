@@ -6,10 +6,12 @@ are called repeatedly, share an object or return nested containers; activation c
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -48,8 +50,8 @@ class Observation(NamedTuple, Generic[T]):
         call: As `ModuleCall.call`.
         slot: Path inside a nested output; "" for a plain tensor.
         value: What `observe` returned; None if the module returned no tensor at all.
-        passed_through: The output is an input, unchanged. Neither this nor the next is known of inference tensors.
-        in_place: The module overwrote one of its inputs.
+        passed_through: The output is an input, unchanged. Not known of inference tensors.
+        in_place: The module overwrote one of its inputs. Of inference tensors known only for torch's own activations.
     """
 
     layer: str
@@ -79,29 +81,27 @@ class Capture(Generic[T]):
 
     Attributes:
         observations: In the order in which modules finished.
-        called: Names of the layers that were called. A leaf whose only call raised may be missing.
     """
 
     observations: list[Observation[T]] = field(default_factory=list)
-    called: set[str] = field(default_factory=set)
-    _calls: dict[str, int] = field(default_factory=dict)
+    _calls: defaultdict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(count))
+    _called_before: set[str] = field(default_factory=set)
     _watch: GradientWatch[T] | None = None
+
+    @property
+    def called(self) -> set[str]:
+        """Names of the layers that were called. A leaf whose only call raised may be missing."""
+        return self._called_before | self._calls.keys()
 
     @property
     def gradients(self) -> list[GradientSite[T]]:
         """Every output, and input if asked for, in the order in which the forward pass met them."""
         return [] if self._watch is None else list(self._watch.sites.values())
 
-    def _count(self, layer: str) -> int:
-        """Count a call of the layer; return its index."""
-        index = self._calls.get(layer, 0)
-        self._calls[layer] = index + 1
-        self.called.add(layer)
-        return index
-
     def restart(self) -> list[Observation[T]]:
         """Hand out the observations and begin anew, with calls counted from 0 again: once per forward pass."""
         finished, self.observations = self.observations, []
+        self._called_before |= self._calls.keys()
         self._calls.clear()
         if self._watch is not None:
             self._watch.restart()
@@ -213,7 +213,7 @@ def _hook(
             continue
         hooked.add(id(module))
         if _only_returns(module) and not gives_views:
-            _attach(module, key, None, partial(hooks.only, name), attached)
+            _attach(module, key, None, partial(hooks.only, name, bool(vars(module).get("inplace"))), attached)
         else:
             entries: list[_Entry] = []
             _attach(module, key, partial(hooks.before, name, entries), partial(hooks.after, entries), attached)
@@ -239,23 +239,27 @@ def _attach(
     module._forward_hooks_with_kwargs[key] = True
 
 
+_TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
+
+
 def _only_returns(module: nn.Module) -> bool:
-    """Tell whether the module is one of torch's own that neither overwrites its inputs nor calls modules.
+    """Tell whether the module is one of torch's own that calls no modules and overwrites its input always or never.
 
     Such a call is over once it has begun, as far as hooks can see: one hook does, which makes capturing cheaper.
     """
+    kind, state = type(module), vars(module)
     return (
-        getattr(nn, type(module).__name__, None) is type(module)  # not what only names itself so
-        and not (module._modules or module._forward_hooks or module._forward_pre_hooks)
-        and not (vars(module).get("inplace") or "forward" in vars(module))
+        kind in _TORCHS_OWN
+        and not (state["_modules"] or state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
+        and not (state.get("inplace") and kind.__module__ != "torch.nn.modules.activation")  # Dropout: when it trains
     )
 
 
 class _Hooks(Protocol):
     """Hooks for outputs, given what precedes a hook's own arguments; one set serves all modules."""
 
-    def only(self, layer: str, *called_with: Any) -> object:
-        """Forward hook of modules that only return."""
+    def only(self, layer: str, overwrites: bool, *called_with: Any) -> object:
+        """Forward hook of modules that only return, and those that only overwrite their input."""
 
     def before(self, layer: str, entries: list[_Entry], *called_with: Any) -> object:
         """Forward pre-hook of other modules; `entries` is the module's own list of the calls that have begun."""
@@ -272,18 +276,25 @@ class _OutputHooks(Generic[T]):
     observe: Callable[[ModuleCall, str, Tensor], T]
 
     def only(
-        self, layer: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+        self,
+        layer: str,
+        overwrites: bool,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: object,
     ) -> None:
         if torch._C._current_graph_task_id() == -1:  # else checkpointing is recomputing a forward
-            call = ModuleCall(layer, module, self.captured._count(layer), _tensors_given(args, kwargs))
-            _observe(self.captured, self.observe, call, tensors_in(output), in_place=False)
+            inputs = _tensors_given(args, kwargs) if kwargs else tensors_in(args)
+            call = ModuleCall(layer, module, next(self.captured._calls[layer]), inputs)
+            _observe(self.captured, self.observe, call, tensors_in(output), in_place=overwrites)
 
     def before(
         self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if torch._C._current_graph_task_id() == -1:
             inputs = _tensors_given(args, kwargs)
-            call = ModuleCall(layer, module, self.captured._count(layer), inputs)
+            call = ModuleCall(layer, module, next(self.captured._calls[layer]), inputs)
             entries.append(_Entry(call, _versions(inputs), args, kwargs))
 
     def after(
@@ -303,17 +314,24 @@ class _WatchedHooks(Generic[T]):
     watch: GradientWatch[T]
 
     def only(
-        self, layer: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+        self,
+        layer: str,
+        overwrites: bool,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: object,
     ) -> object:
         replayed = torch._C._current_graph_task_id() != -1
-        inputs = _tensors_given(args, kwargs)
+        inputs = _tensors_given(args, kwargs) if kwargs else tensors_in(args)
         index = self._begin(layer, inputs, replayed=replayed)
         if index is None:
             return None
         outputs = tensors_in(output)
         if not replayed:
-            _observe(self.captured, self.observe, ModuleCall(layer, module, index, inputs), outputs, in_place=False)
-        return self.watch.outputs(module, layer, index, output, outputs, inputs)
+            call = ModuleCall(layer, module, index, inputs)
+            _observe(self.captured, self.observe, call, outputs, in_place=overwrites)
+        return self.watch.outputs(module, layer, index, output, outputs, [] if overwrites else inputs)
 
     def before(
         self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -347,7 +365,7 @@ class _WatchedHooks(Generic[T]):
         """Count a call; return its index, None if it replays one that was watched when it first ran."""
         if replayed:
             return self.watch.replayed_call(layer, inputs)
-        index = self.captured._count(layer)
+        index = next(self.captured._calls[layer])
         if not torch.is_grad_enabled():
             self.watch.note_without_gradients(layer, index, inputs)
         return index
@@ -389,7 +407,10 @@ def _observe(
         if not in_place:
             for _, given in call.inputs:  # not any(): this runs at every call of every module
                 passed_through |= given is tensor and not tensor.is_inference()
-        with plain_arithmetic(tensor):
+        if torch._C._is_any_autocast_enabled() or torch.is_grad_enabled():
+            with plain_arithmetic(tensor):
+                value = observe(call, slot, tensor)
+        else:
             value = observe(call, slot, tensor)
         captured.observations.append(Observation(call.layer, call.call, slot, value, passed_through, in_place))
 

@@ -58,13 +58,19 @@ class AxisReader:
         habit = self._habits.get(type(module))
         if habit is None:
             habit = self._habits[type(module)] = _habit(type(module))
-        known = self._axis_by_shape.get(shape[1:])
-        axis = _stated(module, shape, *habit)
+        attribute, side = habit
+        beyond_batch = shape[1:]
+        known = self._axis_by_shape.get(beyond_batch)
+        axis: int | None = 1
+        if attribute:
+            axis = _matching(getattr(module, attribute), shape, side)
+        elif not side:
+            axis = _permuted(module, shape)
         if axis is None:
             axis = known or _guessed(shape)
         if axis == known:
             return axis
-        self._axis_by_shape[shape[1:]] = axis
+        self._axis_by_shape[beyond_batch] = axis
         if len(shape) > 3:
             grid = shape[2:] if axis == 1 else shape[1:-1]
             if grid not in self.grids:
@@ -72,17 +78,13 @@ class AxisReader:
         return axis
 
 
-def _stated(module: nn.Module, shape: tuple[int, ...], attribute: str, side: str) -> int | None:
-    """Return the axis that the module's own channel count, its class or its permutation points to."""
-    last = len(shape) - 1
-    if attribute:
-        return _matching(getattr(module, attribute), shape, side)
-    if side:
-        return 1
+def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
+    """Return the axis to which the module has moved what was axis 1, or the last, if it permutes."""
     dims = vars(module).get("dims")  # torchvision's Permute
-    if isinstance(dims, Sequence) and len(dims) == len(shape) and dims[0] == 0:
-        return 1 if dims[1] == last else last if dims[last] == 1 else None
-    return None
+    if dims is None or not isinstance(dims, Sequence) or len(dims) != len(shape) or dims[0] != 0:
+        return None
+    last = len(shape) - 1
+    return 1 if dims[1] == last else last if dims[last] == 1 else None
 
 
 def _habit(kind: type[nn.Module]) -> tuple[str, str]:
@@ -99,10 +101,10 @@ def _matching(count: int | Sequence[int], shape: tuple[int, ...], side: str) -> 
         if len(count) != 1:  # normalised over several axes: which of them counts channels is not said
             return None
         count = count[0]
-    fitting = [axis for axis in (1, len(shape) - 1) if shape[axis] == count]
-    if len(set(fitting)) == 1:
-        return fitting[0]
-    return 1 if side == "second" else len(shape) - 1
+    last = len(shape) - 1
+    second_fits = shape[1] == count
+    is_second = second_fits if second_fits != (shape[last] == count) else side == "second"
+    return 1 if is_second else last
 
 
 def _guessed(shape: tuple[int, ...]) -> int:

@@ -130,7 +130,7 @@ def _seed(seed: int, devices: Sequence[int]) -> None:
 
 def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
     places = [(module, dict(module._buffers)) for module in modules]
-    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    alike: dict[tuple[torch.dtype, torch.device, bool], list[Tensor]] = {}
     single = []
     with torch.no_grad():
         for _, held in places:
@@ -138,7 +138,7 @@ def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
                 if buffer is None:
                     continue
                 if _joinable(buffer):
-                    alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+                    alike.setdefault((buffer.dtype, buffer.device, buffer.dim() == 0), []).append(buffer)
                 else:
                     single.append((buffer, buffer.clone()))
         return _Buffers(places, [(buffers, _join(buffers)) for buffers in alike.values()], single)
@@ -163,6 +163,8 @@ def _hold(buffers: Sequence[Tensor], values: Tensor) -> bool:
 
 
 def _join(buffers: Sequence[Tensor]) -> Tensor:
+    if buffers[0].dim() == 0:
+        return torch.stack([*buffers])
     return torch.cat([buffer if buffer.dim() == 1 else buffer.reshape(-1) for buffer in buffers])
 
 
@@ -180,6 +182,8 @@ def _changed(buffers: _Buffers) -> list[tuple[Tensor, Tensor]]:
 def _restore_buffers(buffers: _Buffers) -> None:
     """Put back each buffer with its values before, and drop buffers that were registered since."""
     for module, held in buffers.places:
+        if not (held or module._buffers):  # most modules
+            continue
         if module._buffers.keys() != held.keys():
             for name in module._buffers.keys() - held.keys():
                 delattr(module, name)

@@ -1,6 +1,5 @@
 """From what hooks show to rows: reduce in the hook, merge over batches, flag, keep what is to be drawn."""
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -66,13 +65,11 @@ class Recorder:
     axes: AxisReader = field(default_factory=AxisReader)
     kept: list[Kept] = field(default_factory=list)
     indices: tuple[int, ...] = ()
-    _latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
 
     def start(self, indices: tuple[int, ...]) -> None:
         """Begin a forward pass over the inputs at `indices`."""
         self.axes = AxisReader()
         self.indices = indices
-        self._latest = None
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
@@ -81,21 +78,7 @@ class Recorder:
             self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
         if self.grids_for:
             self.keep((call.layer, call.call, slot), tensor, axis)
-        return self.reduce(tensor, axis)
-
-    def reduce(self, tensor: Tensor, axis: int | None) -> Measured:
-        """Reduce a tensor, unless it is the one that has just been reduced."""
-        if tensor.is_inference():
-            return self.reducer.reduce(tensor, axis)
-        # A container usually returns the very tensor that its last child has just returned.
-        version = tensor._version
-        if self._latest is not None:
-            reference, latest_version, latest_axis, reduction = self._latest
-            if reference() is tensor and latest_version == version and latest_axis == axis:
-                return reduction
-        reduction = self.reducer.reduce(tensor, axis)
-        self._latest = (weakref.ref(tensor), version, axis, reduction)
-        return reduction
+        return self.reducer.reduce(tensor, axis)
 
     def keep(self, key: Key, tensor: Tensor, axis: int | None) -> None:
         """Clone the slices that belong to the inputs to be drawn, if there are any."""

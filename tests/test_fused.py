@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookscope.measure import Reducer, Reduction, beside, collect, fused, reduce_beside, summarise
+from hookscope.measure import Reading, Reducer, Reduction, beside, collect, fused, summarise
 from hookscope.measure.fused import FusedReducer, Kernel, kernel_of, load_kernel
 from tests.test_measure import (
     check,
@@ -297,14 +297,16 @@ def test_many_tensors_are_reduced_beside_other_work(
     torch.set_num_threads(threads)
     caller = threading.get_ident()
     try:
-        reduced, result = reduce_beside([*MANY, *NOT_READ, *MANY], lambda: (threading.get_ident(), sum(range(10_000))))
+        reading = Reading([*MANY, *NOT_READ, *MANY])
+        result = reading.run(lambda: (threading.get_ident(), sum(range(10_000))))
     finally:
         torch.set_num_threads(before)
     assert result == (caller, 49_995_000)
+    reduced = reading.reductions()
     assert [each is None for each in reduced] == [False] * len(MANY) + [True] * len(NOT_READ) + [False] * len(MANY)
+    assert reading.square_sums() == [each and each.reduction().square_sum for each in reduced]
     for each, tensor in zip(reduced, [*MANY, *NOT_READ, *MANY], strict=True):
         if each is not None:
-            assert each.square_sum == each.reduction().square_sum
             check_reduction(each.reduction(), tensor, None)
 
 
@@ -313,10 +315,10 @@ def test_torch_may_compute_while_many_tensors_are_reduced(monkeypatch: pytest.Mo
     monkeypatch.setattr(beside, "load_kernel", kernel)
     left, right = random_tensor([300, 400], seed=8), random_tensor([400, 500], seed=9)
     expected = left @ right
-    reduced, product = reduce_beside(MANY * 20, lambda: left @ right)
-    assert torch.allclose(product, expected)
+    reading = Reading(MANY * 20)
+    assert torch.allclose(reading.run(lambda: left @ right), expected)
     assert torch.equal(left @ right, expected)
-    assert None not in reduced
+    assert None not in reading.reductions()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)])
@@ -330,12 +332,14 @@ def test_what_the_other_work_raises_arrives(
         raise error
 
     with pytest.raises(type(error)) as caught:
-        reduce_beside(tensors, fail)
+        Reading(tensors).run(fail)
     assert caught.value is error
 
 
 def test_without_the_library_nothing_is_reduced_beside_other_work() -> None:
-    assert reduce_beside(MANY, lambda: 3) == ([None] * len(MANY), 3)
+    reading = Reading(MANY)
+    assert reading.run(lambda: 3) == 3
+    assert reading.reductions() == reading.square_sums() == [None] * len(MANY)
 
 
 def test_a_missing_library_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Hooks: what they see, and that they leave."""
 
 import dataclasses
+import inspect
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
@@ -286,8 +287,9 @@ def test_inference_tensors_are_seen_but_not_marked() -> None:
     assert value(seen, "layers.0") == [-2, 2]
     assert value(seen, "layers.1") == [0, 2]
     assert value(seen, "") == [0, 2]
-    # They keep no version: whether a module overwrote its input cannot be told, so neither is claimed.
-    assert not any(item.in_place or item.passed_through for item in seen.values())
+    # They keep no version: that its input was overwritten is told only of what always does so.
+    assert [layer for (layer, *_), item in seen.items() if item.in_place] == ["layers.1"]
+    assert not any(item.passed_through for item in seen.values())
 
 
 # --- nested outputs ---
@@ -445,11 +447,33 @@ def test_hooks_are_removed_when_the_observer_raises(error: BaseException) -> Non
     assert hooks_of(model) == before
 
 
+OVERWRITING = [
+    kind
+    for kind in vars(nn).values()
+    if isinstance(kind, type)
+    and kind.__module__ == "torch.nn.modules.activation"
+    and "inplace" in inspect.signature(kind).parameters
+]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", OVERWRITING)
+def test_torchs_activations_overwrite_their_input_whenever_they_are_told_to(kind: Any, training: bool) -> None:
+    given = {"threshold": 0.1, "value": 20.0} if kind is nn.Threshold else {}
+    for inplace in (False, True):
+        module = kind(**given, inplace=inplace).train(training)
+        for values in ([0.5, -0.5], [3.0, 4.0], []):
+            x = torch.tensor(values)
+            seen = observed(module, x)
+            assert seen["", 0, ""].in_place == inplace == (x._version > 0)
+            assert not seen["", 0, ""].passed_through
+
+
 def test_hooks_are_removed_when_hooking_fails_half_way() -> None:
     model = nn.Sequential(Scale(2), nn.ReLU())
     before = hooks_of(model)
     layers: Any = {**modules_of(model), "no module": "text"}
-    with pytest.raises(AttributeError, match="'str' object has no attribute"), capture(model, layers, clone):
+    with pytest.raises(TypeError, match="must have __dict__"), capture(model, layers, clone):
         pass
     assert hooks_of(model) == before
 

@@ -1,6 +1,6 @@
 """Measure tensors: one reduction per tensor in the hook, merged over batches, summarised at the end."""
 
-from hookscope.measure.beside import reduce_beside
+from hookscope.measure.beside import Reading
 from hookscope.measure.fused import Fused, plain
 from hookscope.measure.reducing import Measured, Pending, Reducer, collect, reduce_tensor
 from hookscope.measure.reduction import SAMPLE_SIZE, Reduction, merge
@@ -12,13 +12,13 @@ __all__ = [
     "Fused",
     "Measured",
     "Pending",
+    "Reading",
     "Reducer",
     "Reduction",
     "_reduce_without_looking",
     "collect",
     "merge",
     "plain",
-    "reduce_beside",
     "reduce_tensor",
     "summarise",
     "tensor_statistics",

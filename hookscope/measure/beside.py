@@ -16,6 +16,7 @@ from torch import Tensor
 from hookscope.measure.fused import (
     CANCELLED,
     RARE,
+    SQUARE_SUM,
     Block,
     Fused,
     Kernel,
@@ -47,68 +48,80 @@ class _List(ctypes.Structure):
     )
 
 
-def reduce_beside(tensors: Sequence[Tensor], meanwhile: Callable[[], T]) -> tuple[list[Fused | None], T]:
-    """Reduce tensors, without counts per channel, on the other threads of torch; call `meanwhile` on this one.
+class Reading:
+    """Tensors to be reduced, without counts per channel, on the other threads of torch while Python does its own."""
 
-    Args:
-        tensors: Any.
-        meanwhile: Must not write to them.
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Plan the reading.
 
-    Returns:
-        The reductions in order, None for those that `FusedReducer.reduce` would leave to torch; what `meanwhile`
-        returned.
-    """
-    kernel = load_kernel()
-    plans = {} if kernel is None else _plans(tensors)
-    if kernel is None or not plans:
-        return [None] * len(tensors), meanwhile()
-    returned: list[T] = []
-    raised: list[BaseException] = []
+        Args:
+            tensors: Any.
+        """
+        self._kernel = load_kernel()
+        self._tensors = tensors
+        self._plans: dict[int, Plan] = {}  # of those that compiled code can read
+        for index, tensor in enumerate(tensors) if self._kernel is not None else ():
+            plan = plan_of(tensor.shape, tensor.stride(), None, 1) if address_of(tensor) else None
+            if plan is not None:
+                self._plans[index] = plan
+        self._block = Block(len(self._plans))
+        self._outcomes: list[int] = []
 
-    def call() -> None:
-        try:
-            returned.append(meanwhile())
-        except BaseException as error:  # noqa: BLE001 - it cannot pass through compiled code, so it goes around it
-            raised.append(error)
+    def run(self, meanwhile: Callable[[], T]) -> T:
+        """Read the tensors, and call `meanwhile` on this thread; return what it returns.
 
-    read = _read(kernel, [tensors[index] for index in plans], list(plans.values()), call)
-    if not returned:
-        raise raised[0] if raised else KeyboardInterrupt  # the latter comes at any moment, so between these lines
-    reduced = dict(zip(plans, read, strict=True))
-    return [reduced.get(index) for index in range(len(tensors))], returned[0]
+        Args:
+            meanwhile: Must not write to the tensors.
+        """
+        if self._kernel is None or not self._plans:
+            return meanwhile()
+        returned: list[T] = []
+        raised: list[BaseException] = []
 
+        def call() -> None:
+            try:
+                returned.append(meanwhile())
+            except BaseException as error:  # noqa: BLE001 - it cannot pass through compiled code, so it goes around it
+                raised.append(error)
 
-def _plans(tensors: Sequence[Tensor]) -> dict[int, Plan]:
-    """Return the plans for those that compiled code can read, by index."""
-    plans = {}
-    for index, tensor in enumerate(tensors):
-        plan = plan_of(tensor.shape, tensor.stride(), None, 1) if address_of(tensor) else None
-        if plan is not None:
-            plans[index] = plan
-    return plans
+        self._read(self._kernel, call)
+        if not returned:
+            raise raised[0] if raised else KeyboardInterrupt  # the latter comes at any moment, so between these lines
+        return returned[0]
 
+    def reductions(self) -> list[Fused | None]:
+        """Return the reductions in order, after `run`; None for what `FusedReducer.reduce` would leave to torch."""
+        found: list[Fused | None] = [None] * len(self._tensors)
+        for row, (outcome, (index, plan)) in enumerate(zip(self._outcomes, self._plans.items(), strict=False)):
+            if outcome & CANCELLED:
+                recentre(self._block.found[row], self._tensors[index])
+            if outcome != RARE:
+                found[index] = Fused(plan.known, plan, self._block, row, -1)
+        return found
 
-def _read(
-    kernel: Kernel, tensors: Sequence[Tensor], plans: Sequence[Plan], meanwhile: Callable[[], None]
-) -> list[Fused | None]:
-    block = Block(len(tensors))
-    values = np.array([tensor.data_ptr() for tensor in tensors], np.uintp)
-    layouts = np.array([plan.address for plan in plans], np.uintp)
-    outcomes = np.empty(len(tensors), np.int32)
-    todo = _List(
-        values.ctypes.data,
-        layouts.ctypes.data,
-        outcomes.ctypes.data,
-        len(tensors),
-        0,
-        torch.get_num_threads(),
-        _Meanwhile(meanwhile),
-        block.results(kernel.runtime),
-    )
-    kernel.reduce_list(ctypes.addressof(todo))
-    found: list[Fused | None] = []
-    for row, (plan, outcome) in enumerate(zip(plans, outcomes.tolist(), strict=True)):
-        if outcome & CANCELLED:
-            recentre(block.found[row], tensors[row])
-        found.append(None if outcome == RARE else Fused(plan.known, plan, block, row, -1))
-    return found
+    def square_sums(self) -> list[float | None]:
+        """Return the sums of squares alone, likewise."""
+        sums: list[float | None] = [None] * len(self._tensors)
+        for outcome, index, square_sum in zip(
+            self._outcomes, self._plans, self._block.found[:, SQUARE_SUM].tolist(), strict=False
+        ):
+            if outcome != RARE:
+                sums[index] = square_sum
+        return sums
+
+    def _read(self, kernel: Kernel, meanwhile: Callable[[], None]) -> None:
+        values = np.array([self._tensors[index].data_ptr() for index in self._plans], np.uintp)
+        layouts = np.array([plan.address for plan in self._plans.values()], np.uintp)
+        outcomes = np.empty(len(self._plans), np.int32)
+        todo = _List(
+            values.ctypes.data,
+            layouts.ctypes.data,
+            outcomes.ctypes.data,
+            len(self._plans),
+            0,
+            torch.get_num_threads(),
+            _Meanwhile(meanwhile),
+            self._block.results(kernel.runtime),
+        )
+        kernel.reduce_list(ctypes.addressof(todo))
+        self._outcomes = outcomes.tolist()

@@ -94,31 +94,48 @@ INLINE floats load(const float *values) {
     return loaded;
 }
 
+/* What a stretch of values comes to, lane by lane. */
+typedef struct {
+    floats sum, square_sum, abs_sum, low, high;
+    ints zeros;
+} Lanes;
+
+INLINE void take(Lanes *lanes, const float *values, float scale) {
+    const ints magnitude = (ints){0} + 0x7fffffff;
+    floats x = load(values), y = x * scale;
+    lanes->sum += y;
+    lanes->square_sum += y * y;
+    lanes->abs_sum += (floats)((ints)y & magnitude);
+    lanes->zeros -= (x == 0);
+    lanes->low = choose(x < lanes->low, x, lanes->low);
+    lanes->high = choose(x > lanes->high, x, lanes->high);
+}
+
 /* Sums are those of the values times `scale`; the extremes are the values' own. */
 INLINE Part scan(const float *values, i64 count, float scale) {
     const float inf = __builtin_inff();
     floats low = (floats){0} + inf, high = -low;
     doubles sum = {0}, square_sum = {0}, abs_sum = {0};
-    const ints magnitude = (ints){0} + 0x7fffffff;
     i64 at = 0, zero_count = 0;
     while (at + LANES <= count) {
         i64 whole = count - at - (count - at) % LANES;
         i64 end = at + (whole < STRETCH ? whole : STRETCH);
-        floats s = {0}, q = {0}, a = {0};
-        ints zeros = {0};
-        for (; at < end; at += LANES) {
-            floats x = load(values + at), y = x * scale;
-            s += y;
-            q += y * y;
-            a += (floats)((ints)y & magnitude);
-            zeros -= (x == 0);
-            low = choose(x < low, x, low);
-            high = choose(x > high, x, high);
+        Lanes even = {{0}, {0}, {0}, low, high, {0}}, odd = even; /* in turns: no sum waits for the one before */
+        for (; at + LANES < end; at += 2 * LANES) {
+            take(&even, values + at, scale);
+            take(&odd, values + at + LANES, scale);
         }
-        sum += __builtin_convertvector(s, doubles);
-        square_sum += __builtin_convertvector(q, doubles);
-        abs_sum += __builtin_convertvector(a, doubles);
-        for (int lane = 0; lane < LANES; lane++) zero_count += zeros[lane];
+        if (at < end) {
+            take(&even, values + at, scale);
+            at += LANES;
+        }
+        sum += __builtin_convertvector(even.sum + odd.sum, doubles);
+        square_sum += __builtin_convertvector(even.square_sum + odd.square_sum, doubles);
+        abs_sum += __builtin_convertvector(even.abs_sum + odd.abs_sum, doubles);
+        low = choose(even.low < odd.low, even.low, odd.low);
+        high = choose(even.high > odd.high, even.high, odd.high);
+        even.zeros += odd.zeros;
+        for (int lane = 0; lane < LANES; lane++) zero_count += even.zeros[lane];
     }
     Part part = {0, 0, 0, inf, -inf, zero_count, {0}};
     for (int lane = 0; lane < LANES; lane++) {
@@ -176,7 +193,8 @@ INLINE void scan_share(Job *job) {
     i64 begin, end;
     i64 count = job->plan->before * job->plan->channels * job->plan->after;
     unsigned number = share(job, count, STRETCH, &begin, &end);
-    job->parts[number] = scan(job->values + begin, end - begin, job->scale);
+    const float *values = job->values + begin;
+    job->parts[number] = job->scale == 1 ? scan(values, end - begin, 1) : scan(values, end - begin, job->scale);
 }
 
 INLINE void count_share(Job *job) {

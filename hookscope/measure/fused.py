@@ -28,6 +28,7 @@ _PARALLEL_ELEMENTS = 32768
 # What `reduce` in fused.c returns, and how many values it writes.
 RARE, CANCELLED, _WITH_ZEROS = 1, 2, 4
 _FOUND = 7
+SQUARE_SUM = 5  # its place among these
 # Room for results is made for so many tensors at a time, with so many channels in all: arrays of their own for each
 # would cost more than filling them.
 _BLOCK_TENSORS, _BLOCK_CHANNELS = 128, 16384
@@ -167,11 +168,6 @@ class Fused(NamedTuple):
     block: Block
     row: int
     channel: int
-
-    @property
-    def square_sum(self) -> float:
-        """The sum of squares alone."""
-        return float(self.block.found[self.row, 5])
 
     @property
     def channel_nonzero(self) -> NDArray[np.float64] | None:

@@ -5,6 +5,7 @@ installation has it; others by torch's reductions. On an accelerator nothing is 
 device is never made to wait.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -70,6 +71,7 @@ class Reducer:
     def __init__(self) -> None:
         """Start without work space; it grows to the largest tensor seen, besides `_STAGE_ELEMENTS`."""
         self._fused = FusedReducer()
+        self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
         self._staged: list[Staged] = []
         self._staged_view = (0, 0, 0)
@@ -78,7 +80,8 @@ class Reducer:
     def reduce(self, tensor: Tensor, channel_axis: int | None = None) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
 
-        The tensor is only read. Autocast must be off: it would round the reductions.
+        The tensor is only read. Autocast must be off: it would round the reductions. One that comes again at once is
+        not read again: a container usually returns the very tensor that its last child has just returned.
 
         Args:
             tensor: Any shape.
@@ -88,9 +91,16 @@ class Reducer:
             The reduction, or what `settle` and `collect` make it from. A tensor that cannot be measured gives its
             shape, its dtype and the reason instead of raising.
         """
-        fused = self._fused.reduce(tensor, channel_axis)
-        if fused is not None:
-            return fused
+        version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
+        if self._latest is not None:
+            reference, latest_version, latest_axis, reduction = self._latest
+            if reference() is tensor and latest_version == version >= 0 and latest_axis == channel_axis:
+                return reduction
+        reduction = self._fused.reduce(tensor, channel_axis) or self._by_torch(tensor, channel_axis)
+        self._latest = (weakref.ref(tensor), version, channel_axis, reduction)
+        return reduction
+
+    def _by_torch(self, tensor: Tensor, channel_axis: int | None) -> Measured:
         dtype = str(tensor.dtype)[6:]  # without "torch."
         shape: tuple[int, ...] = ()
         element_count = 0
@@ -116,6 +126,7 @@ class Reducer:
 
     def settle(self) -> None:
         """Reduce what is staged: after it, every `Staged` that `reduce` returned has its reduction."""
+        self._latest = None
         staged, self._staged = self._staged, []
         if staged:
             rows = self._stage[: len(staged) * staged[0].known.element_count].view(len(staged), -1)
