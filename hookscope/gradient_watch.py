@@ -9,7 +9,7 @@ that outlives the pass must not stay on it.
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -298,7 +298,10 @@ class GradientWatch(Generic[T]):
                 each.replayed |= not site.untracked and (each.layer, each.call) == (site.layer, site.call)
         if site.untracked:
             return
-        self._mark(site, tensor)
+        if tensor._is_view() and site.role == "output":
+            counter = tensor.detach()
+            counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
+            self._views.append(_Marked(key, counter, tensor._version))
         if self._latest is not None:
             reference, version, hook_count, sites = self._latest
             # A container usually returns the very tensor that its last child has just returned.
@@ -313,18 +316,18 @@ class GradientWatch(Generic[T]):
         """Observe the gradient of the sites that are one tensor: the hook on it."""
         if gradient is None or not self.listening:  # None: another output of the same operation got one
             return
-        with plain_arithmetic(gradient):
-            for site in sites:
-                if site.arrival is None:
-                    site.arrival = self.arrivals
-                    self.arrivals += 1
-                site.value = self.observe(site, gradient)
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+            with plain_arithmetic(gradient):
+                self._note(sites, gradient)
+        else:
+            self._note(sites, gradient)
 
-    def _mark(self, site: GradientSite[T], tensor: Tensor) -> None:
-        if site.role == "output" and tensor._is_view():
-            counter = tensor.detach()
-            counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
-            self._views.append(_Marked(site.key, counter, tensor._version))
+    def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor) -> None:
+        for site in sites:
+            if site.arrival is None:
+                site.arrival = self.arrivals
+                self.arrivals += 1
+            site.value = self.observe(site, gradient)
 
 
 def _hook(tensor: Tensor, hook: Callable[[Tensor | None], None]) -> Callable[[], object]:
@@ -404,13 +407,13 @@ class _NoGradient:
         torch._C._set_grad_enabled(True)
 
 
-_NO_CHANGE, _NO_GRADIENT = nullcontext(), _NoGradient()
+_NO_GRADIENT = _NoGradient()
 
 
 def plain_arithmetic(tensor: Tensor) -> AbstractContextManager[object]:
-    """Switch off gradients and autocast for observing a tensor, where they are on."""
+    """Switch off gradients and autocast for observing a tensor; it is called where one of them is on."""
     if not torch._C._is_any_autocast_enabled():
-        return _NO_GRADIENT if torch.is_grad_enabled() else _NO_CHANGE
+        return _NO_GRADIENT
     device = tensor.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return torch.no_grad()

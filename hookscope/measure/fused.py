@@ -111,14 +111,14 @@ class Plan(NamedTuple):
     Attributes:
         known: What is known without reading the values.
         sample_size: Elements in the sample.
-        full: Elements per channel, for each channel, (C,); None without channels.
+        channel_count: None without channels.
         layout: The same for compiled code.
         address: Of `layout`.
     """
 
     known: Reduction
     sample_size: int
-    full: NDArray[np.float64] | None
+    channel_count: int | None
     layout: _Layout
     address: int
 
@@ -172,8 +172,12 @@ class Fused(NamedTuple):
     @property
     def channel_nonzero(self) -> NDArray[np.float64] | None:
         """As in `Reduction`."""
-        full = self.plan.full
-        return full if full is None or self.channel < 0 else self.block.nonzero[self.channel : self.channel + full.size]
+        count = self.plan.channel_count
+        if count is None:
+            return None
+        if self.channel < 0:
+            return np.full(count, self.known.element_count / count)
+        return self.block.nonzero[self.channel : self.channel + count]
 
     @property
     def sample(self) -> NDArray[np.float32]:
@@ -238,7 +242,7 @@ class FusedReducer:
         plan = plan_of(tensor.shape, tensor.stride(), channel_axis, self._threads) if address else None
         if plan is None:
             return None
-        channels = 0 if plan.full is None else plan.full.size
+        channels = plan.channel_count or 0
         if self._row == len(self._block.found) or self._channel + channels > self._block.nonzero.size:
             self._block = Block(_BLOCK_TENSORS, max(channels, _BLOCK_CHANNELS))
             self._row = self._channel = 0
@@ -289,7 +293,7 @@ def plan_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | Non
     if not count or not ordered.is_contiguous():
         return None
     stride = sample_stride(count)
-    full = None if channel_axis is None else np.broadcast_to(np.float64(before * after), channels)
     known = Reduction(tuple(shape), "float32", count, channel_axis, stride=stride)
-    layout = _Layout(before, channels, after, stride, full is not None, threads if count >= _PARALLEL_ELEMENTS else 1)
-    return Plan(known, -(-count // stride), full, layout, ctypes.addressof(layout))
+    by_channel = channel_axis is not None
+    layout = _Layout(before, channels, after, stride, by_channel, threads if count >= _PARALLEL_ELEMENTS else 1)
+    return Plan(known, -(-count // stride), channels if by_channel else None, layout, ctypes.addressof(layout))

@@ -98,12 +98,12 @@ def _of_block(fused: Sequence[Fused]) -> list[TensorStatistics]:
     table.sort(axis=1)
     statistics = []
     for each, values, quantiles in zip(fused, numbers, _at_levels(table, sizes), strict=True):
-        known, nonzero_counts = each.known, each.channel_nonzero
+        known, plan, _, row, channel = each
         mean, std, low, high, mean_abs, l2, zero_fraction = values
-        channel_count = dead_channel_count = None
-        if nonzero_counts is not None:
-            channel_count = nonzero_counts.size
-            dead_channel_count = 0 if zero_fraction == 0 else channel_count - int(np.count_nonzero(nonzero_counts))
+        channel_count = dead_channel_count = plan.channel_count
+        if channel_count is not None:
+            live = channel_count if channel < 0 else np.count_nonzero(block.nonzero[channel : channel + channel_count])
+            dead_channel_count = channel_count - int(live)
         statistics.append(
             TensorStatistics(  # by position, which is cheaper
                 known.shape,
@@ -122,9 +122,9 @@ def _of_block(fused: Sequence[Fused]) -> list[TensorStatistics]:
                 channel_count,
                 dead_channel_count,
                 quantiles,
-                each.plan.sample_size,
+                plan.sample_size,
                 None,
-                each.sample,
+                block.samples[row, : plan.sample_size],
             )
         )
     return statistics
