@@ -397,23 +397,8 @@ def _why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module:
     return reason
 
 
-class _NoGradient:
-    """What `torch.no_grad()` does where gradients are on, as cheaply as the thousands of hooks need it."""
-
-    def __enter__(self) -> None:
-        torch._C._set_grad_enabled(False)
-
-    def __exit__(self, *_: object) -> None:
-        torch._C._set_grad_enabled(True)
-
-
-_NO_GRADIENT = _NoGradient()
-
-
 def plain_arithmetic(tensor: Tensor) -> AbstractContextManager[object]:
-    """Switch off gradients and autocast for observing a tensor; it is called where one of them is on."""
-    if not torch._C._is_any_autocast_enabled():
-        return _NO_GRADIENT
+    """Switch off gradients and autocast for observing a tensor."""
     device = tensor.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return torch.no_grad()

@@ -17,7 +17,7 @@ from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.failures import broke_off, error_line, is_out_of_memory, locate, the_models_own
 from hookscope.gradient_rows import Gradient, absorb_gradients, gradient_rows, loss_record, parameter_rows
 from hookscope.gradient_watch import GradientSite, SiteKey, strided_copy
-from hookscope.hooks import Capture, Observation, capture
+from hookscope.hooks import Capture, capture
 from hookscope.inputs import Batch
 from hookscope.inspection import execution_order
 from hookscope.layers import select_from
@@ -82,6 +82,7 @@ class _Run:
     recorder: Recorder
     drawn: Recorder
     output_key: str | None
+    known_parameters: set[int]
     rows: dict[Key, Row] = field(default_factory=dict)
     gradients: dict[SiteKey, Gradient] = field(default_factory=dict)
     records: list[InputRecord] = field(default_factory=list)
@@ -89,7 +90,6 @@ class _Run:
     losses: list[tuple[LossValue, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0})
-    unabsorbed: tuple[list[GradientSite[Measured]], list[Observation[Measured]]] = ([], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         block.enter_context(torch.inference_mode(False))
         block.enter_context(torch.enable_grad())
         state = block.enter_context(preserved(network, seed, mode, subject.modules.values()))
-        parameters = [*network.parameters()]
+        parameters = subject.parameters()
         trainable = [parameter.requires_grad for parameter in parameters]
         track_inputs = not any(trainable) or (include_inputs and all(trainable))
         track_outputs = not any(trainable) and not (first and any(map(_differentiable, _tensors(first.args))))
@@ -203,7 +203,10 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 edits=placed.by_name,
             )
         )
-        run = _Run(subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key)
+        known = {*map(id, parameters)}
+        run = _Run(
+            subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key, known
+        )
         failed, batch = None, first
         while batch is not None and failed is None:
             failed = _run_batch(run, batch, axes)
@@ -302,16 +305,13 @@ def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed 
         failed = _backward(run, value.value)
         run.recorder.reducer.settle()
         run.seconds["backward"] += time.perf_counter() - began
-    run.unabsorbed = (run.captured.gradients, run.captured.restart())
     return failed
 
 
 def _absorb(run: _Run) -> None:
     """Absorb what the latest batch showed: for the last one there is time while the parameters are read."""
-    sites, observations = run.unabsorbed
-    run.unabsorbed = ([], [])
-    absorb_gradients(run.gradients, sites, len(run.losses))
-    absorb(run.rows, observations)
+    absorb_gradients(run.gradients, run.captured.gradients, len(run.losses))
+    absorb(run.rows, run.captured.restart())
 
 
 def _axis(measured: Measured | None) -> int | None:
@@ -430,8 +430,11 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
             f"Nothing that requires a gradient leads to the loss of {name}: its forward pass runs under no_grad, "
             f"detaches its output or returns integers, and only its activations can be inspected."
         )
-    known = {id(parameter) for parameter in run.subject.network.parameters()}
-    foreign = [(leaf, leaf.grad) for leaf in _leaves(loss) if id(leaf) not in known]
+    leaves = [leaf for leaf in _leaves(loss) if id(leaf) not in run.known_parameters]
+    if leaves:  # the forward pass may have registered parameters
+        known = {id(parameter) for parameter in run.subject.network.parameters()}
+        leaves = [leaf for leaf in leaves if id(leaf) not in known]
+    foreign = [(leaf, leaf.grad) for leaf in leaves]
     for leaf, _ in foreign:
         leaf.grad = None
     run.captured.listen(on=True)

@@ -407,9 +407,16 @@ def _observe(
         if not in_place:
             for _, given in call.inputs:  # not any(): this runs at every call of every module
                 passed_through |= given is tensor and not tensor.is_inference()
-        if torch._C._is_any_autocast_enabled() or torch.is_grad_enabled():
+        # One of these by hand, because a context for each of thousands of hooks costs more than the rest.
+        if torch._C._is_any_autocast_enabled():
             with plain_arithmetic(tensor):
                 value = observe(call, slot, tensor)
+        elif torch.is_grad_enabled():
+            torch._C._set_grad_enabled(False)
+            try:
+                value = observe(call, slot, tensor)
+            finally:
+                torch._C._set_grad_enabled(True)
         else:
             value = observe(call, slot, tensor)
         captured.observations.append(Observation(call.layer, call.call, slot, value, passed_through, in_place))

@@ -33,6 +33,11 @@ class Subject:
     aliases: Mapping[str, tuple[str, ...]]
     parameter_counts: Mapping[str, int]
 
+    def parameters(self) -> list[nn.Parameter]:
+        """List every parameter once, as `network.parameters()` does, but without making up names on the way."""
+        held = (module._parameters.values() for module in self.modules.values())
+        return [*{id(each): each for values in held for each in values if each is not None}.values()]
+
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""

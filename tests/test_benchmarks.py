@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +131,26 @@ def test_ways_take_turns_and_those_of_fewer_rounds_sit_out_evenly() -> None:
     seconds = interleaved(ways, {"a": 4, "b": 2}, clock=lambda run: run() or 2.0, settle=lambda: ran.append("-"))
     assert "".join(ran) == "ab" + "-a" + "-ab" + "-a" + "-ab"
     assert seconds == {"a": [2.0] * 4, "b": [2.0] * 2}
+
+
+def test_what_surrounds_a_way_is_entered_for_it_alone_and_not_timed() -> None:
+    happened: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        happened.append("(")
+        yield
+        happened.append(")")
+
+    def clock(run: Callable[[], object]) -> float:
+        happened.append("[")
+        run()
+        happened.append("]")
+        return 1.0
+
+    ways = {name: lambda name=name: happened.append(name) for name in "ab"}
+    interleaved(ways, 1, clock, warm=True, around={"b": around})
+    assert "".join(happened) == "[a]([b])"
 
 
 def report() -> Report:
