@@ -82,7 +82,7 @@ class _Run:
     recorder: Recorder
     drawn: Recorder
     output_key: str | None
-    known_parameters: set[int]
+    parameter_ids: set[int]
     rows: dict[Key, Row] = field(default_factory=dict)
     gradients: dict[SiteKey, Gradient] = field(default_factory=dict)
     records: list[InputRecord] = field(default_factory=list)
@@ -203,9 +203,9 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 edits=placed.by_name,
             )
         )
-        known = {*map(id, parameters)}
+        ids = {*map(id, parameters)}
         run = _Run(
-            subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key, known
+            subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key, ids
         )
         failed, batch = None, first
         while batch is not None and failed is None:
@@ -430,7 +430,7 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
             f"Nothing that requires a gradient leads to the loss of {name}: its forward pass runs under no_grad, "
             f"detaches its output or returns integers, and only its activations can be inspected."
         )
-    leaves = [leaf for leaf in _leaves(loss) if id(leaf) not in run.known_parameters]
+    leaves = [leaf for leaf in _leaves(loss) if id(leaf) not in run.parameter_ids]
     if leaves:  # the forward pass may have registered parameters
         known = {id(parameter) for parameter in run.subject.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in known]

@@ -285,7 +285,7 @@ class _OutputHooks(Generic[T]):
         output: object,
     ) -> None:
         if torch._C._current_graph_task_id() == -1:  # else checkpointing is recomputing a forward
-            inputs = _tensors_given(args, kwargs) if kwargs else tensors_in(args)
+            inputs = _tensors_given(args, kwargs)
             call = ModuleCall(layer, module, next(self.captured._calls[layer]), inputs)
             _observe(self.captured, self.observe, call, tensors_in(output), in_place=overwrites)
 
@@ -323,7 +323,7 @@ class _WatchedHooks(Generic[T]):
         output: object,
     ) -> object:
         replayed = torch._C._current_graph_task_id() != -1
-        inputs = _tensors_given(args, kwargs) if kwargs else tensors_in(args)
+        inputs = _tensors_given(args, kwargs)
         index = self._begin(layer, inputs, replayed=replayed)
         if index is None:
             return None
@@ -407,7 +407,7 @@ def _observe(
         if not in_place:
             for _, given in call.inputs:  # not any(): this runs at every call of every module
                 passed_through |= given is tensor and not tensor.is_inference()
-        # One of these by hand, because a context for each of thousands of hooks costs more than the rest.
+        # Gradients by hand: this runs at every call of every module, and a context is several calls more.
         if torch._C._is_any_autocast_enabled():
             with plain_arithmetic(tensor):
                 value = observe(call, slot, tensor)

@@ -92,7 +92,7 @@ class Reading:
     def reductions(self) -> list[Fused | None]:
         """Return the reductions in order, after `run`; None for what `FusedReducer.reduce` would leave to torch."""
         found: list[Fused | None] = [None] * len(self._tensors)
-        for row, (outcome, (index, plan)) in enumerate(zip(self._outcomes, self._plans.items(), strict=False)):
+        for row, (outcome, (index, plan)) in enumerate(zip(self._outcomes, self._plans.items(), strict=True)):
             if outcome & CANCELLED:
                 recentre(self._block.found[row], self._tensors[index])
             if outcome != RARE:
@@ -103,7 +103,7 @@ class Reading:
         """Return the sums of squares alone, likewise."""
         sums: list[float | None] = [None] * len(self._tensors)
         for outcome, index, square_sum in zip(
-            self._outcomes, self._plans, self._block.found[:, SQUARE_SUM].tolist(), strict=False
+            self._outcomes, self._plans, self._block.found[:, SQUARE_SUM].tolist(), strict=True
         ):
             if outcome != RARE:
                 sums[index] = square_sum
