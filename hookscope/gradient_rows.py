@@ -51,6 +51,10 @@ def _status(tracked: bool, statistics: TensorStatistics | None) -> GradientStatu
     return "not reached" if tracked else "no gradient path"
 
 
+def _of_none(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatistics:
+    return TensorStatistics(tuple(shape), str(dtype).lower().removeprefix("torch."), 0)
+
+
 def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tuple[GradientRow, ...]:
     """Turn gradients into results, in forward order."""
     arrived = [each for each in gradients.values() if each.reduction is not None]
@@ -74,7 +78,7 @@ def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tu
                 site.slot,
                 site.role,
                 status,
-                statistics or TensorStatistics(site.shape, site.dtype, 0),
+                statistics or _of_none(site.shape, site.dtype),
                 site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
                 subject.aliases.get(site.layer, ()),
             )
@@ -96,9 +100,8 @@ def parameter_rows(
     Returns:
         The rows, and what `meanwhile` returned.
     """
-    parameters = {
-        id(each): each for module in network.modules() for each in module._parameters.values() if each is not None
-    }
+    modules = [*network.named_modules(remove_duplicate=False)]
+    parameters = {id(each): each for _, module in modules for each in module._parameters.values() if each is not None}
     gradients = {known: parameter.grad for known, parameter in parameters.items() if parameter.grad is not None}
     gradients_read = Reading(list(gradients.values()))
 
@@ -113,7 +116,7 @@ def parameter_rows(
 
     def while_reading() -> tuple[dict[int, tuple[list[str], str]], list[Tensor], Reading, T]:
         values = [parameter.detach() for parameter in parameters.values()]
-        return _names_and_kinds(network), values, Reading(values), meanwhile()
+        return _names_and_kinds(modules), values, Reading(values), meanwhile()
 
     owned, values, values_read, result = gradients_read.run(while_reading)
     statistics = values_read.run(finished)
@@ -130,7 +133,7 @@ def parameter_rows(
                 kind,
                 parameter.requires_grad,
                 _status(parameter.requires_grad, gradient),
-                gradient or TensorStatistics(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), 0),
+                gradient or _of_none(parameter.shape, parameter.dtype),
                 size,
                 gradient.l2 / size if gradient is not None and gradient.l2 is not None and size else None,
                 tuple(aliases),
@@ -139,10 +142,10 @@ def parameter_rows(
     return tuple(rows), result
 
 
-def _names_and_kinds(network: nn.Module) -> dict[int, tuple[list[str], str]]:
+def _names_and_kinds(modules: Sequence[tuple[str, nn.Module]]) -> dict[int, tuple[list[str], str]]:
     """Return each parameter's dotted names, and the class name of the first module that owns it, by id."""
     owned: dict[int, tuple[list[str], str]] = {}
-    for prefix, module in network.named_modules(remove_duplicate=False):
+    for prefix, module in modules:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 names, _ = owned.setdefault(id(parameter), ([], type(module).__name__))

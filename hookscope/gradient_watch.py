@@ -37,8 +37,8 @@ class GradientSite(Generic[T]):
         call: 0 for its first call in the forward pass, 1 for its second.
         slot: Path inside a nested output, "" for a plain tensor; inside the arguments, "[0]" for the first.
         role: "output" for grad_output, "input" for grad_input.
-        shape: The tensor's; -1 for a ragged axis.
-        dtype: Name without "torch.".
+        shape: The tensor's; -1 for a ragged axis; () if there is none.
+        dtype: The tensor's; None if there is none.
         untracked: Why autograd does not track the tensor; "" if it does.
         arrival: Position in the order in which gradients arrived, from 0; None if none has.
         value: What the observer returned for the gradient; None if none has arrived.
@@ -50,7 +50,7 @@ class GradientSite(Generic[T]):
     slot: str
     role: Role
     shape: tuple[int, ...]
-    dtype: str
+    dtype: torch.dtype | None
     untracked: str
     arrival: int | None = None
     value: T | None = None
@@ -183,8 +183,8 @@ class GradientWatch(Generic[T]):
         given_as: dict[int, Tensor] = {}  # one tensor given twice stays one: attention asks whether q is k
         met: list[tuple[GradientSite[T], Tensor]] = []
         for path, tensor in tensors_in(args) + tensors_in(kwargs):
-            site: GradientSite[T] = GradientSite(layer, module, call, path, "input", *_shape_and_dtype(tensor), "")
-            site.untracked = _why_untracked(tensor, ())
+            why = _why_untracked(tensor, ())
+            site: GradientSite[T] = GradientSite(layer, module, call, path, "input", _shape(tensor), tensor.dtype, why)
             if id(tensor) not in given_as:
                 given_as[id(tensor)] = self._given(site, tensor)
             met.append((site, given_as[id(tensor)]))
@@ -198,7 +198,7 @@ class GradientWatch(Generic[T]):
                 for site, _ in met:
                     site.untracked = site.untracked or f"its container cannot be copied: {error}"
         for site, tensor in met:
-            self._watch(site, tensor)
+            self._watch(site.key, site, tensor)
         return given  # type: ignore[no-any-return]  # rebuilt containers have no type to know
 
     def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
@@ -228,12 +228,15 @@ class GradientWatch(Generic[T]):
             found: The tensors in it.
             sources: The inputs of the call, as they were given; empty if it overwrote one.
         """
-        if len(found) == 1 and self._goes_on(layer, call, *found[0], sources):  # nearly always
+        if len(found) == 1:  # nearly always
             slot, tensor = found[0]
-            self._watch(GradientSite(layer, module, call, slot, "output", *_shape_and_dtype(tensor), ""), tensor)
-            return None
+            key: SiteKey = (layer, call, slot, "output")
+            if self._goes_on(key, tensor, sources):
+                shape = _shape(tensor)
+                self._watch(key, GradientSite(layer, module, call, slot, "output", shape, tensor.dtype, ""), tensor)
+                return None
         if not found:
-            site: GradientSite[T] = GradientSite(layer, module, call, "", "output", (), "none", "it is no tensor")
+            site: GradientSite[T] = GradientSite(layer, module, call, "", "output", (), None, "it is no tensor")
             self.sites.setdefault(site.key, site)
         # One of several may be used inside the module, too, to compute another: a view shows the way out alone.
         several = sum(tensor.requires_grad for _, tensor in found) > 1
@@ -241,8 +244,8 @@ class GradientWatch(Generic[T]):
         handed_on_as: dict[int, Tensor] = {}  # a tensor returned twice stays one
         met: list[tuple[GradientSite[T], Tensor]] = []
         for slot, tensor in found:
-            site = GradientSite(layer, module, call, slot, "output", *_shape_and_dtype(tensor), "")
-            site.untracked = _why_untracked(tensor, sources, module)
+            why = _why_untracked(tensor, sources, module)
+            site = GradientSite(layer, module, call, slot, "output", _shape(tensor), tensor.dtype, why)
             if id(tensor) not in handed_on_as:
                 passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
                 handed_on_as[id(tensor)] = self._handed_on(site, tensor, passed)
@@ -256,17 +259,16 @@ class GradientWatch(Generic[T]):
             except TypeError:  # then the tensors themselves are watched: their gradients count all their uses
                 met = [(site, tensor) for (site, _), (_, tensor) in zip(met, found, strict=True) if not tensor.is_leaf]
         for site, handed_on in met:
-            self._watch(site, handed_on)
+            self._watch(site.key, site, handed_on)
         return result
 
-    def _goes_on(self, layer: str, call: int, slot: str, tensor: Tensor, sources: Sequence[tuple[str, Tensor]]) -> bool:
+    def _goes_on(self, key: SiteKey, tensor: Tensor, sources: Sequence[tuple[str, Tensor]]) -> bool:
         """Tell whether a module's only output can be watched as it is."""
         if not tensor.requires_grad or tensor.is_leaf or not torch.is_grad_enabled():
             return False
         for _, given in sources:
             if given is tensor:
                 return False
-        key = (layer, call, slot, "output")
         return key not in self._clone_at and key not in self._hopeless
 
     def _handed_on(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
@@ -283,9 +285,8 @@ class GradientWatch(Generic[T]):
             return strided_copy(tensor)
         return _alias(tensor) if passed else tensor
 
-    def _watch(self, site: GradientSite[T], tensor: Tensor) -> None:
+    def _watch(self, key: SiteKey, site: GradientSite[T], tensor: Tensor) -> None:
         """Put a hook on the tensor, if autograd tracks it and the site has none yet."""
-        key = site.key
         known = self.sites.get(key)
         if known is None:
             self.sites[key] = site
@@ -363,9 +364,8 @@ def strided_copy(tensor: Tensor) -> Tensor:
     return copied
 
 
-def _shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], str]:
-    shape = (tensor.size(0), -1) if tensor.is_nested else tuple(tensor.shape)
-    return shape, str(tensor.dtype).removeprefix("torch.")
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return (tensor.size(0), -1) if tensor.is_nested else tensor.shape
 
 
 def _addresses(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:

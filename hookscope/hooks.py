@@ -24,6 +24,8 @@ from hookscope.nested import tensors_in, with_tensors
 
 T = TypeVar("T")
 
+_new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
+
 
 class ModuleCall(NamedTuple):
     """One call of one module.
@@ -286,7 +288,7 @@ class _OutputHooks(Generic[T]):
     ) -> None:
         if torch._C._current_graph_task_id() == -1:  # else checkpointing is recomputing a forward
             inputs = _tensors_given(args, kwargs)
-            call = ModuleCall(layer, module, next(self.captured._calls[layer]), inputs)
+            call = _new(ModuleCall, (layer, module, next(self.captured._calls[layer]), inputs))
             _observe(self.captured, self.observe, call, tensors_in(output), in_place=overwrites)
 
     def before(
@@ -294,7 +296,7 @@ class _OutputHooks(Generic[T]):
     ) -> None:
         if torch._C._current_graph_task_id() == -1:
             inputs = _tensors_given(args, kwargs)
-            call = ModuleCall(layer, module, next(self.captured._calls[layer]), inputs)
+            call = _new(ModuleCall, (layer, module, next(self.captured._calls[layer]), inputs))
             entries.append(_Entry(call, _versions(inputs), args, kwargs))
 
     def after(
@@ -329,7 +331,7 @@ class _WatchedHooks(Generic[T]):
             return None
         outputs = tensors_in(output)
         if not replayed:
-            call = ModuleCall(layer, module, index, inputs)
+            call = _new(ModuleCall, (layer, module, index, inputs))
             _observe(self.captured, self.observe, call, outputs, in_place=overwrites)
         return self.watch.outputs(module, layer, index, output, outputs, [] if overwrites else inputs)
 
@@ -372,6 +374,8 @@ class _WatchedHooks(Generic[T]):
 
 
 def _tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # nearly always
+        return [("[0]", args[0])]
     inputs = tensors_in(args)
     if kwargs:
         inputs += tensors_in(kwargs)
@@ -419,7 +423,8 @@ def _observe(
                 torch._C._set_grad_enabled(True)
         else:
             value = observe(call, slot, tensor)
-        captured.observations.append(Observation(call.layer, call.call, slot, value, passed_through, in_place))
+        seen = _new(Observation, (call.layer, call.call, slot, value, passed_through, in_place))
+        captured.observations.append(seen)
 
 
 def _edit(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:

@@ -23,8 +23,6 @@ def tensors_in(value: object) -> list[tuple[str, Tensor]]:
     """
     if isinstance(value, torch.Tensor):
         return [("", value)]
-    if type(value) is tuple and len(value) == 1 and isinstance(value[0], torch.Tensor):  # the usual arguments
-        return [("[0]", value[0])]
     found: list[tuple[str, Tensor]] = []
     _walk(value, "", found, set())
     return found

@@ -1,6 +1,7 @@
 """Run a network and leave it as it was: modes, buffers, gradients, random states."""
 
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ def _seed(seed: int, devices: Sequence[int]) -> None:
 
 def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
     places = [(module, dict(module._buffers)) for module in modules]
-    alike: dict[tuple[torch.dtype, torch.device, bool], list[Tensor]] = {}
+    alike: defaultdict[tuple[torch.dtype, torch.device, bool], list[Tensor]] = defaultdict(list)
     single = []
     with torch.no_grad():
         for _, held in places:
@@ -138,7 +139,7 @@ def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
                 if buffer is None:
                     continue
                 if _joinable(buffer):
-                    alike.setdefault((buffer.dtype, buffer.device, buffer.dim() == 0), []).append(buffer)
+                    alike[buffer.dtype, buffer.device, buffer.dim() == 0].append(buffer)
                 else:
                     single.append((buffer, buffer.clone()))
         return _Buffers(places, [(buffers, _join(buffers)) for buffers in alike.values()], single)

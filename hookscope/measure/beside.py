@@ -59,11 +59,14 @@ class Reading:
         """
         self._kernel = load_kernel()
         self._tensors = tensors
-        self._plans: dict[int, Plan] = {}  # of those that compiled code can read
+        self._plans: dict[int, Plan] = {}  # of those that compiled code can read, by their place
+        self._addresses: list[int] = []
         for index, tensor in enumerate(tensors) if self._kernel is not None else ():
-            plan = plan_of(tensor.shape, tensor.stride(), None, 1) if address_of(tensor) else None
+            address = address_of(tensor)
+            plan = plan_of(tensor.shape, tensor.stride(), None, 1) if address else None
             if plan is not None:
                 self._plans[index] = plan
+                self._addresses.append(address)
         self._block = Block(len(self._plans))
         self._outcomes: list[int] = []
 
@@ -110,7 +113,7 @@ class Reading:
         return sums
 
     def _read(self, kernel: Kernel, meanwhile: Callable[[], None]) -> None:
-        values = np.array([self._tensors[index].data_ptr() for index in self._plans], np.uintp)
+        values = np.array(self._addresses, np.uintp)
         layouts = np.array([plan.address for plan in self._plans.values()], np.uintp)
         outcomes = np.empty(len(self._plans), np.int32)
         todo = _List(

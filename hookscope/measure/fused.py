@@ -33,6 +33,8 @@ SQUARE_SUM = 5  # its place among these
 # would cost more than filling them.
 _BLOCK_TENSORS, _BLOCK_CHANNELS = 128, 16384
 
+_new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
+
 
 class _Runtime(ctypes.Structure):
     """Entry points of the OpenMP runtime that torch has loaded."""
@@ -259,7 +261,7 @@ class FusedReducer:
             self._channel += channels
         if outcome & CANCELLED:
             recentre(self._block.found[row], tensor)
-        return Fused(plan.known, plan, self._block, row, channel)
+        return _new(Fused, (plan.known, plan, self._block, row, channel))
 
 
 def recentre(found: NDArray[np.float64], tensor: Tensor) -> None:
