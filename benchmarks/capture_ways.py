@@ -35,7 +35,7 @@ class Way:
     """
 
     prepare: Prepare
-    percent: int = 25
+    percent: int = 8
     shapes_only: bool = False
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -226,5 +226,5 @@ WAYS: dict[str, Way] = {
     "timm FeatureHooks": Way(timm_hooks),
     "torchvision feature extractor": Way(torchvision_graph),
     "nnsight": Way(nnsight),
-    "torchlens": Way(torchlens, percent=5, around=wrapped_by_torchlens),
+    "torchlens": Way(torchlens, percent=2, around=wrapped_by_torchlens),
 }

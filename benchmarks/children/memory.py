@@ -28,6 +28,20 @@ def peak_bytes() -> int:
     return _status("VmHWM")
 
 
+# From mallopt(3); and from which size on a block is mapped by itself.
+_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES = -3, 2**16
+
+
+def map_blocks() -> None:
+    """Let every larger block go back to the system as soon as it is freed.
+
+    Otherwise holes that are left in the heap count as memory held: for vgg16's gradients as much as 70 MB more in one
+    process than in the next.
+    """
+    with suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
+
+
 def forget_peak() -> int:
     """Give back what was freed and forget the peak until here; return the memory held now. Linux only."""
     with suppress(AttributeError):  # not glibc
@@ -81,6 +95,7 @@ def main() -> None:
     """Run and print."""
     which, network, name = sys.argv[1:]
     torch.set_num_threads(2)
+    map_blocks()
     run, wanted, shapes_only = (forward if which == "forward" else backward)(network, name)
     before = forget_peak()
     found = run()
