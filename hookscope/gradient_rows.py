@@ -116,7 +116,7 @@ def parameter_rows(
 
     def while_reading() -> tuple[dict[int, tuple[list[str], str]], list[Tensor], Reading, T]:
         values = [parameter.detach() for parameter in parameters.values()]
-        return _names_and_kinds(modules), values, Reading(values), meanwhile()
+        return _names_and_kinds(modules), values, Reading(values, squares_alone=True), meanwhile()
 
     owned, values, values_read, result = gradients_read.run(while_reading)
     statistics = values_read.run(finished)

@@ -311,6 +311,35 @@ def test_many_tensors_are_reduced_beside_other_work(
 
 
 @compiled
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("with_runtime", [True, False])
+def test_squares_alone_are_summed_where_float32_could_not_hold_them(
+    monkeypatch: pytest.MonkeyPatch, variant: str, threads: int, with_runtime: bool
+) -> None:
+    monkeypatch.setattr(beside, "load_kernel", lambda: kernel(variant, with_runtime))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    extremes = [torch.full((37,), 3e38), torch.full((100, 33), 1e-40), -random_tensor([31], seed=10) * 1e-30]
+    rare = [torch.tensor([1.0] * 40 + [value]) for value in (math.nan, math.inf, -math.inf)]
+    rare += [tensor.flip(0) for tensor in rare]
+    tensors = [*MANY, *extremes, *rare, *NOT_READ[1:]]
+    try:
+        reading = Reading(tensors, squares_alone=True)
+        assert reading.run(lambda: 3) == 3
+    finally:
+        torch.set_num_threads(before)
+    sums = reading.square_sums()
+    finite = len(MANY) + len(extremes)
+    assert sums[:finite] == pytest.approx(
+        [float((tensor.detach().numpy().astype(np.float64) ** 2).sum()) for tensor in tensors[:finite]],
+        rel=1e-13,
+        abs=0,
+    )
+    assert sums[finite:] == [None] * (len(tensors) - finite)
+
+
+@compiled
 def test_torch_may_compute_while_many_tensors_are_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "load_kernel", kernel)
     left, right = random_tensor([300, 400], seed=8), random_tensor([400, 500], seed=9)

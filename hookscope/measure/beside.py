@@ -51,13 +51,15 @@ class _List(ctypes.Structure):
 class Reading:
     """Tensors to be reduced, without counts per channel, on the other threads of torch while Python does its own."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], *, squares_alone: bool = False) -> None:
         """Plan the reading.
 
         Args:
             tensors: Any.
+            squares_alone: Only sum the squares, which is as fast as memory can be read.
         """
         self._kernel = load_kernel()
+        self._squares_alone = squares_alone
         self._tensors = tensors
         self._plans: dict[int, Plan] = {}  # of those that compiled code can read, by their place
         self._addresses: list[int] = []
@@ -103,7 +105,7 @@ class Reading:
         return found
 
     def square_sums(self) -> list[float | None]:
-        """Return the sums of squares alone, likewise."""
+        """Return the sums of squares in order, after `run`, also if they are not alone; None likewise."""
         sums: list[float | None] = [None] * len(self._tensors)
         for outcome, index, square_sum in zip(
             self._outcomes, self._plans, self._block.found[:, SQUARE_SUM].tolist(), strict=True
@@ -126,5 +128,6 @@ class Reading:
             _Meanwhile(meanwhile),
             self._block.results(kernel.runtime),
         )
-        kernel.reduce_list(ctypes.addressof(todo))
+        read = kernel.sum_squares_list if self._squares_alone else kernel.reduce_list
+        read(ctypes.addressof(todo))
         self._outcomes = outcomes.tolist()

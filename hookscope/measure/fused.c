@@ -67,6 +67,7 @@ typedef struct {
 } Results;
 
 #define FOUND 7
+#define SQUARE_SUM 5
 
 /* What `reduce` returns: RARE alone (not finite, or varied little about a magnitude that cannot be squared; nothing is
  * written), or any of the others. */
@@ -286,6 +287,23 @@ INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*
     return outcome;
 }
 
+/* Sum the squares of one tensor alone; float64 holds those of all finite values. */
+INLINE i32 sum_squares(const float *values, const Plan *plan, Results *results) {
+    i64 count = plan->before * plan->channels * plan->after, at = 0;
+    doubles even = {0}, odd = {0}; /* in turns: no sum waits for the one before */
+    for (; at + 2 * LANES <= count; at += 2 * LANES) {
+        doubles x = __builtin_convertvector(load(values + at), doubles);
+        doubles y = __builtin_convertvector(load(values + at + LANES), doubles);
+        even += x * x;
+        odd += y * y;
+    }
+    double sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += even[lane] + odd[lane];
+    for (; at < count; at++) sum += (double)values[at] * values[at];
+    results->found[SQUARE_SUM] = sum;
+    return sum < __builtin_inf() ? 0 : RARE; /* a NaN is not less */
+}
+
 /* Tensors that threads reduce, each a tensor at a time, without counts per channel. */
 typedef struct {
     const float *const *values;
@@ -329,7 +347,12 @@ INLINE void reduce_list(List *list, void (*part)(void *)) {
         return reduce(&job, results, scan_##name, count_##name);                                                     \
     }                                                                                                                \
     target static void part_##name(void *list) { take_part((List *)list, reduce_##name); }                           \
-    target EXPORT void reduce_list_##name(List *list) { reduce_list(list, part_##name); }
+    target EXPORT void reduce_list_##name(List *list) { reduce_list(list, part_##name); }                            \
+    target static i32 sum_squares_##name(const float *values, const Plan *plan, Results *results) {                  \
+        return sum_squares(values, plan, results);                                                                   \
+    }                                                                                                                \
+    target static void squares_part_##name(void *list) { take_part((List *)list, sum_squares_##name); }              \
+    target EXPORT void sum_squares_list_##name(List *list) { reduce_list(list, squares_part_##name); }
 
 VARIANT(default, )
 #if defined(__x86_64__)

@@ -75,11 +75,13 @@ class Kernel(NamedTuple):
     Attributes:
         reduce: As declared in fused.c.
         reduce_list: Likewise.
+        sum_squares_list: Likewise.
         runtime: Passed to it; None if torch's threads cannot be used.
     """
 
     reduce: Callable[[int, int, int], int]
     reduce_list: Callable[[int], None]
+    sum_squares_list: Callable[[int], None]
     runtime: _Runtime | None
 
 
@@ -95,16 +97,18 @@ def kernel_of(variant: str) -> Kernel | None:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError:
         return None
-    reduce, reduce_list = getattr(library, f"reduce_{variant}"), getattr(library, f"reduce_list_{variant}")
+    reduce = getattr(library, f"reduce_{variant}")
     reduce.argtypes = [ctypes.c_void_p] * 3
-    reduce_list.argtypes, reduce_list.restype = [ctypes.c_void_p], None
+    reduce_list, sum_squares_list = (getattr(library, f"{what}_list_{variant}") for what in ("reduce", "sum_squares"))
+    for each in (reduce_list, sum_squares_list):
+        each.argtypes, each.restype = [ctypes.c_void_p], None
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = _Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, reduce_list, None)
-    return Kernel(reduce, reduce_list, runtime)
+        return Kernel(reduce, reduce_list, sum_squares_list, None)
+    return Kernel(reduce, reduce_list, sum_squares_list, runtime)
 
 
 class Plan(NamedTuple):
