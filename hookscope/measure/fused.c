@@ -69,8 +69,8 @@ typedef struct {
 #define FOUND 7
 #define SQUARE_SUM 5
 
-/* What `reduce` returns: RARE alone (not finite, or varied little about a magnitude that cannot be squared; nothing is
- * written), or any of the others. */
+/* What `reduce` returns: RARE alone (not finite, or varied little about a magnitude that cannot be squared; what is
+ * written means nothing), or any of the others. */
 #define RARE 1
 #define CANCELLED 2  /* the first two results have lost digits: the values vary little about a large mean */
 #define WITH_ZEROS 4 /* `nonzero` is written */
@@ -80,6 +80,7 @@ typedef struct {
     const Plan *plan;
     float scale; /* what values are multiplied by before they are summed */
     double *nonzero;
+    float *sample;
     Part *parts;
     const Runtime *runtime;
     unsigned threads;
@@ -191,11 +192,14 @@ INLINE unsigned share(const Job *job, i64 whole, i64 grain, i64 *begin, i64 *end
 }
 
 INLINE void scan_share(Job *job) {
-    i64 begin, end;
+    i64 begin, end, stride = job->plan->stride;
     i64 count = job->plan->before * job->plan->channels * job->plan->after;
     unsigned number = share(job, count, STRETCH, &begin, &end);
     const float *values = job->values + begin;
     job->parts[number] = job->scale == 1 ? scan(values, end - begin, 1) : scan(values, end - begin, job->scale);
+    /* Each thread samples its own share, which its core has just read. */
+    for (i64 each = (begin + stride - 1) / stride; each * stride < end; each++)
+        job->sample[each] = job->values[each * stride];
 }
 
 INLINE void count_share(Job *job) {
@@ -279,9 +283,8 @@ INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*
                                  abs_sum,     square_sum,
                                  (double)(count - all.zeros)};
     for (i64 each = 0; each < FOUND; each++) results->found[each] = found[each];
-    i64 sampled = 0;
-    for (i64 at = 0; at < count; at += plan->stride) results->sample[sampled++] = job->values[at];
-    while (sampled < results->sample_size) results->sample[sampled++] = __builtin_inff(); /* comes last when sorted */
+    for (i64 each = (count + plan->stride - 1) / plan->stride; each < results->sample_size; each++)
+        results->sample[each] = __builtin_inff(); /* comes last when sorted */
     results->found += FOUND;
     results->sample += results->sample_size;
     return outcome;
@@ -343,7 +346,7 @@ INLINE void reduce_list(List *list, void (*part)(void *)) {
     target static void scan_##name(void *job) { scan_share((Job *)job); }                                            \
     target static void count_##name(void *job) { count_share((Job *)job); }                                          \
     target EXPORT i32 reduce_##name(const float *values, const Plan *plan, Results *results) {                       \
-        Job job = {values, plan, 1, results->nonzero, 0, results->runtime, 1};                                         \
+        Job job = {values, plan, 1, results->nonzero, results->sample, 0, results->runtime, 1};                      \
         return reduce(&job, results, scan_##name, count_##name);                                                     \
     }                                                                                                                \
     target static void part_##name(void *list) { take_part((List *)list, reduce_##name); }                           \
