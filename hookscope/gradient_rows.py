@@ -51,8 +51,9 @@ def _status(tracked: bool, statistics: TensorStatistics | None) -> GradientStatu
     return "not reached" if tracked else "no gradient path"
 
 
-def _of_none(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatistics:
-    return TensorStatistics(tuple(shape), str(dtype).lower().removeprefix("torch."), 0)
+def _without(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatistics:
+    """Return what stands for the statistics of a gradient where there is none."""
+    return TensorStatistics(tuple(shape), "none" if dtype is None else str(dtype).removeprefix("torch."), 0)
 
 
 def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tuple[GradientRow, ...]:
@@ -78,7 +79,7 @@ def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tu
                 site.slot,
                 site.role,
                 status,
-                statistics or _of_none(site.shape, site.dtype),
+                statistics or _without(site.shape, site.dtype),
                 site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
                 subject.aliases.get(site.layer, ()),
             )
@@ -133,7 +134,7 @@ def parameter_rows(
                 kind,
                 parameter.requires_grad,
                 _status(parameter.requires_grad, gradient),
-                gradient or _of_none(parameter.shape, parameter.dtype),
+                gradient or _without(parameter.shape, parameter.dtype),
                 size,
                 gradient.l2 / size if gradient is not None and gradient.l2 is not None and size else None,
                 tuple(aliases),
