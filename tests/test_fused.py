@@ -8,6 +8,7 @@ import platform
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,16 @@ def variants() -> list[str]:
     capability = torch.backends.cpu.get_cpu_capability()
     reach = {"AVX2": 2, "AVX512": 3}.get(capability, 1)
     return ["default", "avx2", "avx512"][:reach]
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def kernel(variant: str = "", threads: bool = True) -> Kernel:
@@ -146,14 +157,10 @@ def test_every_variant_agrees_with_float64(
 def test_threads_share_a_tensor_without_losing_any_of_it(
     variant: str, threads: int, shape: Sequence[int], axis: int | None
 ) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         check_fused(fused_reducer(variant), random_tensor(shape, 1).relu(), axis)
         check_fused(fused_reducer(variant), random_tensor(shape, 2), axis)
         check_fused(fused_reducer(variant, threads=False), random_tensor(shape, 3).relu(), axis)
-    finally:
-        torch.set_num_threads(before)
 
 
 @compiled
@@ -293,14 +300,10 @@ def test_many_tensors_are_reduced_beside_other_work(
     monkeypatch: pytest.MonkeyPatch, variant: str, threads: int, with_runtime: bool
 ) -> None:
     monkeypatch.setattr(beside, "load_kernel", lambda: kernel(variant, with_runtime))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     caller = threading.get_ident()
-    try:
+    with on_threads(threads):
         reading = Reading([*MANY, *NOT_READ, *MANY])
         result = reading.run(lambda: (threading.get_ident(), sum(range(10_000))))
-    finally:
-        torch.set_num_threads(before)
     assert result == (caller, 49_995_000)
     reduced = reading.reductions()
     assert [each is None for each in reduced] == [False] * len(MANY) + [True] * len(NOT_READ) + [False] * len(MANY)
@@ -318,17 +321,13 @@ def test_squares_alone_are_summed_where_float32_could_not_hold_them(
     monkeypatch: pytest.MonkeyPatch, variant: str, threads: int, with_runtime: bool
 ) -> None:
     monkeypatch.setattr(beside, "load_kernel", lambda: kernel(variant, with_runtime))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     extremes = [torch.full((37,), 3e38), torch.full((100, 33), 1e-40), -random_tensor([31], seed=10) * 1e-30]
     rare = [torch.tensor([1.0] * 40 + [value]) for value in (math.nan, math.inf, -math.inf)]
     rare += [tensor.flip(0) for tensor in rare]
     tensors = [*MANY, *extremes, *rare, *NOT_READ[1:]]
-    try:
+    with on_threads(threads):
         reading = Reading(tensors, squares_alone=True)
         assert reading.run(lambda: 3) == 3
-    finally:
-        torch.set_num_threads(before)
     sums = reading.square_sums()
     finite = len(MANY) + len(extremes)
     assert sums[:finite] == pytest.approx(
@@ -337,6 +336,8 @@ def test_squares_alone_are_summed_where_float32_could_not_hold_them(
         abs=0,
     )
     assert sums[finite:] == [None] * (len(tensors) - finite)
+    with pytest.raises(ValueError, match="squares alone"):
+        reading.reductions()
 
 
 @compiled

@@ -95,7 +95,13 @@ class Reading:
         return returned[0]
 
     def reductions(self) -> list[Fused | None]:
-        """Return the reductions in order, after `run`; None for what `FusedReducer.reduce` would leave to torch."""
+        """Return the reductions in order, after `run`; None for what `FusedReducer.reduce` would leave to torch.
+
+        Raises:
+            ValueError: If squares alone were summed.
+        """
+        if self._squares_alone:
+            raise ValueError("There are no reductions: squares alone were summed.")
         found: list[Fused | None] = [None] * len(self._tensors)
         for row, (outcome, (index, plan)) in enumerate(zip(self._outcomes, self._plans.items(), strict=True)):
             if outcome & CANCELLED:
