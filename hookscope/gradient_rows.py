@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -88,12 +89,17 @@ def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tu
 
 
 def parameter_rows(
-    network: nn.Module, on_tensor: Callable[[str, Tensor], None] | None, reducer: Reducer, meanwhile: Callable[[], T]
+    network: nn.Module,
+    listed: Sequence[nn.Parameter],
+    on_tensor: Callable[[str, Tensor], None] | None,
+    reducer: Reducer,
+    meanwhile: Callable[[], T],
 ) -> tuple[tuple[ParameterRow, ...], T]:
     """Measure the network's parameters and the gradients that they hold.
 
     Args:
         network: The model.
+        listed: Its parameters before it ran; the forward pass may have registered more.
         on_tensor: Called with "NAME grad" and each gradient.
         reducer: For measuring what needs torch.
         meanwhile: Called while they are being read; must not write to them.
@@ -101,30 +107,32 @@ def parameter_rows(
     Returns:
         The rows, and what `meanwhile` returned.
     """
-    modules = [*network.named_modules(remove_duplicate=False)]
-    parameters = {id(each): each for _, module in modules for each in module._parameters.values() if each is not None}
+    parameters = {id(each): each for each in listed}
     gradients = {known: parameter.grad for known, parameter in parameters.items() if parameter.grad is not None}
-    gradients_read = Reading(list(gradients.values()))
+    reading = Reading([*gradients.values()], listed)
+
+    def while_reading() -> tuple[dict[int, tuple[nn.Parameter, list[str], str]], T]:
+        owned = _owned(network)
+        for known, (parameter, _, _) in owned.items():
+            if known not in parameters:
+                parameters[known] = parameter
+                if parameter.grad is not None:
+                    gradients[known] = parameter.grad
+        return owned, meanwhile()
 
     def finished() -> dict[int, TensorStatistics]:
         with torch.no_grad():
             measured = [
-                each or reducer.reduce(gradients[known])
-                for known, each in zip(gradients, gradients_read.reductions(), strict=True)
+                each or reducer.reduce(gradients[known]) for known, each in zip_longest(gradients, reading.reductions())
             ]
             reducer.settle()
         return dict(zip(gradients, summarise(collect(measured)), strict=True))
 
-    def while_reading() -> tuple[dict[int, tuple[list[str], str]], list[Tensor], Reading, T]:
-        values = [parameter.detach() for parameter in parameters.values()]
-        return _names_and_kinds(modules), values, Reading(values, squares_alone=True), meanwhile()
-
-    owned, values, values_read, result = gradients_read.run(while_reading)
-    statistics = values_read.run(finished)
-    sizes = dict(zip(parameters, _l2_norms(values, values_read.square_sums()), strict=True))
+    (owned, result), statistics = reading.run(while_reading, finished)
+    sizes = dict(zip(parameters, _l2_norms([*parameters.values()], reading.square_sums()), strict=True))
     rows = []
-    for index, (known, ((name, *aliases), kind)) in enumerate(owned.items()):
-        parameter, gradient, size = parameters[known], statistics.get(known), sizes[known]
+    for index, (known, (parameter, (name, *aliases), kind)) in enumerate(owned.items()):
+        gradient, size = statistics.get(known), sizes[known]
         if on_tensor is not None and known in gradients:
             on_tensor(f"{name} grad", gradients[known])
         rows.append(
@@ -143,28 +151,29 @@ def parameter_rows(
     return tuple(rows), result
 
 
-def _names_and_kinds(modules: Sequence[tuple[str, nn.Module]]) -> dict[int, tuple[list[str], str]]:
-    """Return each parameter's dotted names, and the class name of the first module that owns it, by id."""
-    owned: dict[int, tuple[list[str], str]] = {}
-    for prefix, module in modules:
+def _owned(network: nn.Module) -> dict[int, tuple[nn.Parameter, list[str], str]]:
+    """Return each parameter with its dotted names and the class name of the first module that owns it, by id."""
+    owned: dict[int, tuple[nn.Parameter, list[str], str]] = {}
+    for prefix, module in network.named_modules(remove_duplicate=False):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                names, _ = owned.setdefault(id(parameter), ([], type(module).__name__))
+                _, names, _ = owned.setdefault(id(parameter), (parameter, [], type(module).__name__))
                 names.append(f"{prefix}.{name}" if prefix else name)
     return owned
 
 
-def _l2_norms(tensors: Sequence[Tensor], square_sums: Sequence[float | None]) -> list[float | None]:
+def _l2_norms(parameters: Sequence[nn.Parameter], square_sums: Sequence[float | None]) -> list[float | None]:
     """Return the root of the sum of squares of each; None where it cannot be told (meta) or is not finite.
 
-    Those that are not known yet are summed in float64 over rows of axis 0, within which the tensor's own float32 or
-    better is good to 1e-5.
+    Those that are not known (None, or none at the end) are summed in float64 over rows of axis 0, within which the
+    tensor's own float32 or better is good to 1e-5.
     """
-    norms = [None if each is None else math.sqrt(each) for each in square_sums]
-    told = [at for at, each in enumerate(tensors) if norms[at] is None and not each.is_meta and each.numel()]
+    norms = [None if known is None else math.sqrt(known) for _, known in zip_longest(parameters, square_sums)]
+    told = [at for at, each in enumerate(parameters) if norms[at] is None and not each.is_meta and each.numel()]
     rows = []
     for index in told:
-        wide = tensors[index] if tensors[index].itemsize >= 4 else tensors[index].float()
+        values = parameters[index].detach()
+        wide = values if values.itemsize >= 4 else values.float()
         rows.append(torch.linalg.vector_norm(wide.reshape(len(wide) if wide.dim() > 1 else 1, -1), dim=1))
     if rows:
         squares = torch.cat([each.to(rows[0].device) for each in rows]).cpu().numpy().astype(np.float64) ** 2

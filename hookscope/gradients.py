@@ -219,7 +219,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
             _absorb(run)
             return layer_rows(subject, run.rows), gradient_rows(subject, run.gradients)
 
-        by_parameter, (results, gradients) = parameter_rows(network, on_tensor, recorder.reducer, finished)
+        by_parameter, (results, gradients) = parameter_rows(network, parameters, on_tensor, recorder.reducer, finished)
 
     device, dtype = subject.placed
     broke = failed is not None and failed.failure is not None

@@ -240,14 +240,26 @@ def test_values_that_vary_little_and_cannot_be_squared_are_left_to_torch(magnitu
         torch.empty(0, 3),
         torch.empty(3, 4, device="meta"),
         torch.randn(3, 4).to_sparse(),
-        torch.nn.Parameter(torch.randn(3, 4)),
+        torch.randn(3, 4).as_subclass(type("Other", (Tensor,), {})),
+        torch.randn(3, 4).to_mkldnn(),
         torch.randn(3, 4, dtype=torch.complex64).conj().imag,
         torch._efficientzerotensor((3, 4)),
     ],
-    ids=["double", "half", "gaps", "expanded", "empty", "meta", "sparse", "subclass", "negated", "without memory"],
+    ids=[
+        *("double", "half", "gaps", "expanded", "empty", "meta", "sparse", "subclass", "mkldnn", "negated"),
+        "without memory",
+    ],
 )
 def test_other_tensors_are_left_to_torch(tensor: Tensor) -> None:
     assert fused_reducer().reduce(tensor, 1) is None
+
+
+@compiled
+def test_parameters_are_read_like_other_tensors() -> None:
+    values = random_tensor([3, 400], seed=3)
+    found = fused_reducer().reduce(torch.nn.Parameter(values), 1)
+    assert found is not None
+    check_reduction(found.reduction(), values, 1)
 
 
 @compiled
@@ -296,28 +308,48 @@ NOT_READ = [
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("threads", [1, 2, 5, 40])
 @pytest.mark.parametrize("with_runtime", [True, False])
-def test_many_tensors_are_reduced_beside_other_work(
+def test_many_tensors_are_read_beside_other_work(
     monkeypatch: pytest.MonkeyPatch, variant: str, threads: int, with_runtime: bool
 ) -> None:
     monkeypatch.setattr(beside, "load_kernel", lambda: kernel(variant, with_runtime))
     caller = threading.get_ident()
+    tensors = [*MANY, *NOT_READ, *MANY]
     with on_threads(threads):
-        reading = Reading([*MANY, *NOT_READ, *MANY])
-        result = reading.run(lambda: (threading.get_ident(), sum(range(10_000))))
+        reading = Reading(tensors, [*NOT_READ, *MANY])
+        result, reduced = reading.run(lambda: (threading.get_ident(), sum(range(10_000))), reading.reductions)
     assert result == (caller, 49_995_000)
-    reduced = reading.reductions()
     assert [each is None for each in reduced] == [False] * len(MANY) + [True] * len(NOT_READ) + [False] * len(MANY)
-    assert reading.square_sums() == [each and each.reduction().square_sum for each in reduced]
-    for each, tensor in zip(reduced, [*MANY, *NOT_READ, *MANY], strict=True):
+    for each, tensor in zip(reduced, tensors, strict=True):
         if each is not None:
             check_reduction(each.reduction(), tensor, None)
+    sums = reading.square_sums()
+    assert sums[: len(NOT_READ)] == [None] * len(NOT_READ)
+    assert sums[len(NOT_READ) :] == pytest.approx([square_sum(tensor) for tensor in MANY], rel=1e-13, abs=0)
+
+
+@compiled
+@pytest.mark.parametrize("variant", variants())
+def test_every_large_tensor_is_reduced_before_what_follows(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    monkeypatch.setattr(beside, "load_kernel", lambda: kernel(variant, True))
+    tensors = [random_tensor([3, 200_003], seed=seed) for seed in range(12)]
+    expected = [float(tensor.double().sum()) for tensor in tensors]
+    with on_threads(2):
+        for _ in range(20):
+            reading = Reading(tensors, tensors)
+
+            def means(reading: Reading = reading) -> list[float]:
+                return [each.reduction().mean * 600_009 for each in reading.reductions() if each is not None]
+
+            _, found = reading.run(lambda: None, means)
+            assert found == pytest.approx(expected, abs=1e-2)
+            assert reading.square_sums() == pytest.approx([square_sum(tensor) for tensor in tensors], rel=1e-13)
 
 
 @compiled
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("with_runtime", [True, False])
-def test_squares_alone_are_summed_where_float32_could_not_hold_them(
+def test_squares_are_summed_where_float32_could_not_hold_them(
     monkeypatch: pytest.MonkeyPatch, variant: str, threads: int, with_runtime: bool
 ) -> None:
     monkeypatch.setattr(beside, "load_kernel", lambda: kernel(variant, with_runtime))
@@ -326,50 +358,58 @@ def test_squares_alone_are_summed_where_float32_could_not_hold_them(
     rare += [tensor.flip(0) for tensor in rare]
     tensors = [*MANY, *extremes, *rare, *NOT_READ[1:]]
     with on_threads(threads):
-        reading = Reading(tensors, squares_alone=True)
-        assert reading.run(lambda: 3) == 3
+        reading = Reading([], tensors)
+        assert reading.run(lambda: 3, lambda: 4) == (3, 4)
     sums = reading.square_sums()
     finite = len(MANY) + len(extremes)
-    assert sums[:finite] == pytest.approx(
-        [float((tensor.detach().numpy().astype(np.float64) ** 2).sum()) for tensor in tensors[:finite]],
-        rel=1e-13,
-        abs=0,
-    )
+    expected = [square_sum(tensor) for tensor in tensors[:finite]]
+    assert sums[:finite] == pytest.approx(expected, rel=1e-13, abs=0)
     assert sums[finite:] == [None] * (len(tensors) - finite)
-    with pytest.raises(ValueError, match="squares alone"):
-        reading.reductions()
+    assert reading.reductions() == []
+
+
+def square_sum(tensor: Tensor) -> float:
+    return float((tensor.detach().numpy().astype(np.float64) ** 2).sum())
 
 
 @compiled
-def test_torch_may_compute_while_many_tensors_are_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_may_compute_while_many_tensors_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "load_kernel", kernel)
     left, right = random_tensor([300, 400], seed=8), random_tensor([400, 500], seed=9)
     expected = left @ right
-    reading = Reading(MANY * 20)
-    assert torch.allclose(reading.run(lambda: left @ right), expected)
+    reading = Reading(MANY * 20, MANY * 20)
+    first, second = reading.run(lambda: left @ right, lambda: left @ right)
+    assert torch.allclose(first, expected)
+    assert torch.allclose(second, expected)
     assert torch.equal(left @ right, expected)
     assert None not in reading.reductions()
+    assert None not in reading.square_sums()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)])
 @pytest.mark.parametrize("tensors", [MANY, NOT_READ, []])
+@pytest.mark.parametrize("first", [True, False])
 def test_what_the_other_work_raises_arrives(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, tensors: Sequence[Tensor]
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, tensors: Sequence[Tensor], first: bool
 ) -> None:
     monkeypatch.setattr(beside, "load_kernel", lambda: KERNEL)
+    called = []
 
     def fail() -> None:
         raise error
 
+    work = (fail, lambda: called.append(2)) if first else (lambda: called.append(1), fail)
     with pytest.raises(type(error)) as caught:
-        Reading(tensors).run(fail)
+        Reading(tensors, tensors).run(*work)
     assert caught.value is error
+    assert called == ([] if first else [1])
 
 
-def test_without_the_library_nothing_is_reduced_beside_other_work() -> None:
-    reading = Reading(MANY)
-    assert reading.run(lambda: 3) == 3
-    assert reading.reductions() == reading.square_sums() == [None] * len(MANY)
+def test_without_the_library_nothing_is_read_beside_other_work() -> None:
+    reading = Reading(MANY, MANY[1:])
+    assert reading.run(lambda: 3, lambda: 4) == (3, 4)
+    assert reading.reductions() == [None] * len(MANY)
+    assert reading.square_sums() == [None] * (len(MANY) - 1)
 
 
 def test_a_missing_library_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

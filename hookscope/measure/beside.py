@@ -7,7 +7,8 @@ ones that read.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +30,9 @@ from hookscope.measure.fused import (
 )
 
 T = TypeVar("T")
+S = TypeVar("S")
 
-_Meanwhile = ctypes.CFUNCTYPE(None)
+_Callback = ctypes.CFUNCTYPE(None)
 
 
 class _List(ctypes.Structure):
@@ -41,99 +43,104 @@ class _List(ctypes.Structure):
         ("plans", ctypes.c_void_p),
         ("outcomes", ctypes.c_void_p),
         ("count", ctypes.c_longlong),
+        ("reduced", ctypes.c_longlong),
         ("next", ctypes.c_longlong),
+        ("finished", ctypes.c_longlong),
         ("threads", ctypes.c_uint),
-        ("meanwhile", _Meanwhile),
+        ("meanwhile", _Callback),
+        ("then", _Callback),
         ("results", Results),
     )
 
 
 class Reading:
-    """Tensors to be reduced, without counts per channel, on the other threads of torch while Python does its own."""
+    """Tensors to be read on the other threads of torch while Python does its own.
 
-    def __init__(self, tensors: Sequence[Tensor], *, squares_alone: bool = False) -> None:
+    Some are reduced, without counts per channel; of others the squares alone are summed, which is as fast as memory.
+    """
+
+    def __init__(self, reduced: Sequence[Tensor], squared: Sequence[Tensor]) -> None:
         """Plan the reading.
 
         Args:
-            tensors: Any.
-            squares_alone: Only sum the squares, which is as fast as memory can be read.
+            reduced: Any tensors, to be reduced.
+            squared: Any tensors, whose squares are to be summed.
         """
         self._kernel = load_kernel()
-        self._squares_alone = squares_alone
-        self._tensors = tensors
+        self._reduced = reduced
+        self._squared_count = len(squared)
         self._plans: dict[int, Plan] = {}  # of those that compiled code can read, by their place
         self._addresses: list[int] = []
-        for index, tensor in enumerate(tensors) if self._kernel is not None else ():
+        for index, tensor in enumerate((*reduced, *squared)) if self._kernel is not None else ():
             address = address_of(tensor)
             plan = plan_of(tensor.shape, tensor.stride(), None, 1) if address else None
             if plan is not None:
                 self._plans[index] = plan
                 self._addresses.append(address)
+        self._reduced_count = sum(index < len(reduced) for index in self._plans)
         self._block = Block(len(self._plans))
-        self._outcomes: list[int] = []
+        self._outcomes = np.empty(len(self._plans), np.int32)
 
-    def run(self, meanwhile: Callable[[], T]) -> T:
-        """Read the tensors, and call `meanwhile` on this thread; return what it returns.
+    def run(self, meanwhile: Callable[[], T], then: Callable[[], S]) -> tuple[T, S]:
+        """Read the tensors, and call `meanwhile` and `then` on this thread; return what they return.
 
         Args:
-            meanwhile: Must not write to the tensors.
+            meanwhile: Called at once. Must not write to the tensors.
+            then: Called when `reductions` are there; squares may still be summed. Likewise.
         """
         if self._kernel is None or not self._plans:
-            return meanwhile()
-        returned: list[T] = []
+            return meanwhile(), then()
+        returned: list[Any] = []
         raised: list[BaseException] = []
 
-        def call() -> None:
+        def call(work: Callable[[], object]) -> None:
+            if raised:
+                return
             try:
-                returned.append(meanwhile())
+                returned.append(work())
             except BaseException as error:  # noqa: BLE001 - it cannot pass through compiled code, so it goes around it
                 raised.append(error)
 
-        self._read(self._kernel, call)
-        if not returned:
+        self._read(self._kernel, partial(call, meanwhile), partial(call, then))
+        if len(returned) < 2:
             raise raised[0] if raised else KeyboardInterrupt  # the latter comes at any moment, so between these lines
-        return returned[0]
+        return returned[0], returned[1]
 
     def reductions(self) -> list[Fused | None]:
-        """Return the reductions in order, after `run`; None for what `FusedReducer.reduce` would leave to torch.
-
-        Raises:
-            ValueError: If squares alone were summed.
-        """
-        if self._squares_alone:
-            raise ValueError("There are no reductions: squares alone were summed.")
-        found: list[Fused | None] = [None] * len(self._tensors)
-        for row, (outcome, (index, plan)) in enumerate(zip(self._outcomes, self._plans.items(), strict=True)):
+        """Return the reductions in order, from `then` on; None for what `FusedReducer.reduce` would leave to torch."""
+        found: list[Fused | None] = [None] * len(self._reduced)
+        outcomes = self._outcomes[: self._reduced_count].tolist()
+        for row, (outcome, (index, plan)) in enumerate(zip(outcomes, self._plans.items(), strict=False)):
             if outcome & CANCELLED:
-                recentre(self._block.found[row], self._tensors[index])
+                recentre(self._block.found[row], self._reduced[index])
             if outcome != RARE:
                 found[index] = Fused(plan.known, plan, self._block, row, -1)
         return found
 
     def square_sums(self) -> list[float | None]:
-        """Return the sums of squares in order, after `run`, also if they are not alone; None likewise."""
-        sums: list[float | None] = [None] * len(self._tensors)
-        for outcome, index, square_sum in zip(
-            self._outcomes, self._plans, self._block.found[:, SQUARE_SUM].tolist(), strict=True
-        ):
+        """Return the sums of squares in order, after `run`; None where they are not finite or were not read."""
+        sums: list[float | None] = [None] * (len(self._reduced) + self._squared_count)
+        rows = slice(self._reduced_count, None)
+        found = self._block.found[rows, SQUARE_SUM].tolist()
+        for index, outcome, square_sum in zip([*self._plans][rows], self._outcomes[rows].tolist(), found, strict=True):
             if outcome != RARE:
                 sums[index] = square_sum
-        return sums
+        return sums[len(self._reduced) :]
 
-    def _read(self, kernel: Kernel, meanwhile: Callable[[], None]) -> None:
+    def _read(self, kernel: Kernel, meanwhile: Callable[[], None], then: Callable[[], None]) -> None:
         values = np.array(self._addresses, np.uintp)
         layouts = np.array([plan.address for plan in self._plans.values()], np.uintp)
-        outcomes = np.empty(len(self._plans), np.int32)
         todo = _List(
             values.ctypes.data,
             layouts.ctypes.data,
-            outcomes.ctypes.data,
+            self._outcomes.ctypes.data,
             len(self._plans),
+            self._reduced_count,
+            0,
             0,
             torch.get_num_threads(),
-            _Meanwhile(meanwhile),
+            _Callback(meanwhile),
+            _Callback(then),
             self._block.results(kernel.runtime),
         )
-        read = kernel.sum_squares_list if self._squares_alone else kernel.reduce_list
-        read(ctypes.addressof(todo))
-        self._outcomes = outcomes.tolist()
+        kernel.read_list(ctypes.addressof(todo))

@@ -26,6 +26,11 @@ typedef double doubles __attribute__((vector_size(8 * LANES)));
 #define TERMS 32
 #define STRETCH (TERMS * LANES)
 
+/* Of so many values or more, which no cache may hold, memory is asked for ahead: two pages of 4 KiB, for processors do
+ * not look beyond one. Measured: a sixth faster; what caches hold is read more slowly by a sixteenth. */
+#define LARGE (1 << 18)
+#define AHEAD 2048
+
 /* More threads than this are not used. */
 #define MAX_THREADS 16
 
@@ -113,8 +118,9 @@ INLINE void take(Lanes *lanes, const float *values, float scale) {
     lanes->high = choose(x > lanes->high, x, lanes->high);
 }
 
-/* Sums are those of the values times `scale`; the extremes are the values' own. */
-INLINE Part scan(const float *values, i64 count, float scale) {
+/* Sums are those of the values times `scale`; the extremes are the values' own. Memory is asked for `ahead` values
+ * before they are read. */
+INLINE Part scan(const float *values, i64 count, float scale, i64 ahead) {
     const float inf = __builtin_inff();
     floats low = (floats){0} + inf, high = -low;
     doubles sum = {0}, square_sum = {0}, abs_sum = {0};
@@ -124,6 +130,10 @@ INLINE Part scan(const float *values, i64 count, float scale) {
         i64 end = at + (whole < STRETCH ? whole : STRETCH);
         Lanes even = {{0}, {0}, {0}, low, high, {0}}, odd = even; /* in turns: no sum waits for the one before */
         for (; at + LANES < end; at += 2 * LANES) {
+            if (ahead) {
+                __builtin_prefetch(values + at + ahead);
+                __builtin_prefetch(values + at + ahead + LANES);
+            }
             take(&even, values + at, scale);
             take(&odd, values + at + LANES, scale);
         }
@@ -196,7 +206,13 @@ INLINE void scan_share(Job *job) {
     i64 count = job->plan->before * job->plan->channels * job->plan->after;
     unsigned number = share(job, count, STRETCH, &begin, &end);
     const float *values = job->values + begin;
-    job->parts[number] = job->scale == 1 ? scan(values, end - begin, 1) : scan(values, end - begin, job->scale);
+    i64 size = end - begin;
+    if (job->scale != 1)
+        job->parts[number] = scan(values, size, job->scale, 0);
+    else if (size < LARGE)
+        job->parts[number] = scan(values, size, 1, 0);
+    else
+        job->parts[number] = scan(values, size, 1, AHEAD);
     /* Each thread samples its own share, which its core has just read. */
     for (i64 each = (begin + stride - 1) / stride; each * stride < end; each++)
         job->sample[each] = job->values[each * stride];
@@ -307,34 +323,48 @@ INLINE i32 sum_squares(const float *values, const Plan *plan, Results *results) 
     return sum < __builtin_inf() ? 0 : RARE; /* a NaN is not less */
 }
 
-/* Tensors that threads reduce, each a tensor at a time, without counts per channel. */
+/* Tensors that threads read, each a tensor at a time: the first are reduced, without counts per channel, and of the
+ * others the squares are summed. */
 typedef struct {
     const float *const *values;
     const Plan *const *plans;
     i32 *outcomes;
     i64 count;
+    i64 reduced;         /* how many are reduced, 0 or more */
     i64 next;            /* the first that nobody has begun */
+    i64 finished;        /* how many of those to be reduced are finished */
     unsigned threads;    /* at most, 1 or more */
     void (*meanwhile)(); /* what the caller's thread does before it takes part */
+    void (*then)();      /* what it does once all that are reduced are finished */
     Results results;     /* of tensor 0, with those of tensor n at n times their size */
 } List;
 
-typedef i32 (*Reduce)(const float *, const Plan *, Results *);
+typedef i32 (*Read)(const float *, const Plan *, Results *);
 
-INLINE void take_part(List *list, Reduce reduce_one) {
-    const Runtime *runtime = list->results.runtime;
-    if (list->threads == 1 || runtime->thread_number() == 0) list->meanwhile();
-    for (;;) {
+/* Read until others have begun all before `end`. */
+INLINE void read_until(List *list, i64 end, Read reduce_one, Read sum_one) {
+    while (__atomic_load_n(&list->next, __ATOMIC_RELAXED) < end) {
         i64 at = __atomic_fetch_add(&list->next, 1, __ATOMIC_RELAXED);
         if (at >= list->count) return;
         Results results = list->results;
         results.found += at * FOUND;
         results.sample += at * results.sample_size;
-        list->outcomes[at] = reduce_one(list->values[at], list->plans[at], &results);
+        list->outcomes[at] = (at < list->reduced ? reduce_one : sum_one)(list->values[at], list->plans[at], &results);
+        if (at < list->reduced) __atomic_fetch_add(&list->finished, 1, __ATOMIC_RELEASE);
     }
 }
 
-INLINE void reduce_list(List *list, void (*part)(void *)) {
+INLINE void take_part(List *list, Read reduce_one, Read sum_one) {
+    if (list->threads == 1 || list->results.runtime->thread_number() == 0) {
+        list->meanwhile();
+        read_until(list, list->reduced, reduce_one, sum_one);
+        while (__atomic_load_n(&list->finished, __ATOMIC_ACQUIRE) < list->reduced) {} /* a tensor's time at most */
+        list->then();
+    }
+    read_until(list, list->count, reduce_one, sum_one);
+}
+
+INLINE void read_list(List *list, void (*part)(void *)) {
     if (!list->results.runtime) list->threads = 1;
     if (list->threads > 1)
         list->results.runtime->run(part, list, list->threads, 0);
@@ -349,13 +379,11 @@ INLINE void reduce_list(List *list, void (*part)(void *)) {
         Job job = {values, plan, 1, results->nonzero, results->sample, 0, results->runtime, 1};                      \
         return reduce(&job, results, scan_##name, count_##name);                                                     \
     }                                                                                                                \
-    target static void part_##name(void *list) { take_part((List *)list, reduce_##name); }                           \
-    target EXPORT void reduce_list_##name(List *list) { reduce_list(list, part_##name); }                            \
     target static i32 sum_squares_##name(const float *values, const Plan *plan, Results *results) {                  \
         return sum_squares(values, plan, results);                                                                   \
     }                                                                                                                \
-    target static void squares_part_##name(void *list) { take_part((List *)list, sum_squares_##name); }              \
-    target EXPORT void sum_squares_list_##name(List *list) { reduce_list(list, squares_part_##name); }
+    target static void part_##name(void *list) { take_part((List *)list, reduce_##name, sum_squares_##name); }       \
+    target EXPORT void read_list_##name(List *list) { read_list(list, part_##name); }
 
 VARIANT(default, )
 #if defined(__x86_64__)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookscope.measure.reduction import SAMPLE_SIZE, Reduction, sample_stride
 from hookscope.measure.storage import in_memory_order
@@ -32,6 +32,8 @@ SQUARE_SUM = 5  # its place among these
 # Room for results is made for so many tensors at a time, with so many channels in all: arrays of their own for each
 # would cost more than filling them.
 _BLOCK_TENSORS, _BLOCK_CHANNELS = 128, 16384
+
+_PLAIN = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
 _new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
 
@@ -74,14 +76,12 @@ class Kernel(NamedTuple):
 
     Attributes:
         reduce: As declared in fused.c.
-        reduce_list: Likewise.
-        sum_squares_list: Likewise.
+        read_list: Likewise.
         runtime: Passed to it; None if torch's threads cannot be used.
     """
 
     reduce: Callable[[int, int, int], int]
-    reduce_list: Callable[[int], None]
-    sum_squares_list: Callable[[int], None]
+    read_list: Callable[[int], None]
     runtime: _Runtime | None
 
 
@@ -99,16 +99,15 @@ def kernel_of(variant: str) -> Kernel | None:
         return None
     reduce = getattr(library, f"reduce_{variant}")
     reduce.argtypes = [ctypes.c_void_p] * 3
-    reduce_list, sum_squares_list = (getattr(library, f"{what}_list_{variant}") for what in ("reduce", "sum_squares"))
-    for each in (reduce_list, sum_squares_list):
-        each.argtypes, each.restype = [ctypes.c_void_p], None
+    read_list = getattr(library, f"read_list_{variant}")
+    read_list.argtypes, read_list.restype = [ctypes.c_void_p], None
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = _Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, reduce_list, sum_squares_list, None)
-    return Kernel(reduce, reduce_list, sum_squares_list, runtime)
+        return Kernel(reduce, read_list, None)
+    return Kernel(reduce, read_list, runtime)
 
 
 class Plan(NamedTuple):
@@ -274,19 +273,18 @@ def recentre(found: NDArray[np.float64], tensor: Tensor) -> None:
 
 
 def address_of(tensor: Tensor) -> int:
-    """Return where the values lie if memory holds them plainly, as float32; else 0. Subclasses may stand for more."""
+    """Return where the values lie if memory holds them plainly, as float32; else 0."""
     if not (
-        type(tensor) is Tensor
+        type(tensor) in _PLAIN
         and tensor.dtype is torch.float32
         and tensor.is_cpu
-        and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_neg()
     ):
         return 0
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # without memory of its own, as inside `torch.func`
+    except RuntimeError:  # without memory of its own: sparse, for one, or inside `torch.func`
         return 0
 
 
