@@ -1,7 +1,9 @@
 """Measure hookscope beside the peers: print a table, and write the figures as JSON and as a plot.
 
-A whole run takes about twenty minutes, on a machine that does nothing else, and is kept in `benchmarks/results/`. A run
-of some sections is kept only where `--output` says.
+Each section has a process of its own, in which all that it compares takes turns: what other sections' peers leave
+behind in a process, memory or changed functions, costs nobody anything. A whole run takes about twenty minutes, on a
+machine that does nothing else, and is kept in `benchmarks/results/`. A run of some sections is kept only where
+`--output` says.
 
 `--device cuda` measures what runs on a GPU: times are between CUDA events with the work in between finished, TF32 is
 off, and what each way finds there is held against what is found on the CPU.
@@ -21,11 +23,10 @@ from rich.console import Console
 from benchmarks.findings import Machine, Report, to_json
 from benchmarks.machine import describe
 from benchmarks.plot import draw
-from benchmarks.sections import SECTIONS
+from benchmarks.sections import SECTIONS, THREADS, measure_apart
 from benchmarks.table import budget_table, section_table
 
 RESULTS = Path(__file__).parent / "results"
-_THREADS = 2  # the design's, so that figures of different machines can be compared
 
 
 def main() -> int:
@@ -42,13 +43,12 @@ def main() -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU here; run it where there is one, or without --device")
 
-    torch.set_num_threads(_THREADS)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.set_num_threads(THREADS)  # as each section does
     machine, now = describe(options.device), datetime.now(UTC)
     console = Console(width=None if sys.stdout.isatty() else 180, markup=False, highlight=False)
     measured = {}
     for name in options.only or sections:
-        measured[name] = sections[name]()
+        measured[name] = measure_apart(sections[name])
         console.print(section_table(measured[name]))
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     report = Report(now.date().isoformat(), command, machine, measured)

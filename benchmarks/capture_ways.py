@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 
 import hookscope
 from benchmarks.networks import label, layers_of, statistics_of
-from benchmarks.same_work import Rows
+from benchmarks.same_work import Found, Rows
 from hookscope.results import QUANTILE_LEVELS, LayerRow, row_label
 
-Prepare = Callable[[nn.Module, Tensor, Sequence[LayerRow]], Callable[[], Rows]]
+Prepare = Callable[[nn.Module, Tensor, Sequence[LayerRow]], Callable[[], Found]]
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ def first_tensor(value: Any) -> Tensor:
     return tensor
 
 
-def hookscope_way(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Rows]:
+def hookscope_way(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Found]:
     """All statistics by `hookscope.inspect`."""
-    return lambda: statistics_of(hookscope.inspect(model, batch, ["*"]).rows)
+    return lambda: partial(statistics_of, hookscope.inspect(model, batch, ["*"]).rows)
 
 
 def hand_written(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Rows]:
@@ -106,15 +107,18 @@ def hand_written(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> 
     return run
 
 
-def torchinfo(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Rows]:
+def torchinfo(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Found]:
     """Shapes by `torchinfo.summary`."""
     summary = import_module("torchinfo").summary
     names = {id(module): name for name, module in model.named_modules()}
 
-    def run() -> Rows:
+    def run() -> Found:
+        return partial(told, summary(model, input_data=batch, depth=50, mode="eval", verbose=0).summary_list)
+
+    def told(layers: Sequence[Any]) -> Rows:
         found: dict[str, tuple[int, ...]] = {}
         calls: dict[str, int] = defaultdict(int)
-        for layer in summary(model, input_data=batch, depth=50, mode="eval", verbose=0).summary_list:
+        for layer in layers:
             if layer.executed:
                 name = names[id(layer.module)]
                 found[row_label(name, calls[name], "")] = tuple(layer.output_size)

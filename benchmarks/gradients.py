@@ -13,11 +13,11 @@ from benchmarks.capture_ways import by_hand, fetched, first_tensor, four
 from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import NETWORKS, label, seeded
-from benchmarks.same_work import TOLERANCES, Rows, judge
+from benchmarks.same_work import TOLERANCES, Found, Rows, judge
 from benchmarks.timing import CLOCKS, Run, interleaved
 from hookscope.results import GradientRow, row_label
 
-Prepare = Callable[[nn.Module, Tensor, Tensor, Sequence[GradientRow]], Callable[[], Rows]]
+Prepare = Callable[[nn.Module, Tensor, Tensor, Sequence[GradientRow]], Callable[[], Found]]
 
 _BUDGETS: dict[tuple[str, str], Budget] = {("cpu", "resnet34"): (1.20, 1.15)}
 _ROUNDS = {"resnet34": 180}  # where a budget is: medians of 60 still differ by 2 % from one measurement to the next
@@ -27,7 +27,8 @@ _NOTE = """\
 The loss is the output times fixed weights, summed. hookscope and the tensor hooks by hand take statistics of all
 activations, gradients of outputs and gradients of parameters; full backward hooks those of outputs' gradients, with
 `.item()`; captum hands out the gradients of outputs, timed with four statistics of each. Rows are gradients of outputs,
-wrong where mean, std, min or max differs from hookscope's, whose own are held against the tensor hooks'."""
+wrong where mean, std, min or max differs from hookscope's, whose own are held against the tensor hooks'; making them of
+hookscope's result is not timed."""
 
 
 def measure(device: str) -> Section:
@@ -37,24 +38,23 @@ def measure(device: str) -> Section:
 
 
 def gradient_rows(model: nn.Module, batch: Tensor, weights: Tensor) -> tuple[GradientRow, ...]:
-    """Return hookscope's gradients of outputs, of those that have one."""
+    """Return hookscope's gradients of outputs."""
 
     def loss(output: object, _batch: object) -> Tensor:
         return (first_tensor(output) * weights).sum()
 
-    found = hookscope.inspect_gradients(model, batch, loss, ["*"])
-    return tuple(row for row in found.gradients if row.gradient.mean is not None)
+    return hookscope.inspect_gradients(model, batch, loss, ["*"]).gradients
 
 
 def statistics_of(rows: Sequence[GradientRow]) -> Rows:
-    """Return mean, std, min and max by label."""
-    seen = {label(row): row.gradient for row in rows}
+    """Return mean, std, min and max by label, of those that have a gradient."""
+    seen = {label(row): row.gradient for row in rows if row.gradient.mean is not None}
     return {name: (each.mean or 0.0, each.std or 0.0, each.min or 0.0, each.max or 0.0) for name, each in seen.items()}
 
 
-def hookscope_way(model: nn.Module, batch: Tensor, weights: Tensor, _: Sequence[GradientRow]) -> Callable[[], Rows]:
+def hookscope_way(model: nn.Module, batch: Tensor, weights: Tensor, _: Sequence[GradientRow]) -> Callable[[], Found]:
     """All statistics by `hookscope.inspect_gradients`."""
-    return lambda: statistics_of(gradient_rows(model, batch, weights))
+    return lambda: partial(statistics_of, gradient_rows(model, batch, weights))
 
 
 def tensor_hooks(model: nn.Module, batch: Tensor, weights: Tensor, _: Sequence[GradientRow]) -> Callable[[], Rows]:
@@ -117,7 +117,7 @@ def full_backward_hooks(
 
 def captum(model: nn.Module, batch: Tensor, weights: Tensor, rows: Sequence[GradientRow]) -> Callable[[], Rows]:
     """The gradients of outputs by captum; it takes modules that return one tensor."""
-    layers = list(dict.fromkeys(row.layer for row in rows if not row.slot))
+    layers = list(dict.fromkeys(row.layer for row in rows if row.gradient.mean is not None and not row.slot))
     attribution = import_module("captum.attr").LayerGradientXActivation(
         lambda given: (model(given) * weights).sum(1),
         [model.get_submodule(layer) for layer in layers],

@@ -1,11 +1,15 @@
 """Check that two ways did the same work before their times are compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.findings import Work
 
 Rows = Mapping[str, Sequence[float]]
 """By row label ("layer1.0.relu#1"): mean, std, min and max of the values, or their shape."""
+
+Found = Rows | Callable[[], Rows]
+"""What one run of a way gives: rows or, where it gives a result of its own kind, what tells the rows from it. The
+telling is for the comparison alone, and not timed."""
 
 # By device, relative to the largest absolute value of the row. Our choice: float32 sums in another order stay far below
 # the first, and CUDA's kernels through all layers below the second; a ReLU that overwrites an activation is far beyond.
@@ -18,7 +22,7 @@ def same_statistics(found: Sequence[float], expected: Sequence[float], tolerance
     return all(abs(mine - theirs) <= allowed for mine, theirs in zip(found, expected, strict=True))
 
 
-def judge(found: Rows, expected: Rows, *, shapes_only: bool = False, tolerance: float = TOLERANCES["cpu"]) -> Work:
+def judge(found: Found, expected: Rows, *, shapes_only: bool = False, tolerance: float = TOLERANCES["cpu"]) -> Work:
     """Compare what a way found with what is expected; rows that only the way has do not count.
 
     Args:
@@ -27,7 +31,8 @@ def judge(found: Rows, expected: Rows, *, shapes_only: bool = False, tolerance: 
         shapes_only: The way computes nothing else.
         tolerance: See `TOLERANCES`.
     """
-    both = [(found[label], row) for label, row in expected.items() if label in found]
+    rows = found() if callable(found) else found
+    both = [(rows[label], row) for label, row in expected.items() if label in rows]
     if shapes_only:
         wrong = sum(tuple(mine) != tuple(theirs) for mine, theirs in both)
     else:

@@ -1,10 +1,16 @@
 """The sections there are, in the order in which they are measured: to add one is to add an entry."""
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
+
+import torch
 
 from benchmarks import capture, checkpoints, gradients, growth, memory, page, processes, rendering, throughput
 from benchmarks.findings import Section
+
+THREADS = 2  # the design's, so that figures of different machines can be compared
 
 SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
     "cpu": {
@@ -26,3 +32,15 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "gradients": partial(gradients.measure, "cuda"),
     },
 }
+
+
+def measure_apart(measure: Callable[[], Section]) -> Section:
+    """Measure a section in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _settle) as process:
+        return process.submit(measure).result()
+
+
+def _settle() -> None:
+    """Have the process compute with as many threads everywhere, and without TF32."""
+    torch.set_num_threads(THREADS)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

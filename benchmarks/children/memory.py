@@ -19,7 +19,7 @@ import torch
 from benchmarks import gradients
 from benchmarks.capture_ways import WAYS
 from benchmarks.networks import layer_rows, seeded, shapes_of, statistics_of
-from benchmarks.same_work import Rows, judge
+from benchmarks.same_work import Found, Rows, judge
 from benchmarks.timing import Run
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     before = forget_peak()
     found = run()
     growth = peak_bytes() - before
-    work = asdict(judge(cast("Rows", found), wanted(), shapes_only=shapes_only)) if wanted else None
+    work = asdict(judge(cast("Found", found), wanted(), shapes_only=shapes_only)) if wanted else None
     print(json.dumps({"growth_bytes": growth, "work": work}))
 
 
