@@ -332,7 +332,8 @@ def _forward(run: _Run, batch: Batch) -> tuple[LossValue | None, _Failed | None]
         run.drawn.start(batch.indices)
         run.drawn.axes = run.recorder.axes
         try:
-            with torch.set_grad_enabled(not looking_ahead), _autocast(run), _hushed(looking_ahead):
+            quiet = _hushed() if looking_ahead else nullcontext()
+            with torch.set_grad_enabled(not looking_ahead), _autocast(run), quiet:
                 output = run.subject.network(*_given(batch.args, track=run.track_inputs))
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
             error = the_models_own(raised)
@@ -378,11 +379,10 @@ def _autocast(run: _Run) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def _hushed(quiet: bool) -> Iterator[None]:
+def _hushed() -> Iterator[None]:
     """Leave a pass's warnings to the one that follows: some are about having no gradients."""
     with warnings.catch_warnings():
-        if quiet:
-            warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")
         yield
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -86,7 +85,7 @@ class Capture(Generic[T]):
     """
 
     observations: list[Observation[T]] = field(default_factory=list)
-    _calls: defaultdict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(count))
+    _calls: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _called_before: set[str] = field(default_factory=set)
     _watch: GradientWatch[T] | None = None
 
@@ -288,7 +287,9 @@ class _OutputHooks(Generic[T]):
     ) -> None:
         if torch._C._current_graph_task_id() == -1:  # else checkpointing is recomputing a forward
             inputs = _tensors_given(args, kwargs)
-            call = _new(ModuleCall, (layer, module, next(self.captured._calls[layer]), inputs))
+            index = self.captured._calls[layer]
+            self.captured._calls[layer] = index + 1
+            call = _new(ModuleCall, (layer, module, index, inputs))
             _observe(self.captured, self.observe, call, tensors_in(output), in_place=overwrites)
 
     def before(
@@ -296,7 +297,9 @@ class _OutputHooks(Generic[T]):
     ) -> None:
         if torch._C._current_graph_task_id() == -1:
             inputs = _tensors_given(args, kwargs)
-            call = _new(ModuleCall, (layer, module, next(self.captured._calls[layer]), inputs))
+            index = self.captured._calls[layer]
+            self.captured._calls[layer] = index + 1
+            call = _new(ModuleCall, (layer, module, index, inputs))
             entries.append(_Entry(call, _versions(inputs), args, kwargs))
 
     def after(
@@ -367,7 +370,8 @@ class _WatchedHooks(Generic[T]):
         """Count a call; return its index, None if it replays one that was watched when it first ran."""
         if replayed:
             return self.watch.replayed_call(layer, inputs)
-        index = next(self.captured._calls[layer])
+        index = self.captured._calls[layer]
+        self.captured._calls[layer] = index + 1
         if not torch.is_grad_enabled():
             self.watch.note_without_gradients(layer, index, inputs)
         return index

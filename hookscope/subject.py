@@ -85,13 +85,13 @@ def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], 
         count = 0
         for parameter in module._parameters.values():
             if parameter is not None:
-                if is_lazy(parameter):
+                if type(parameter) is not nn.Parameter and is_lazy(parameter):
                     raise _lazy(name, module)
-                elements[id(parameter)] = parameter.numel()
-                count += elements[id(parameter)]
+                elements[id(parameter)] = own = parameter.numel()
+                count += own
         counts[name] = count
         for buffer in module._buffers.values():
-            if buffer is not None and is_lazy(buffer):
+            if type(buffer) is not Tensor and buffer is not None and is_lazy(buffer):
                 raise _lazy(name, module)
     return counts, sum(elements.values())
 

@@ -226,6 +226,25 @@ def test_tied_parameters_are_one_row_with_aliases_and_the_sum_of_both_gradients(
     assert row.weight_l2 == pytest.approx(weight.norm().item(), rel=1e-6)
 
 
+def test_parameters_that_the_forward_pass_registers_are_measured_and_those_it_drops_are_not() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.early, self.dropped = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            del self.dropped
+            self.late = nn.Parameter(torch.tensor([6.0, 8.0]))
+            return x * self.early * self.late
+
+    rows = {row.name: row for row in inspect_gradients(Late(), torch.tensor([[1.0, 2.0]]), total).parameters}
+    assert set(rows) == {"early", "late"}
+    assert rows["early"].weight_l2 == pytest.approx(5)
+    assert rows["late"].weight_l2 == pytest.approx(10)
+    assert rows["early"].gradient.l2 == pytest.approx(math.hypot(6, 16))  # x * late
+    assert rows["late"].gradient.l2 == pytest.approx(math.hypot(3, 8))  # x * early
+
+
 def test_a_module_called_twice_has_a_row_for_each_call() -> None:
     shared = nn.Linear(2, 2)
     inspection = inspect_gradients(nn.Sequential(shared, nn.Tanh(), shared), torch.ones(1, 2), total)
