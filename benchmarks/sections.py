@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 
 import torch
 
@@ -41,6 +41,7 @@ def measure_apart(measure: Callable[[], Section]) -> Section:
 
 
 def _settle() -> None:
-    """Have the process compute with as many threads everywhere, and without TF32."""
+    """Have the process compute with as many threads everywhere, without TF32, and start its own as any other does."""
+    set_start_method(None, force=True)  # it was spawned, and would spawn a DataLoader's workers
     torch.set_num_threads(THREADS)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
