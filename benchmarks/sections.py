@@ -1,4 +1,4 @@
-"""The sections there are, in the order in which they are measured: to add one is to add an entry."""
+"""The sections there are, in the order in which they are measured, each apart: to add one is to add an entry."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor

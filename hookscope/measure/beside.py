@@ -1,4 +1,4 @@
-"""Reduce many tensors while Python goes on with something else.
+"""Read many tensors while Python goes on with something else.
 
 Reading a network's parameters takes as long as turning what hooks saw into rows, and needs none of Python. A thread of
 its own would have to share a core with those of torch, which spin for a while after their last work: so they are the
@@ -119,13 +119,13 @@ class Reading:
 
     def square_sums(self) -> list[float | None]:
         """Return the sums of squares in order, after `run`; None where they are not finite or were not read."""
-        sums: list[float | None] = [None] * (len(self._reduced) + self._squared_count)
+        sums: list[float | None] = [None] * self._squared_count
         rows = slice(self._reduced_count, None)
         found = self._block.found[rows, SQUARE_SUM].tolist()
         for index, outcome, square_sum in zip([*self._plans][rows], self._outcomes[rows].tolist(), found, strict=True):
             if outcome != RARE:
-                sums[index] = square_sum
-        return sums[len(self._reduced) :]
+                sums[index - len(self._reduced)] = square_sum
+        return sums
 
     def _read(self, kernel: Kernel, meanwhile: Callable[[], None], then: Callable[[], None]) -> None:
         values = np.array(self._addresses, np.uintp)

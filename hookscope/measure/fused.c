@@ -341,7 +341,7 @@ typedef struct {
 
 typedef i32 (*Read)(const float *, const Plan *, Results *);
 
-/* Read until others have begun all before `end`. */
+/* Read until all before `end` have been begun, by whichever thread. */
 INLINE void read_until(List *list, i64 end, Read reduce_one, Read sum_one) {
     while (__atomic_load_n(&list->next, __ATOMIC_RELAXED) < end) {
         i64 at = __atomic_fetch_add(&list->next, 1, __ATOMIC_RELAXED);

@@ -33,7 +33,7 @@ SQUARE_SUM = 5  # its place among these
 # would cost more than filling them.
 _BLOCK_TENSORS, _BLOCK_CHANNELS = 128, 16384
 
-_PLAIN = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
+_READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
 _new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
 
@@ -275,7 +275,7 @@ def recentre(found: NDArray[np.float64], tensor: Tensor) -> None:
 def address_of(tensor: Tensor) -> int:
     """Return where the values lie if memory holds them plainly, as float32; else 0."""
     if not (
-        type(tensor) in _PLAIN
+        type(tensor) in _READABLE
         and tensor.dtype is torch.float32
         and tensor.is_cpu
         and not tensor.is_nested
