@@ -341,6 +341,7 @@ def test_hostile_names_run_nothing_and_can_be_opened_and_filtered(open_page: Ope
         assert name in opened.visible() or " " in name
         page.select_option("#type", "")
         page.fill("#q", "")
+        page.wait_for_function("document.querySelector('.later') === null")
     assert page.evaluate("window.pwned") is None
     assert opened.axe_violations() == []
 

@@ -14,6 +14,24 @@ CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 # Every layer, and the four stages, but neither the blocks in them nor the network itself.
 LAYERS = ("*", "!type:Bottleneck", "!*downsample", "!type:ResNet")
 
+# Clears the filter; gives how many rows the next frame has in sight, how many of them are missing, and how many are
+# left for later.
+_ROWS_OF_THE_NEXT_FRAME = """() => new Promise((done) => {
+  const field = document.getElementById("q");
+  field.value = "";
+  field.dispatchEvent(new Event("input"));
+  requestAnimationFrame(() => {
+    const region = document.querySelector(".tall").getBoundingClientRect();
+    const rows = [...document.querySelectorAll("#table tbody tr:not([hidden])")];
+    const seen = rows.filter((row) => {
+      const box = row.getBoundingClientRect();
+      return box.bottom > region.top && box.top < region.bottom;
+    });
+    const later = (row) => row.classList.contains("later");
+    done([seen.length, seen.filter(later).length, rows.filter(later).length]);
+  });
+})"""
+
 pytestmark = needs_chromium
 
 
@@ -42,6 +60,7 @@ def opened(report: Path) -> Iterator[Opened]:
 def page(opened: Opened) -> Page:
     """Return to where the report begins."""
     opened.page.evaluate("location.hash = ''")
+    opened.page.select_option("#type", "")
     until(opened.page, "!document.getElementById('panel').open && document.getElementById('q').value === ''")
     return opened.page
 
@@ -71,6 +90,18 @@ def test_it_sorts_and_filters(opened: Opened, page: Page) -> None:
     values = page.eval_on_selector_all("#table tbody td.c-std", "cells => cells.map(cell => Number(cell.dataset.v))")
     assert len(values) == 468
     assert values == sorted(values)
+
+
+@pytest.mark.parametrize("word", ["layer3", "layer3.35", "bn", "conv1"])
+@pytest.mark.parametrize("scrolled", [0, 100, 700, 715, 1_000_000])
+def test_rows_in_sight_come_in_the_next_frame_and_all_the_others_after_it(page: Page, word: str, scrolled: int) -> None:
+    page.fill("#q", word)
+    page.eval_on_selector(".tall", "(region, by) => region.scrollTo(0, by)", scrolled)
+    in_sight, missing, later = page.evaluate(_ROWS_OF_THE_NEXT_FRAME)
+    assert in_sight >= 25
+    assert missing == 0
+    assert later > 50
+    page.wait_for_function("document.querySelector('.later') === null")
 
 
 def test_a_layer_opens_and_a_map_is_enlarged(page: Page) -> None:

@@ -5,6 +5,7 @@
 const $ = (id) => document.getElementById(id);
 const table = $("table");
 const panel = $("panel");
+const ROW_HEIGHT = 27; // px, as in the style
 const rows = [...table.tBodies[0].rows].map((tr, number) => {
   const label = tr.cells[1].textContent;
   return { tr, number, label, kind: tr.dataset.kind, text: `${label} ${tr.dataset.kind}`.toLowerCase(),
@@ -20,6 +21,7 @@ const sections = new Set([...document.querySelectorAll("main > section")].map((s
 let order = rows;
 let shown = null;
 let sorted = "index";
+let later = [];
 
 // --- the fragment
 
@@ -75,14 +77,32 @@ function filter() {
   const words = $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
   const kind = $("type").value;
   const flagged = $("flagged").checked;
+  const fit = Math.ceil(innerHeight / ROW_HEIGHT);
+  const from = Math.floor(table.parentElement.scrollTop / ROW_HEIGHT);
+  const anchors = from ? order.filter((row) => !row.tr.hidden).slice(from - 1, from + 2) : [];
+  bringLater();
+  const appearing = [];
+  const tops = [from];
   let count = 0;
-  for (const row of rows) {
+  for (const row of order) {
     const matches = (!kind || row.kind === kind) && (!flagged || row.flagged) && words.every((word) => row.text.includes(word));
+    if (matches && anchors.includes(row)) tops.push(count);
+    if (matches && row.tr.hidden) appearing.push([count, row.tr]);
     if (row.tr.hidden === matches) row.tr.hidden = !matches;
     count += matches;
   }
+  // The next frame has the rows in sight, where the table is scrolled to or where a row that stays holds it; the others come after it.
+  const seen = (place) => tops.some((top) => place >= Math.min(top - 1, count - fit) && place <= top + fit);
+  later = appearing.filter(([place]) => !seen(place)).map(([, tr]) => tr);
+  for (const tr of later) tr.classList.add("later");
+  if (later.length) requestAnimationFrame(() => setTimeout(bringLater));
   $("matched").value = count === rows.length ? `${count} rows` : `${count} of ${rows.length} rows`;
   $("none").hidden = count > 0;
+}
+
+function bringLater() {
+  for (const tr of later) tr.classList.remove("later");
+  later = [];
 }
 
 function chooseColumns() {
