@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hookscope.nested import tensors_in, with_tensors
 
@@ -103,7 +104,8 @@ class GradientWatch(Generic[T]):
     _in_place: set[tuple[str, int]] = field(default_factory=set)
     _new_in_place: bool = False
     _views: list[_Marked] = field(default_factory=list)
-    _removals: list[Callable[[], object]] = field(default_factory=list)
+    _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
+    _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
     _replayable: list[_Replayable] = field(default_factory=list)
     _next_replay: int | None = None
@@ -120,9 +122,12 @@ class GradientWatch(Generic[T]):
 
     def close(self) -> None:
         """Take every hook off its tensor: a model may keep one."""
-        for remove in self._removals:
-            remove()
-        self._removals.clear()
+        for hooks, hook in self._attached:
+            hooks.pop(hook, None)
+        for handle in self._handles:
+            handle.remove()
+        self._attached.clear()
+        self._handles.clear()
         self._latest = None
 
     def must_repeat(self) -> bool:
@@ -310,8 +315,21 @@ class GradientWatch(Generic[T]):
                 sites.append(site)
                 return
         sites = [site]
-        self._removals.append(_hook(tensor, partial(self._arrive, sites)))
+        self._hook(tensor, partial(self._arrive, sites))
         self._latest = (weakref.ref(tensor), tensor._version, len(tensor._backward_hooks or ()), sites)
+
+    def _hook(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:
+        """Do what `Tensor.register_hook` does; a handle for each would cost as much as the rest."""
+        if type(tensor) is not Tensor:
+            self._handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
+            return
+        hooks: dict[Any, Any] | None = tensor._backward_hooks
+        if hooks is None:
+            tensor._backward_hooks = hooks = OrderedDict()
+            if tensor.grad_fn is not None:
+                tensor.grad_fn._register_hook_dict(tensor)
+        hooks[hook] = hook  # under itself: others' keys are numbers
+        self._attached.append((hooks, hook))
 
     def _arrive(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
         """Observe the gradient of the sites that are one tensor: the hook on it."""
@@ -329,23 +347,6 @@ class GradientWatch(Generic[T]):
                 site.arrival = self.arrivals
                 self.arrivals += 1
             site.value = self.observe(site, gradient)
-
-
-def _hook(tensor: Tensor, hook: Callable[[Tensor | None], None]) -> Callable[[], object]:
-    """Do what `Tensor.register_hook` does; return what removes the hook.
-
-    A handle for each would cost as much as the rest.
-    """
-    if type(tensor) is not Tensor:
-        return tensor.register_hook(hook).remove  # type: ignore[no-any-return, no-untyped-call]
-    hooks = tensor._backward_hooks
-    if hooks is None:
-        tensor._backward_hooks = hooks = OrderedDict()
-        if tensor.grad_fn is not None:
-            tensor.grad_fn._register_hook_dict(tensor)
-    key = ~id(hook)  # those of handles are not negative
-    hooks[key] = hook
-    return partial(hooks.pop, key, None)
 
 
 def _alias(tensor: Tensor) -> Tensor:

@@ -14,12 +14,18 @@ def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tupl
     first: dict[int, str] = {}
     modules: dict[str, nn.Module] = {}
     aliases: dict[str, tuple[str, ...]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
+
+    def walk(name: str, module: nn.Module) -> None:
         known = first.setdefault(id(module), name)
         if known == name:
             modules[name] = module
         else:
             aliases[known] = (*aliases.get(known, ()), name)
+        for child_name, child in module._modules.items():
+            if child is not None:
+                walk(f"{name}.{child_name}" if name else child_name, child)
+
+    walk("", model)
     return modules, aliases
 
 

@@ -26,12 +26,14 @@ class _Buffers(NamedTuple):
     """Buffers and what they held.
 
     Attributes:
-        places: Each module with its buffers by name.
+        places: Each module that has some, with its buffers by name.
+        bare: The other modules: what they register meanwhile goes.
         joined: Small buffers that are alike, and their values in a row.
         single: The others, each with its values.
     """
 
     places: list[tuple[nn.Module, dict[str, Tensor | None]]]
+    bare: list[nn.Module]
     joined: list[tuple[list[Tensor], Tensor]]
     single: list[tuple[Tensor, Tensor]]
 
@@ -130,7 +132,8 @@ def _seed(seed: int, devices: Sequence[int]) -> None:
 
 
 def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
-    places = [(module, dict(module._buffers)) for module in modules]
+    places = [(module, held.copy()) for module in modules if (held := module._buffers)]
+    bare = [module for module in modules if not module._buffers]
     alike: defaultdict[tuple[torch.dtype, torch.device, bool], list[Tensor]] = defaultdict(list)
     single = []
     with torch.no_grad():
@@ -142,7 +145,7 @@ def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
                     alike[buffer.dtype, buffer.device, buffer.dim() == 0].append(buffer)
                 else:
                     single.append((buffer, buffer.clone()))
-        return _Buffers(places, [(buffers, _join(buffers)) for buffers in alike.values()], single)
+        return _Buffers(places, bare, [(buffers, _join(buffers)) for buffers in alike.values()], single)
 
 
 def _joinable(buffer: Tensor) -> bool:
@@ -182,12 +185,12 @@ def _changed(buffers: _Buffers) -> list[tuple[Tensor, Tensor]]:
 
 def _restore_buffers(buffers: _Buffers) -> None:
     """Put back each buffer with its values before, and drop buffers that were registered since."""
+    for module in buffers.bare:
+        for name in [*module._buffers]:
+            delattr(module, name)
     for module, held in buffers.places:
-        if not (held or module._buffers):  # most modules
-            continue
-        if module._buffers.keys() != held.keys():
-            for name in module._buffers.keys() - held.keys():
-                delattr(module, name)
+        for name in module._buffers.keys() - held.keys():
+            delattr(module, name)
         module._buffers.update(held)
     for buffer, values in _changed(buffers):
         with torch.inference_mode(buffer.is_inference()), torch.no_grad():
