@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hookscope.frozen import quick_constructor
 from hookscope.gradient_watch import GradientSite, SiteKey
 from hookscope.losses import LossValue
 from hookscope.measure import Fused, Measured, Reading, Reducer, Reduction, collect, merge, plain, summarise
@@ -17,6 +18,8 @@ from hookscope.results import GradientRow, GradientStatus, LossRecord, Parameter
 from hookscope.subject import Subject
 
 T = TypeVar("T")
+
+_new_gradient_row, _new_parameter_row = quick_constructor(GradientRow), quick_constructor(ParameterRow)
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tu
         statistics = measured.get(id(each.reduction))
         status = _status(not site.untracked, statistics)
         rows.append(
-            GradientRow(
+            _new_gradient_row(
                 index,
                 positions.get(key),
                 site.layer,
@@ -136,7 +139,7 @@ def parameter_rows(
         if on_tensor is not None and known in gradients:
             on_tensor(f"{name} grad", gradients[known])
         rows.append(
-            ParameterRow(
+            _new_parameter_row(
                 index,
                 name,
                 kind,

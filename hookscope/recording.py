@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from hookscope.frozen import quick_constructor
 from hookscope.hooks import ModuleCall, Observation
 from hookscope.layout import AxisReader, arrange
 from hookscope.losses import Output, output_at
@@ -28,6 +29,8 @@ _DEAD_FRACTION = 0.5
 
 Key = tuple[str, int, str]
 """(layer, call, slot)."""
+
+_new_row = quick_constructor(LayerRow)
 
 
 @dataclass(slots=True)
@@ -131,7 +134,7 @@ def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
         statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
         result.append(
-            LayerRow(
+            _new_row(
                 index,
                 layer,
                 type(subject.modules[layer]).__name__,

@@ -7,10 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.frozen import quick_constructor
 from hookscope.measure.fused import Fused
 from hookscope.measure.reducing import collect, reduce_tensor
 from hookscope.measure.reduction import Reduction
 from hookscope.results import QUANTILE_LEVELS, TensorStatistics
+
+_new_statistics = quick_constructor(TensorStatistics)  # one for every activation and every gradient
 
 
 def summarise(reductions: Sequence[Reduction | Fused]) -> list[TensorStatistics]:
@@ -61,7 +64,7 @@ def _statistics(reduction: Reduction, quantiles: tuple[float, ...] | None) -> Te
         channel_count = counts.size
         dead_channel_count = 0 if nonzero_count == elements else channel_count - int(np.count_nonzero(counts))
     sample = reduction.sample
-    return TensorStatistics(  # by position, which is cheaper: there is one for every activation and every gradient
+    return _new_statistics(
         reduction.shape,
         reduction.dtype,
         elements,
@@ -105,7 +108,7 @@ def _of_block(fused: Sequence[Fused]) -> list[TensorStatistics]:
             live = channel_count if channel < 0 else np.count_nonzero(block.nonzero[channel : channel + channel_count])
             dead_channel_count = channel_count - int(live)
         statistics.append(
-            TensorStatistics(  # by position, which is cheaper
+            _new_statistics(  # by position, which is cheaper
                 known.shape,
                 known.dtype,
                 known.element_count,
