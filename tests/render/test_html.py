@@ -230,10 +230,10 @@ def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
     assert all(0 < height < HEIGHT for height in heights)
 
 
-def test_a_gap_breaks_the_line_and_a_lone_point_is_a_dot() -> None:
+def test_a_gap_breaks_the_line_and_a_lone_point_is_a_plus_sign() -> None:
     figure = logarithmic("g", list("abcd"), list("abcd"), [("m", [1.0, 2.0, None, 3.0])], [False] * 4, "none")
     assert figure is not None
-    assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+h0", figure.shapes[0].path)
+    assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+m-3 0h6m-3 -3v6", figure.shapes[0].path)
     assert logarithmic("g", ["a"], ["a"], [("m", [0.0])], [True], "none") is None
 
 

@@ -270,8 +270,8 @@ def _line(across: Callable[[float], float], values: Sequence[float | None], heig
     parts = []
     for start, stretch in _runs(values):
         points = [f"{_short(across(start + offset))} {_short(height(value))}" for offset, value in enumerate(stretch)]
-        # A point alone is a line of no length, which round ends make a dot.
-        parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}h0")
+        # A point alone is a plus sign: biases that begin at zero have no ratio, and leave weights alone.
+        parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}m-3 0h6m-3 -3v6")
     return "".join(parts)
 
 
