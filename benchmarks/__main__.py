@@ -48,7 +48,7 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 180, markup=False, highlight=False)
     measured = {}
     for name in options.only or sections:
-        measured[name] = measure_apart(sections[name])
+        measured[name] = measure_apart(options.device, name)
         console.print(section_table(measured[name]))
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     report = Report(now.date().isoformat(), command, machine, measured)

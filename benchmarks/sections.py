@@ -1,11 +1,12 @@
 """The sections there are, in the order in which they are measured, each apart: to add one is to add an entry."""
 
+import pickle
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context, set_start_method
-
-import torch
+from pathlib import Path
 
 from benchmarks import capture, checkpoints, gradients, growth, memory, page, processes, rendering, throughput
 from benchmarks.findings import Section
@@ -34,14 +35,18 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
 }
 
 
-def measure_apart(measure: Callable[[], Section]) -> Section:
-    """Measure a section in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _settle) as process:
-        return process.submit(measure).result()
+def measure_apart(device: str, name: str) -> Section:
+    """Measure a section in a process of its own.
 
+    It is no worker process: torchlens refuses to run in one, and a DataLoader's own workers start otherwise there.
 
-def _settle() -> None:
-    """Have the process compute with as many threads everywhere, without TF32, and start its own as any other does."""
-    set_start_method(None, force=True)  # it was spawned, and would spawn a DataLoader's workers
-    torch.set_num_threads(THREADS)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    Raises:
+        subprocess.CalledProcessError: If it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder, "section")
+        command = [sys.executable, "-m", "benchmarks.children.section", device, name, str(found)]
+        subprocess.run(command, cwd=processes.ROOT, check=True)
+        section = pickle.loads(found.read_bytes())
+        assert isinstance(section, Section)
+        return section
