@@ -42,9 +42,10 @@ def absorb_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[Gradien
     reductions = iter(collect([site.value for site in sites if site.value is not None]))
     for site in sites:
         reduction = None if site.value is None else next(reductions)
-        known = gradients.get(site.key)
+        key = site.key
+        known = gradients.get(key)
         if known is None or (known.reduction is None and reduction is not None):
-            gradients[site.key] = Gradient(site, reduction, batch)
+            gradients[key] = Gradient(site, reduction, batch)
         elif known.reduction is not None and reduction is not None:
             known.reduction = merge(plain(known.reduction), plain(reduction))
 
@@ -64,19 +65,19 @@ def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tu
     """Turn gradients into results, in forward order."""
     arrived = [each for each in gradients.values() if each.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
-    positions = {each.site.key: position for position, each in enumerate(arrived)}
+    positions = {id(each): position for position, each in enumerate(arrived)}
     # A container shares the reduction of its last child.
     reductions = {id(each.reduction): each.reduction for each in arrived if each.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     rows = []
-    for index, (key, each) in enumerate(gradients.items()):
+    for index, each in enumerate(gradients.values()):
         site = each.site
         statistics = measured.get(id(each.reduction))
         status = _status(not site.untracked, statistics)
         rows.append(
             _new_gradient_row(
                 index,
-                positions.get(key),
+                positions.get(id(each)),
                 site.layer,
                 type(site.module).__name__,
                 site.call,

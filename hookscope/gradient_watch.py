@@ -315,7 +315,7 @@ class GradientWatch(Generic[T]):
                 sites.append(site)
                 return
         sites = [site]
-        self._hook(tensor, partial(self._arrive, sites))
+        self._hook(tensor, partial(GradientWatch._arrive, self, sites))  # no bound method for each
         self._latest = (weakref.ref(tensor), tensor._version, len(tensor._backward_hooks or ()), sites)
 
     def _hook(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:

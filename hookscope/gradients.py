@@ -461,8 +461,8 @@ def _leaves(loss: Tensor) -> list[Tensor]:
     while waiting:
         node = waiting.pop()
         following = node.next_functions
-        if not following and hasattr(node, "variable"):
-            leaves.append(node.variable)
+        if not following and (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
         for each, _ in following:
             if each is not None and each not in seen:
                 seen.add(each)

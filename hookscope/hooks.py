@@ -207,6 +207,7 @@ def _hook(
     """Hook each module once, under `key`; collect in `attached` what holds the hooks."""
     watch = captured._watch
     hooks: _Hooks = _OutputHooks(captured, observe) if watch is None else _WatchedHooks(captured, observe, watch)
+    only, before, after = hooks.only, hooks.before, hooks.after
     gives_views = watch is not None and watch.with_inputs
     hooked: set[int] = set()
     for name, module in layers.items():
@@ -214,10 +215,10 @@ def _hook(
             continue
         hooked.add(id(module))
         if _only_returns(module) and not gives_views:
-            _attach(module, key, None, partial(hooks.only, name, bool(vars(module).get("inplace"))), attached)
+            _attach(module, key, None, partial(only, name, bool(vars(module).get("inplace"))), attached)
         else:
             entries: list[_Entry] = []
-            _attach(module, key, partial(hooks.before, name, entries), partial(hooks.after, entries), attached)
+            _attach(module, key, partial(before, name, entries), partial(after, entries), attached)
 
 
 def _attach(
