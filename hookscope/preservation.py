@@ -132,7 +132,7 @@ def _seed(seed: int, devices: Sequence[int]) -> None:
 
 
 def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
-    places = [(module, held.copy()) for module in modules if (held := module._buffers)]
+    places = [(module, dict(held)) for module in modules if (held := module._buffers)]
     bare = [module for module in modules if not module._buffers]
     alike: defaultdict[tuple[torch.dtype, torch.device, bool], list[Tensor]] = defaultdict(list)
     single = []
