@@ -15,7 +15,7 @@ def quick_constructor(frozen: Callable[P, T]) -> Callable[P, T]:
     frozen, and then makes it one of the frozen class.
 
     Args:
-        frozen: The class; fields may have defaults, but no default factories.
+        frozen: The class; fields may have defaults, but no default factories, and it has no `__post_init__`.
     """
 
     def freeze(made: Any) -> None:

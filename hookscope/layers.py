@@ -15,7 +15,7 @@ def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tupl
     modules: dict[str, nn.Module] = {}
     aliases: dict[str, tuple[str, ...]] = {}
 
-    def walk(name: str, module: nn.Module) -> None:
+    def walk(name: str, module: nn.Module) -> None:  # as `named_modules`, without a generator for each level
         known = first.setdefault(id(module), name)
         if known == name:
             modules[name] = module

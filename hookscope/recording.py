@@ -30,7 +30,7 @@ _DEAD_FRACTION = 0.5
 Key = tuple[str, int, str]
 """(layer, call, slot)."""
 
-_new_row = quick_constructor(LayerRow)
+_new_layer_row = quick_constructor(LayerRow)
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
         statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
         result.append(
-            _new_row(
+            _new_layer_row(
                 index,
                 layer,
                 type(subject.modules[layer]).__name__,
