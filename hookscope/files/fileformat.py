@@ -218,7 +218,10 @@ def _foreign(start: bytes) -> str:
         text = codecs.getincrementaldecoder("utf-8")().decode(start)  # which may be cut inside a character
         if "".join(text.split()).isprintable():
             return f"is text, not weights; it starts with '{printable(text, 30)}'"
-    return f"is not a weights file hookscope knows; it starts with {start[:8]!r}"
+    return (
+        f"is not a weights file hookscope knows: it starts with {start[:8]!r}; give one that torch.save or safetensors "
+        f"has written"
+    )
 
 
 def _index_kind(file: BinaryIO, name: str) -> FileKind:

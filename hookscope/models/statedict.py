@@ -95,6 +95,8 @@ def load_into(
     state: Mapping[str, Any],
     origin: str,
     options: FileOptions = FileOptions(),  # noqa: B008 - frozen
+    *,
+    name: str = "",
 ) -> tuple[str, ...]:
     """Copy `state` into `module`, strictly: every name and shape must fit.
 
@@ -107,6 +109,7 @@ def load_into(
         state: Tensors by name.
         origin: What to call the weights in messages: a file name.
         options: What need not fit.
+        name: What to call the network in messages; without one, its class is named.
 
     Returns:
         Sentences a reader must see: what prefix was removed, what of the file is unused, what of the network is not in
@@ -116,12 +119,13 @@ def load_into(
         MisfitError: If names or shapes do not fit, or in more ways than one; one line naming a few of each group.
     """
     own = module.state_dict()
-    misfit = f"{origin} does not fit {type(module).__name__}"
+    network = name or type(module).__name__
+    misfit = f"{origin} does not fit {network}"
     state = _without_transient(module, own, state)
     removed, mapping = _best_form(own, state, options, misfit)
     original = {new: old for old, new in mapping.items()}
     named = {new: state[old] for new, old in original.items()}
-    outside = [name for name in state if name not in mapping]
+    outside = [key for key in state if key not in mapping]
     # A lazy parameter takes the shape it is given.
     formed = {key: value for key, value in own.items() if not nn.parameter.is_lazy(value)}
     reshaped = {key: value for key, value in named.items() if key in formed and not _copies(value, own[key], key)}
@@ -144,7 +148,7 @@ def load_into(
         if _matches(key, options.allow_missing) and _matches(original[key], options.allow_unexpected)
     ]
     _refuse_misfits(
-        module,
+        network,
         origin,
         removed,
         missing=[key for key in missing if key not in absent],
@@ -246,7 +250,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _refuse_misfits(
-    module: nn.Module,
+    network: str,
     origin: str,
     removed: str,
     *,
@@ -263,7 +267,7 @@ def _refuse_misfits(
         misfits = ", ".join(filter(None, groups))
         stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
         hint = foreign_names(unexpected) or "Is it another network's?"
-        raise MisfitError(f"{origin}{stripped} does not fit {type(module).__name__}: {misfits}. {hint}")
+        raise MisfitError(f"{origin}{stripped} does not fit {network}: {misfits}. {hint}")
 
 
 def _sentence(origin: str, what: str, names: list[str]) -> str:

@@ -163,7 +163,7 @@ def load_timm(
         else:
             module = build_timm(name, arguments, input_channels=input_channels)
             if chosen.checkpoint:
-                notes = load_into(module, chosen.checkpoint.state, chosen.origin, options)
+                notes = load_into(module, chosen.checkpoint.state, chosen.origin, options, name=name)
     if on_meta:
         module = module.to("meta")
     info = model_info(f"timm:{name}", module, chosen, _categories(module) if is_trained else (), arguments)

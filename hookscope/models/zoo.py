@@ -182,7 +182,7 @@ def load_demo(
             stack.enter_context(skipped_initialisation())
         module = build_demo(arguments, input_channels=input_channels)
         if chosen.checkpoint:
-            notes = load_into(module, chosen.checkpoint.state, chosen.origin, options)
+            notes = load_into(module, chosen.checkpoint.state, chosen.origin, options, name=DEMO)
     categories = tuple(torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"])
     known = categories if weights == "auto" and not chosen.random else ()
     info = model_info(DEMO, module.to("meta") if on_meta else module, chosen, known, arguments)
@@ -282,7 +282,7 @@ def _build_with_weights(
             return build_torchvision(name, arguments, chosen.enum, input_channels=input_channels), ()
     if chosen.enum is None:
         module = _build_to_fit(name, chosen.checkpoint, arguments, input_channels)
-        return module, load_into(module, chosen.checkpoint.state, chosen.origin, options)
+        return module, load_into(module, chosen.checkpoint.state, chosen.origin, options, name=name)
     # The builder is left to load its own weights (some rename keys, some drop heads afterwards), but not to read them:
     # torchvision unpickles whatever the file holds.
     with replaced(WeightsEnum, "get_state_dict", lambda *_, **__: chosen.checkpoint.state):

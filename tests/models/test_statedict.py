@@ -41,6 +41,12 @@ def test_misfits_are_listed_on_one_line_with_counts() -> None:
     assert r"1 unknown to the network (head\n::error::)" in message
 
 
+def test_a_network_is_called_what_the_user_called_it() -> None:
+    state = network().state_dict() | {"extra": torch.ones(1)}
+    with pytest.raises(MisfitError, match=r"^model\.pt does not fit resnet34: 1 unknown"):
+        load_into(network(), state, "model.pt", name="resnet34")
+
+
 def test_one_wrong_key_is_enough_to_refuse() -> None:
     with pytest.raises(MisfitError, match="1 unknown to the network"):
         load_into(network(), network().state_dict() | {"extra": torch.ones(1)}, "model.pt")
