@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     )
     from hookscope.gradient_watch import GradientSite
     from hookscope.gradients import PassError, inspect_gradients
-    from hookscope.hooks import Intervention, ModuleCall, Observation, capture
+    from hookscope.hooks import ModuleCall, Observation, capture
     from hookscope.inputs import Batch, load_batches, load_input, noise_batch
     from hookscope.inspection import ForwardError, inspect, list_modules
+    from hookscope.interventions import Intervention
     from hookscope.layers import select_layers
     from hookscope.measure import tensor_statistics
     from hookscope.models import LoadedModel, load_model, model_names
@@ -131,9 +132,10 @@ _HOMES = {
     ),
     "gradient_watch": ("GradientSite",),
     "gradients": ("PassError", "inspect_gradients"),
-    "hooks": ("Intervention", "ModuleCall", "Observation", "capture"),
+    "hooks": ("ModuleCall", "Observation", "capture"),
     "inputs": ("Batch", "load_batches", "load_input", "noise_batch"),
     "inspection": ("ForwardError", "inspect", "list_modules"),
+    "interventions": ("Intervention",),
     "layers": ("select_layers",),
     "measure": ("tensor_statistics",),
     "models": ("LoadedModel", "load_model", "model_names"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hookscope.edits import Edit, bind_edits, parse_edit
-from hookscope.hooks import Intervention
+from hookscope.interventions import Intervention
 from hookscope.layers import select_layers
 from hookscope.recording import Recorder
 from hookscope.text import safe_text

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.errors import UsageError
-from hookscope.gradient_watch import GradientSite, GradientWatch, plain_arithmetic, strided_copy
-from hookscope.nested import tensors_in, with_tensors
+from hookscope.gradient_watch import GradientSite, GradientWatch, plain_arithmetic
+from hookscope.interventions import Intervention, hook_edits, separate_edits
+from hookscope.nested import tensors_given, tensors_in
 
 T = TypeVar("T")
 
@@ -61,19 +61,6 @@ class Observation(NamedTuple, Generic[T]):
     value: T | None
     passed_through: bool
     in_place: bool
-
-
-class Intervention(NamedTuple):
-    """A change to what flows through a module.
-
-    Attributes:
-        place: "input": floating tensors it is given; "output": those it returns; "grad": the gradient of those it
-            returns. "parameter grad": the gradient of a parameter.
-        apply: Given the module and the tensor, returns the one to go on with.
-    """
-
-    place: Literal["input", "output", "grad", "parameter grad"]
-    apply: Callable[[nn.Module, Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -174,10 +161,10 @@ def capture(
     with _eager():
         try:
             if edits:
-                _edit(model, edits, handles)
+                hook_edits(model, edits, handles)
             _hook(layers, captured, observe, key, attached)
             if edits:
-                _separate(model, edits, handles)
+                separate_edits(model, edits, handles)
             yield captured
         finally:
             for handle in handles:
@@ -287,7 +274,7 @@ class _OutputHooks(Generic[T]):
         output: object,
     ) -> None:
         if torch._C._current_graph_task_id() == -1:  # else checkpointing is recomputing a forward
-            inputs = _tensors_given(args, kwargs)
+            inputs = tensors_given(args, kwargs)
             index = self.captured._calls[layer]
             self.captured._calls[layer] = index + 1
             call = _new(ModuleCall, (layer, module, index, inputs))
@@ -297,7 +284,7 @@ class _OutputHooks(Generic[T]):
         self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if torch._C._current_graph_task_id() == -1:
-            inputs = _tensors_given(args, kwargs)
+            inputs = tensors_given(args, kwargs)
             index = self.captured._calls[layer]
             self.captured._calls[layer] = index + 1
             call = _new(ModuleCall, (layer, module, index, inputs))
@@ -329,7 +316,7 @@ class _WatchedHooks(Generic[T]):
         output: object,
     ) -> object:
         replayed = torch._C._current_graph_task_id() != -1
-        inputs = _tensors_given(args, kwargs)
+        inputs = tensors_given(args, kwargs)
         index = self._begin(layer, inputs, replayed=replayed)
         if index is None:
             return None
@@ -342,14 +329,14 @@ class _WatchedHooks(Generic[T]):
     def before(
         self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
-        inputs = _tensors_given(args, kwargs)
+        inputs = tensors_given(args, kwargs)
         index = self._begin(layer, inputs, replayed=torch._C._current_graph_task_id() != -1)
         if index is None:
             return None
         given: object = None
         if self.watch.with_inputs:
             args, kwargs = given = self.watch.inputs(module, layer, index, args, kwargs)
-            inputs = _tensors_given(args, kwargs)
+            inputs = tensors_given(args, kwargs)
         entries.append(_Entry(ModuleCall(layer, module, index, inputs), _versions(inputs), args, kwargs))
         return given
 
@@ -376,15 +363,6 @@ class _WatchedHooks(Generic[T]):
         if not torch.is_grad_enabled():
             self.watch.note_without_gradients(layer, index, inputs)
         return index
-
-
-def _tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # nearly always
-        return [("[0]", args[0])]
-    inputs = tensors_in(args)
-    if kwargs:
-        inputs += tensors_in(kwargs)
-    return inputs
 
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
@@ -430,77 +408,6 @@ def _observe(
             value = observe(call, slot, tensor)
         seen = _new(Observation, (call.layer, call.call, slot, value, passed_through, in_place))
         captured.observations.append(seen)
-
-
-def _edit(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
-    """Register the hooks that edit; collect their handles."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, wanted in edits.items():
-        owner = modules[name.rpartition(".")[0]] if name in parameters else modules[name]
-        for edit in wanted:
-            if edit.place == "parameter grad":
-                hook = _editor_of_gradient(edit, owner)
-                handles.append(parameters[name].register_hook(hook))  # type: ignore[no-untyped-call]
-            elif edit.place == "input":
-                handles.append(owner.register_forward_pre_hook(_editor_of_inputs(edit), with_kwargs=True))
-            elif edit.place == "output":
-                handles.append(owner.register_forward_hook(_editor_of_outputs(edit)))
-        gradient_edits = [edit for edit in wanted if edit.place == "grad"]
-        if gradient_edits:
-            handles.append(owner.register_forward_hook(_editor_of_gradients(gradient_edits)))
-
-
-def _separate(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
-    """Give what contains a module with an edited gradient tensors of its own: there the edit has not come yet."""
-    for name, wanted in edits.items():
-        if any(edit.place == "grad" for edit in wanted):
-            handles.append(model.get_submodule(name).register_forward_hook(_editor_of_gradients([])))
-
-
-def _editor_of_inputs(edit: Intervention) -> Callable[..., Any]:
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        found = _tensors_given(args, kwargs)
-        edited = {path: edit.apply(module, tensor) for path, tensor in found if tensor.is_floating_point()}
-        return _edited(args, edited, module), _edited(kwargs, edited, module)
-
-    return before
-
-
-def _editor_of_outputs(edit: Intervention) -> Callable[..., Any]:
-    def after(module: nn.Module, _args: object, output: object) -> object:
-        found = tensors_in(output)
-        edited = {slot: edit.apply(module, tensor) for slot, tensor in found if tensor.is_floating_point()}
-        return _edited(output, edited, module) if edited else None
-
-    return after
-
-
-def _editor_of_gradients(edits: Sequence[Intervention]) -> Callable[..., Any]:
-    def after(module: nn.Module, _args: object, output: object) -> object:
-        if not torch.is_grad_enabled():
-            return None
-        # Tensors of their own: the edits come before whatever looks at those that a submodule returned.
-        copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
-        for tensor in copies.values():
-            for edit in edits:
-                tensor.register_hook(_editor_of_gradient(edit, module))  # type: ignore[no-untyped-call]
-        return _edited(output, copies, module) if copies else None
-
-    return after
-
-
-def _edited(value: object, edited: Mapping[str, Tensor], module: nn.Module) -> object:
-    try:
-        return with_tensors(value, edited)
-    except TypeError as error:
-        raise UsageError(
-            f"An edit cannot reach into what {type(module).__name__} takes or returns: {error}."
-        ) from error
-
-
-def _editor_of_gradient(edit: Intervention, module: nn.Module) -> Callable[[Tensor | None], Tensor | None]:
-    return lambda gradient: None if gradient is None else edit.apply(module, gradient)
 
 
 @contextmanager

@@ -28,6 +28,16 @@ def tensors_in(value: object) -> list[tuple[str, Tensor]]:
     return found
 
 
+def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """List the tensors that a call was given, as `tensors_in` does: ("[0]", t), ("['mask']", t)."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # nearly always
+        return [("[0]", args[0])]
+    inputs = tensors_in(args)
+    if kwargs:
+        inputs += tensors_in(kwargs)
+    return inputs
+
+
 def _walk(value: object, path: str, found: list[tuple[str, Tensor]], parents: set[int]) -> None:
     if isinstance(value, torch.Tensor):
         found.append((path, value))

@@ -16,7 +16,8 @@ from torchvision.models.detection.image_list import ImageList
 
 from hookscope.errors import UsageError
 from hookscope.gradient_watch import GradientSite
-from hookscope.hooks import Capture, Intervention, ModuleCall, Observation, capture
+from hookscope.hooks import Capture, ModuleCall, Observation, capture
+from hookscope.interventions import Intervention
 from hookscope.measure import collect, reduce_tensor, summarise
 from hookscope.nested import tensors_in
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from hookscope.check_results import NonFiniteOrigin
 from hookscope.failures import the_models_own
-from hookscope.hooks import Capture, Intervention, ModuleCall, capture
+from hookscope.hooks import Capture, ModuleCall, capture
 from hookscope.inputs import Batch
+from hookscope.interventions import Intervention
 from hookscope.measure.storage import as_real_floats, stored_values
 from hookscope.nested import tensors_in
 from hookscope.preservation import preserved
