@@ -287,7 +287,8 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
     if not checked.baseline:
         raise UsageError(f"{path} is not written: the checkpoint did not run. Correct what the report says first.")
     write_whole(settings.baseline, checked.baseline, "--baseline")
-    typer.echo(f"hookscope: the baseline is in {path}; read the difference before you commit it.", err=True)
+    failed = ", of a checkpoint that fails" if checked.report.exit_code else ""
+    typer.echo(f"hookscope: the baseline is in {path}{failed}; read the difference before you commit it.", err=True)
 
 
 def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", seconds: float) -> None:

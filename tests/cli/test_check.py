@@ -524,6 +524,13 @@ def test_a_baseline_is_written_and_held_to(check: Run, folder: Path, tmp_path: P
     assert drift["findings"][0]["where"] == PLANTED
 
 
+def test_a_baseline_of_a_failing_checkpoint_says_so(check: Run, tmp_path: Path) -> None:
+    ended = check("broken.pt", "--baseline", tmp_path / "baseline.json", "--update-baseline")
+    assert ended.code == 1
+    assert "of a checkpoint that fails" in " ".join(ended.stderr.split())
+    assert (tmp_path / "baseline.json").exists()
+
+
 def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: Path) -> None:
     baseline = tmp_path / "baseline.json"
     baseline.write_text("before", encoding="utf-8")
