@@ -3,10 +3,12 @@
 Everything in test_measure.py runs through it as well; what is imported from there below runs a second time without it.
 """
 
+import gc
 import math
 import platform
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -403,6 +405,40 @@ def test_what_the_other_work_raises_arrives(
         Reading(tensors, tensors).run(*work)
     assert caught.value is error
     assert called == ([] if first else [1])
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_no_thread_waits_for_what_is_never_listed(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(beside, "load_kernel", lambda: KERNEL)
+    listed: list[int] = []
+
+    def address(tensor: Tensor) -> int:
+        if listed:
+            raise KeyboardInterrupt
+        listed.append(tensor.data_ptr())
+        return listed[0]
+
+    monkeypatch.setattr(beside, "address_of", address)
+    called = []
+    with on_threads(threads), pytest.raises(KeyboardInterrupt):
+        Reading(MANY, MANY).run(lambda: called.append(1), lambda: called.append(2))
+    assert called == []
+
+
+@compiled
+def test_a_reading_goes_with_its_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "load_kernel", lambda: KERNEL)
+    tensor = torch.ones(1000)
+    reading = Reading([tensor], [tensor])
+    reading.run(lambda: None, lambda: None)
+    held = weakref.ref(reading)
+    gc.disable()
+    try:
+        del reading
+        assert held() is None  # no cycle holds it, and with it gradients
+    finally:
+        gc.enable()
 
 
 def test_without_the_library_nothing_is_read_beside_other_work() -> None:

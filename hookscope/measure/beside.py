@@ -44,6 +44,7 @@ class _List(ctypes.Structure):
         ("outcomes", ctypes.c_void_p),
         ("count", ctypes.c_longlong),
         ("reduced", ctypes.c_longlong),
+        ("listed", ctypes.c_longlong),
         ("next", ctypes.c_longlong),
         ("finished", ctypes.c_longlong),
         ("threads", ctypes.c_uint),
@@ -60,7 +61,7 @@ class Reading:
     """
 
     def __init__(self, reduced: Sequence[Tensor], squared: Sequence[Tensor]) -> None:
-        """Plan the reading.
+        """Make room for what will be found.
 
         Args:
             reduced: Any tensors, to be reduced.
@@ -68,18 +69,11 @@ class Reading:
         """
         self._kernel = load_kernel()
         self._reduced = reduced
-        self._squared_count = len(squared)
-        self._plans: dict[int, Plan] = {}  # of those that compiled code can read, by their place
-        self._addresses: list[int] = []
-        for index, tensor in enumerate((*reduced, *squared)) if self._kernel is not None else ():
-            address = address_of(tensor)
-            plan = plan_of(tensor.shape, tensor.stride(), None, 1) if address else None
-            if plan is not None:
-                self._plans[index] = plan
-                self._addresses.append(address)
-        self._reduced_count = sum(index < len(reduced) for index in self._plans)
-        self._block = Block(len(self._plans))
-        self._outcomes = np.empty(len(self._plans), np.int32)
+        self._squared = squared
+        count = len(reduced) + len(squared)
+        self._plans: list[Plan | None] = [None] * count  # None for those that compiled code cannot read
+        self._block = Block(count)
+        self._outcomes = np.full(count, RARE, np.int32)
 
     def run(self, meanwhile: Callable[[], T], then: Callable[[], S]) -> tuple[T, S]:
         """Read the tensors, and call `meanwhile` and `then` on this thread; return what they return.
@@ -88,8 +82,9 @@ class Reading:
             meanwhile: Called at once. Must not write to the tensors.
             then: Called when `reductions` are there; squares may still be summed. Likewise.
         """
-        if self._kernel is None or not self._plans:
+        if self._kernel is None:
             return meanwhile(), then()
+        kernel = self._kernel
         returned: list[Any] = []
         raised: list[BaseException] = []
 
@@ -101,46 +96,51 @@ class Reading:
             except BaseException as error:  # noqa: BLE001 - it cannot pass through compiled code, so it goes around it
                 raised.append(error)
 
-        self._read(self._kernel, partial(call, meanwhile), partial(call, then))
+        def first() -> T:
+            self._list(kernel, address)
+            return meanwhile()
+
+        count = len(self._plans)
+        values, layouts = np.empty(count, np.uintp), np.empty(count, np.uintp)
+        todo = _List(
+            values.ctypes.data,
+            layouts.ctypes.data,
+            self._outcomes.ctypes.data,
+            count,
+            len(self._reduced),
+            0,
+            0,
+            0,
+            torch.get_num_threads(),
+            results=self._block.results(kernel.runtime),
+        )
+        address = ctypes.addressof(todo)  # in place of what it is the address of: no cycle shall hold the tensors
+        todo.meanwhile, todo.then = _Callback(partial(call, first)), _Callback(partial(call, then))
+        kernel.read_list(address)
         if len(returned) < 2:
             raise raised[0] if raised else KeyboardInterrupt  # the latter comes at any moment, so between these lines
         return returned[0], returned[1]
 
     def reductions(self) -> list[Fused | None]:
         """Return the reductions in order, from `then` on; None for what `FusedReducer.reduce` would leave to torch."""
-        found: list[Fused | None] = [None] * len(self._reduced)
-        outcomes = self._outcomes[: self._reduced_count].tolist()
-        for row, (outcome, (index, plan)) in enumerate(zip(outcomes, self._plans.items(), strict=False)):
+        found: list[Fused | None] = []
+        outcomes = self._outcomes.tolist()
+        for row, (tensor, plan, outcome) in enumerate(zip(self._reduced, self._plans, outcomes, strict=False)):
             if outcome & CANCELLED:
-                recentre(self._block.found[row], self._reduced[index])
-            if outcome != RARE:
-                found[index] = Fused(plan.known, plan, self._block, row, -1)
+                recentre(self._block.found[row], tensor)
+            found.append(None if plan is None or outcome == RARE else Fused(plan.known, plan, self._block, row, -1))
         return found
 
     def square_sums(self) -> list[float | None]:
         """Return the sums of squares in order, after `run`; None where they are not finite or were not read."""
-        sums: list[float | None] = [None] * self._squared_count
-        rows = slice(self._reduced_count, None)
-        found = self._block.found[rows, SQUARE_SUM].tolist()
-        for index, outcome, square_sum in zip([*self._plans][rows], self._outcomes[rows].tolist(), found, strict=True):
-            if outcome != RARE:
-                sums[index - len(self._reduced)] = square_sum
-        return sums
+        rows = slice(len(self._reduced), None)
+        outcomes, sums = self._outcomes[rows].tolist(), self._block.found[rows, SQUARE_SUM].tolist()
+        return [None if outcome == RARE else total for outcome, total in zip(outcomes, sums, strict=True)]
 
-    def _read(self, kernel: Kernel, meanwhile: Callable[[], None], then: Callable[[], None]) -> None:
-        values = np.array(self._addresses, np.uintp)
-        layouts = np.array([plan.address for plan in self._plans.values()], np.uintp)
-        todo = _List(
-            values.ctypes.data,
-            layouts.ctypes.data,
-            self._outcomes.ctypes.data,
-            len(self._plans),
-            self._reduced_count,
-            0,
-            0,
-            torch.get_num_threads(),
-            _Callback(meanwhile),
-            _Callback(then),
-            self._block.results(kernel.runtime),
-        )
-        kernel.read_list(ctypes.addressof(todo))
+    def _list(self, kernel: Kernel, address: int) -> None:
+        """List the tensors; other threads begin with the first at once."""
+        for index, tensor in enumerate((*self._reduced, *self._squared)):
+            values = address_of(tensor)
+            plan = plan_of(tensor.shape, tensor.stride(), None, 1) if values else None
+            self._plans[index] = plan
+            kernel.add_to_list(address, values, plan.address if plan else 0)

@@ -26,11 +26,6 @@ typedef double doubles __attribute__((vector_size(8 * LANES)));
 #define TERMS 32
 #define STRETCH (TERMS * LANES)
 
-/* Of so many values or more, which no cache may hold, memory is asked for ahead: two pages of 4 KiB, for processors do
- * not look beyond one. Measured: a sixth faster; what caches hold is read more slowly by a sixteenth. */
-#define LARGE (1 << 18)
-#define AHEAD 2048
-
 /* More threads than this are not used. */
 #define MAX_THREADS 16
 
@@ -118,36 +113,29 @@ INLINE void take(Lanes *lanes, const float *values, float scale) {
     lanes->high = choose(x > lanes->high, x, lanes->high);
 }
 
-/* Sums are those of the values times `scale`; the extremes are the values' own. Memory is asked for `ahead` values
- * before they are read. */
-INLINE Part scan(const float *values, i64 count, float scale, i64 ahead) {
+/* Sums are those of the values times `scale`; the extremes are the values' own.
+ *
+ * Two places are read in turns, half of the values apart: a processor then fetches ahead at both. Measured on tensors of
+ * 9 MB: a quarter faster. Each place has sums of its own, so that none waits for the one before. */
+INLINE Part scan(const float *values, i64 count, float scale) {
     const float inf = __builtin_inff();
     floats low = (floats){0} + inf, high = -low;
     doubles sum = {0}, square_sum = {0}, abs_sum = {0};
-    i64 at = 0, zero_count = 0;
-    while (at + LANES <= count) {
-        i64 whole = count - at - (count - at) % LANES;
-        i64 end = at + (whole < STRETCH ? whole : STRETCH);
-        Lanes even = {{0}, {0}, {0}, low, high, {0}}, odd = even; /* in turns: no sum waits for the one before */
-        for (; at + LANES < end; at += 2 * LANES) {
-            if (ahead) {
-                __builtin_prefetch(values + at + ahead);
-                __builtin_prefetch(values + at + ahead + LANES);
-            }
-            take(&even, values + at, scale);
-            take(&odd, values + at + LANES, scale);
+    i64 half = count / 2 / LANES * LANES, at = 0, zero_count = 0;
+    while (at < half) {
+        i64 end = half - at < STRETCH / 2 ? half : at + STRETCH / 2;
+        Lanes first = {{0}, {0}, {0}, low, high, {0}}, second = first;
+        for (; at < end; at += LANES) {
+            take(&first, values + at, scale);
+            take(&second, values + half + at, scale);
         }
-        if (at < end) {
-            take(&even, values + at, scale);
-            at += LANES;
-        }
-        sum += __builtin_convertvector(even.sum + odd.sum, doubles);
-        square_sum += __builtin_convertvector(even.square_sum + odd.square_sum, doubles);
-        abs_sum += __builtin_convertvector(even.abs_sum + odd.abs_sum, doubles);
-        low = choose(even.low < odd.low, even.low, odd.low);
-        high = choose(even.high > odd.high, even.high, odd.high);
-        even.zeros += odd.zeros;
-        for (int lane = 0; lane < LANES; lane++) zero_count += even.zeros[lane];
+        sum += __builtin_convertvector(first.sum + second.sum, doubles);
+        square_sum += __builtin_convertvector(first.square_sum + second.square_sum, doubles);
+        abs_sum += __builtin_convertvector(first.abs_sum + second.abs_sum, doubles);
+        low = choose(first.low < second.low, first.low, second.low);
+        high = choose(first.high > second.high, first.high, second.high);
+        first.zeros += second.zeros;
+        for (int lane = 0; lane < LANES; lane++) zero_count += first.zeros[lane];
     }
     Part part = {0, 0, 0, inf, -inf, zero_count, {0}};
     for (int lane = 0; lane < LANES; lane++) {
@@ -157,7 +145,7 @@ INLINE Part scan(const float *values, i64 count, float scale, i64 ahead) {
         if (low[lane] < part.low) part.low = low[lane];
         if (high[lane] > part.high) part.high = high[lane];
     }
-    for (; at < count; at++) {
+    for (at = 2 * half; at < count; at++) {
         double y = (double)values[at] * scale;
         part.sum += y;
         part.square_sum += y * y;
@@ -207,12 +195,7 @@ INLINE void scan_share(Job *job) {
     unsigned number = share(job, count, STRETCH, &begin, &end);
     const float *values = job->values + begin;
     i64 size = end - begin;
-    if (job->scale != 1)
-        job->parts[number] = scan(values, size, job->scale, 0);
-    else if (size < LARGE)
-        job->parts[number] = scan(values, size, 1, 0);
-    else
-        job->parts[number] = scan(values, size, 1, AHEAD);
+    job->parts[number] = job->scale != 1 ? scan(values, size, job->scale) : scan(values, size, 1);
     /* Each thread samples its own share, which its core has just read. */
     for (i64 each = (begin + stride - 1) / stride; each * stride < end; each++)
         job->sample[each] = job->values[each * stride];
@@ -306,38 +289,46 @@ INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*
     return outcome;
 }
 
-/* Sum the squares of one tensor alone; float64 holds those of all finite values. */
+/* Sum the squares of one tensor alone, as `scan` reads; float64 holds those of all finite values. */
 INLINE i32 sum_squares(const float *values, const Plan *plan, Results *results) {
-    i64 count = plan->before * plan->channels * plan->after, at = 0;
-    doubles even = {0}, odd = {0}; /* in turns: no sum waits for the one before */
-    for (; at + 2 * LANES <= count; at += 2 * LANES) {
+    i64 count = plan->before * plan->channels * plan->after, half = count / 2 / LANES * LANES;
+    doubles first = {0}, second = {0};
+    for (i64 at = 0; at < half; at += LANES) {
         doubles x = __builtin_convertvector(load(values + at), doubles);
-        doubles y = __builtin_convertvector(load(values + at + LANES), doubles);
-        even += x * x;
-        odd += y * y;
+        doubles y = __builtin_convertvector(load(values + half + at), doubles);
+        first += x * x;
+        second += y * y;
     }
     double sum = 0;
-    for (int lane = 0; lane < LANES; lane++) sum += even[lane] + odd[lane];
-    for (; at < count; at++) sum += (double)values[at] * values[at];
+    for (int lane = 0; lane < LANES; lane++) sum += first[lane] + second[lane];
+    for (i64 at = 2 * half; at < count; at++) sum += (double)values[at] * values[at];
     results->found[SQUARE_SUM] = sum;
     return sum < __builtin_inf() ? 0 : RARE; /* a NaN is not less */
 }
 
 /* Tensors that threads read, each a tensor at a time: the first are reduced, without counts per channel, and of the
- * others the squares are summed. */
+ * others the squares are summed. They are listed while the first ones are being read already. */
 typedef struct {
-    const float *const *values;
-    const Plan *const *plans;
+    const float **values;
+    const Plan **plans;  /* null for what is not to be read */
     i32 *outcomes;
     i64 count;
     i64 reduced;         /* how many are reduced, 0 or more */
+    i64 listed;          /* how many are listed by now */
     i64 next;            /* the first that nobody has begun */
     i64 finished;        /* how many of those to be reduced are finished */
     unsigned threads;    /* at most, 1 or more */
-    void (*meanwhile)(); /* what the caller's thread does before it takes part */
+    void (*meanwhile)(); /* what the caller's thread does before it takes part: it lists all of them, and more */
     void (*then)();      /* what it does once all that are reduced are finished */
     Results results;     /* of tensor 0, with those of tensor n at n times their size */
 } List;
+
+/* List the next tensor. */
+EXPORT void add_to_list(List *list, const float *values, const Plan *plan) {
+    list->values[list->listed] = values;
+    list->plans[list->listed] = plan;
+    __atomic_store_n(&list->listed, list->listed + 1, __ATOMIC_RELEASE);
+}
 
 typedef i32 (*Read)(const float *, const Plan *, Results *);
 
@@ -346,10 +337,12 @@ INLINE void read_until(List *list, i64 end, Read reduce_one, Read sum_one) {
     while (__atomic_load_n(&list->next, __ATOMIC_RELAXED) < end) {
         i64 at = __atomic_fetch_add(&list->next, 1, __ATOMIC_RELAXED);
         if (at >= list->count) return;
+        while (__atomic_load_n(&list->listed, __ATOMIC_ACQUIRE) <= at) {} /* what listing one takes at most */
+        const Plan *plan = list->plans[at];
         Results results = list->results;
         results.found += at * FOUND;
         results.sample += at * results.sample_size;
-        list->outcomes[at] = (at < list->reduced ? reduce_one : sum_one)(list->values[at], list->plans[at], &results);
+        list->outcomes[at] = !plan ? RARE : (at < list->reduced ? reduce_one : sum_one)(list->values[at], plan, &results);
         if (at < list->reduced) __atomic_fetch_add(&list->finished, 1, __ATOMIC_RELEASE);
     }
 }
@@ -357,6 +350,7 @@ INLINE void read_until(List *list, i64 end, Read reduce_one, Read sum_one) {
 INLINE void take_part(List *list, Read reduce_one, Read sum_one) {
     if (list->threads == 1 || list->results.runtime->thread_number() == 0) {
         list->meanwhile();
+        while (list->listed < list->count) add_to_list(list, 0, 0); /* it has broken off */
         read_until(list, list->reduced, reduce_one, sum_one);
         while (__atomic_load_n(&list->finished, __ATOMIC_ACQUIRE) < list->reduced) {} /* a tensor's time at most */
         list->then();

@@ -31,7 +31,7 @@ _FOUND = 7
 SQUARE_SUM = 5  # its place among these
 # Room for results is made for so many tensors at a time, with so many channels in all: arrays of their own for each
 # would cost more than filling them.
-_BLOCK_TENSORS, _BLOCK_CHANNELS = 128, 16384
+_BLOCK_TENSORS, _BLOCK_CHANNELS = 256, 32768
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
@@ -77,11 +77,13 @@ class Kernel(NamedTuple):
     Attributes:
         reduce: As declared in fused.c.
         read_list: Likewise.
+        add_to_list: Likewise.
         runtime: Passed to it; None if torch's threads cannot be used.
     """
 
     reduce: Callable[[int, int, int], int]
     read_list: Callable[[int], None]
+    add_to_list: Callable[[int, int, int], None]
     runtime: _Runtime | None
 
 
@@ -101,13 +103,15 @@ def kernel_of(variant: str) -> Kernel | None:
     reduce.argtypes = [ctypes.c_void_p] * 3
     read_list = getattr(library, f"read_list_{variant}")
     read_list.argtypes, read_list.restype = [ctypes.c_void_p], None
+    add_to_list = library.add_to_list
+    add_to_list.argtypes, add_to_list.restype = [ctypes.c_void_p] * 3, None
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = _Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, read_list, None)
-    return Kernel(reduce, read_list, runtime)
+        return Kernel(reduce, read_list, add_to_list, None)
+    return Kernel(reduce, read_list, add_to_list, runtime)
 
 
 class Plan(NamedTuple):
@@ -226,7 +230,7 @@ class FusedReducer:
         self._kernel = load_kernel()
         self._threads = torch.get_num_threads()
         self._block = Block(0)
-        self._row = self._channel = 0
+        self._row = self._row_count = self._channel = self._channel_count = 0
         self._results: Results | None = None
         self._results_address = 0
 
@@ -248,8 +252,9 @@ class FusedReducer:
         if plan is None:
             return None
         channels = plan.channel_count or 0
-        if self._row == len(self._block.found) or self._channel + channels > self._block.nonzero.size:
-            self._block = Block(_BLOCK_TENSORS, max(channels, _BLOCK_CHANNELS))
+        if self._row == self._row_count or self._channel + channels > self._channel_count:
+            self._row_count, self._channel_count = _BLOCK_TENSORS, max(channels, _BLOCK_CHANNELS)
+            self._block = Block(self._row_count, self._channel_count)
             self._row = self._channel = 0
             self._results = self._block.results(self._kernel.runtime)
             self._results_address = ctypes.addressof(self._results)
