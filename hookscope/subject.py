@@ -1,6 +1,6 @@
 """Who is inspected, and with what: the network behind what a caller gave, and its inputs as batches."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -35,16 +35,21 @@ class Subject:
 
     def parameters(self) -> list[nn.Parameter]:
         """List every parameter once, as `network.parameters()` does, but without making up names on the way."""
-        held = (module._parameters.values() for module in self.modules.values())
-        return [*{id(each): each for values in held for each in values if each is not None}.values()]
+        return [*{id(each): each for each in self._held()}.values()]
 
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
-        parameter = next((p for p in self.network.parameters() if p.is_floating_point()), None)
+        parameter = next((each for each in self._held() if each.is_floating_point()), None)
         if parameter is None:
             return "cpu", "none"
         return str(parameter.device), str(parameter.dtype).removeprefix("torch.")
+
+    def _held(self) -> Iterator[nn.Parameter]:
+        for module in self.modules.values():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    yield parameter
 
 
 def subject_of(model: nn.Module | LoadedModel) -> Subject:

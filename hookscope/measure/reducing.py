@@ -6,7 +6,7 @@ device is never made to wait.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -185,14 +185,7 @@ def collect(reductions: Sequence[Measured]) -> list[Reduction | Fused]:
         One reduction for each, in order.
     """
     pending = [each for each in reductions if isinstance(each, Pending)]
-    fetched = zip(
-        pending,
-        _fetch([each.scalars for each in pending]),
-        _fetch([each.counts for each in pending]),
-        _fetch([each.sample for each in pending]),
-        strict=True,
-    )
-    finished = (completed(each.known, scalars.tolist(), counts, sample) for each, scalars, counts, sample in fetched)
+    finished = _finished(pending)
     result: list[Reduction | Fused] = []
     for each in reductions:
         if isinstance(each, Pending):
@@ -202,6 +195,19 @@ def collect(reductions: Sequence[Measured]) -> list[Reduction | Fused]:
         else:
             result.append(each)
     return result
+
+
+def _finished(pending: Sequence[Pending]) -> Iterator[Reduction]:
+    """Yield reductions complete with their numbers, which the first of them fetches from the device together."""
+    fetched = zip(
+        pending,
+        _fetch([each.scalars for each in pending]),
+        _fetch([each.counts for each in pending]),
+        _fetch([each.sample for each in pending]),
+        strict=True,
+    )
+    for each, scalars, counts, sample in fetched:
+        yield completed(each.known, scalars.tolist(), counts, sample)
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
