@@ -111,12 +111,12 @@ class Recorder:
 def absorb(rows: dict[Key, Row], observations: Sequence[Observation[Measured]]) -> None:
     """Merge one forward pass into the rows; new ones are appended in execution order."""
     reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
-    for seen in observations:
-        reduction = None if seen.value is None else next(reductions)
-        key = (seen.layer, seen.call, seen.slot)
+    for layer, call, slot, value, passed_through, in_place in observations:
+        reduction = None if value is None else next(reductions)
+        key = (layer, call, slot)
         row = rows.get(key)
         if row is None:
-            rows[key] = Row(reduction, seen.in_place, seen.passed_through)
+            rows[key] = Row(reduction, in_place, passed_through)
         elif row.reduction is None or reduction is None:
             row.reduction = row.reduction or reduction
         else:
