@@ -55,7 +55,8 @@ class Case:
         return Batch(copied_args(self.args), (0,), (InputRecord("tensor", None, None, (), ()),))
 
     def inspect(self, **options: Any) -> GradientInspection:
-        return inspect_gradients(self.model, self.batch, projection, ["*"], mode=self.mode, seed=SEED, **options)  # type: ignore[arg-type]
+        options = {"loss": projection, "layers": ["*"], "mode": self.mode, "seed": SEED} | options
+        return inspect_gradients(self.model, self.batch, **options)
 
 
 def copied_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -390,18 +391,22 @@ def test_gradients_of_inputs_are_the_true_ones_along_each_module(case: Case, mon
 @pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt])
 def test_nothing_is_left_after_an_exception_in_the_backward_pass(case: Case, kind: type[BaseException]) -> None:
     parameters = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
-    if not parameters:
-        pytest.skip("no parameter to interrupt at")
     error = kind("in the middle")
 
-    def explode(_gradient: Tensor) -> None:
+    def explode(_: object) -> None:
         raise error
+
+    def explode_at_outputs(output: object, batch: object) -> Tensor:
+        loss = projection(output, batch)
+        if loss.requires_grad:
+            loss.register_hook(explode)  # type: ignore[no-untyped-call]
+        return loss
 
     bombs = [parameter.register_hook(explode) for parameter in parameters[len(parameters) // 2 :]]  # type: ignore[no-untyped-call]
     try:
         before = snapshot(case.network)
         with pytest.raises((PassError, KeyboardInterrupt)) as caught:
-            case.inspect()
+            case.inspect(**{} if parameters else {"loss": explode_at_outputs})
         assert_unchanged(case.network, before)
     finally:
         for bomb in bombs:
