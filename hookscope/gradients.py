@@ -233,7 +233,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         uncalled=uncalled(subject, selected, captured.called, broke_off=broke, mode=mode),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
-            for maps in feature_maps([row for row in gradients if row.role == "output"], drawn.kept)
+            for maps in feature_maps((row for row in gradients if row.role == "output"), drawn.kept)
         ),
         predictions=tuple(run.best),
         warnings=tuple(

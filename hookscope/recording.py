@@ -1,6 +1,6 @@
 """From what hooks show to rows: reduce in the hook, merge over batches, flag, keep what is to be drawn."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -209,8 +209,10 @@ def fast_path_warning(modules: Mapping[str, nn.Module], selected: Mapping[str, n
     return ()
 
 
-def feature_maps(rows: Sequence[LayerRow] | Sequence[GradientRow], kept: Sequence[Kept]) -> tuple[FeatureMaps, ...]:
+def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[Kept]) -> tuple[FeatureMaps, ...]:
     """Arrange for drawing what was kept of the rows."""
+    if not kept:
+        return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
     result = []
     for item in kept:
