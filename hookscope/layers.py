@@ -121,6 +121,6 @@ def _at(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:
 
 def _no_match(text: str, modules: Mapping[str, nn.Module], kinds: Mapping[str, str]) -> str:
     body = re.sub(r"^!?(name:|type:)?", "", text).strip("/*")
-    parts = {part for name in modules for part in name.split(".")}
+    parts = {part for name in modules for part in (*name.split("."), *re.split(r"[._]", name))}  # "_conv_stem": "conv"
     known = sorted({*modules, *kinds.values(), *parts} - {""}, key=lambda name: (len(name), name))
     return f"No layer matches {text!r}.{nearest(body, known)} List them with `hookscope layers MODEL`."

@@ -230,6 +230,7 @@ class FusedReducer:
         self._kernel = load_kernel()
         self._threads = torch.get_num_threads()
         self._block = Block(0)
+        # Compared in every hook, so the block's sizes stand here as numbers.
         self._row = self._row_count = self._channel = self._channel_count = 0
         self._results: Results | None = None
         self._results_address = 0

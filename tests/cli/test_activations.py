@@ -661,6 +661,7 @@ def hostile_and_broken_files(tmp_path: Path) -> None:
         (("net.py:tiny", CAT, "--model-arg", "width"), 2, ["NAME=VALUE"]),
         (("net.py:raises_when_built", CAT), 6, ["RuntimeError: cannot be built", "net.py:"]),
         (("demo", CAT, "--layer", "_conv_stm"), 5, ["'_conv_stm'", "Nearest", "'_conv_stem'"]),
+        (("demo", CAT, "--layer", "cnv"), 5, ["'cnv'", "Nearest", "'conv'"]),
         (("net.py:tiny", CAT, "--layer", "@4"), 5, ["'@4'", "positions go from -4 to 3"]),
         (("net.py:tiny", CAT, "--layer", "/(/"), 2, ["'/(/'", "regular expression"]),
         (("net.py:tiny", CAT, "--layer", ""), 2, ["empty"]),
