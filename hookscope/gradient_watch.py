@@ -9,7 +9,7 @@ that outlives the pass must not stay on it.
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -63,7 +63,7 @@ class GradientSite(Generic[T]):
 
 
 class _Marked(NamedTuple):
-    """A view whose hook is lost if it is modified in place: a tensor without data that shares its version counter."""
+    """A view whose hook is lost if it is modified in place: a tensor that shares its version counter, but no memory."""
 
     key: SiteKey
     counter: Tensor
@@ -306,7 +306,8 @@ class GradientWatch(Generic[T]):
             return
         if tensor._is_view() and site.role == "output":
             counter = tensor.detach()
-            counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
+            with suppress(RuntimeError):  # of some subclasses and devices a tensor takes no other's data
+                counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
             self._views.append(_Marked(key, counter, tensor._version))
         if self._latest is not None:
             reference, version, hook_count, sites = self._latest

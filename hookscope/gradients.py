@@ -293,17 +293,18 @@ def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed 
     run.captured.listen(on=False)  # a model or a loss may differentiate on its way
     began = time.perf_counter()
     value, failed = _forward(run, batch)
+    amount = math.nan if value is None else float(value.value.detach())  # an accelerator has finished then
     run.recorder.reducer.settle()
     run.seconds["forward"] += time.perf_counter() - began
     axes.clear()
     axes |= {(seen.layer, seen.call, seen.slot): _axis(seen.value) for seen in run.captured.observations}
     if value is not None:
-        amount = float(value.value.detach())
         run.losses.append((replace(value, value=value.value.detach()), amount))  # without its graph
         run.warnings.extend(value.warnings)
         began = time.perf_counter()
         failed = _backward(run, value.value)
         run.recorder.reducer.settle()
+        value.value.item()  # as above
         run.seconds["backward"] += time.perf_counter() - began
     return failed
 
@@ -348,12 +349,11 @@ def _forward(run: _Run, batch: Batch) -> tuple[LossValue | None, _Failed | None]
                 raise
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
                 return None, _Failed(_loss_failed(raised), None, raised)
-            amount = float(value.value.detach())
-            if expected is not None and not _same(expected, amount):
+            if expected is not None and not _same(expected, float(value.value.detach())):
                 run.captured.give_up_copies()
                 expected, again = None, True
             elif again:
-                expected = amount
+                expected = float(value.value.detach())
             if not again:
                 break
             del value

@@ -199,25 +199,21 @@ def collect(reductions: Sequence[Measured]) -> list[Reduction | Fused]:
 
 def _finished(pending: Sequence[Pending]) -> Iterator[Reduction]:
     """Yield reductions complete with their numbers, which the first of them fetches from the device together."""
-    fetched = zip(
-        pending,
-        _fetch([each.scalars for each in pending]),
-        _fetch([each.counts for each in pending]),
-        _fetch([each.sample for each in pending]),
-        strict=True,
-    )
-    for each, scalars, counts, sample in fetched:
+    fetched = iter(_fetch([part for each in pending for part in (each.scalars, each.counts, each.sample)]))
+    for each in pending:
+        scalars, counts, sample = next(fetched), next(fetched), next(fetched)
         yield completed(each.known, scalars.tolist(), counts, sample)
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Return 1-D tensors as arrays; those of one device and dtype are moved in one piece."""
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    """Return 1-D tensors as arrays; those of one device are moved in one piece, as bytes."""
+    groups: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
-        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
+        groups.setdefault(tensor.device, []).append(index)
     arrays: dict[int, NDArray[Any]] = {}
     for indices in groups.values():
-        group = [tensors[index] for index in indices]
-        together = torch.cat(group).cpu().numpy()
-        arrays |= zip(indices, np.split(together, np.cumsum([len(part) for part in group])[:-1]), strict=True)
+        together = torch.cat([tensors[index].view(torch.uint8) for index in indices]).cpu().numpy()
+        ends = np.cumsum([tensors[index].nbytes for index in indices])
+        for index, piece in zip(indices, np.split(together, ends[:-1]), strict=True):
+            arrays[index] = piece.view(str(tensors[index].dtype).removeprefix("torch."))
     return [arrays[index] for index in range(len(tensors))]
