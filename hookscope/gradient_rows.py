@@ -126,11 +126,13 @@ def parameter_rows(
 
     def finished() -> dict[int, TensorStatistics]:
         with torch.no_grad():
-            measured = [
-                each or reducer.reduce(gradients[known]) for known, each in zip_longest(gradients, reading.reductions())
-            ]
+            fused = dict(zip_longest(gradients, reading.reductions()))
+            left = [known for known, each in fused.items() if each is None]
+            left.sort(key=lambda known: str(gradients[known].shape))  # those alike are reduced together
+            others = {known: reducer.reduce(gradients[known]) for known in left}
             reducer.settle()
-        return dict(zip(gradients, summarise(collect(measured)), strict=True))
+        measured = collect([each or others[known] for known, each in fused.items()])
+        return dict(zip(gradients, summarise(measured), strict=True))
 
     (owned, result), statistics = reading.run(while_reading, finished)
     sizes = dict(zip(parameters, _l2_norms([*parameters.values()], reading.square_sums()), strict=True))

@@ -20,6 +20,9 @@ TRANSFER = "transfer"
 looks: list[str] = []
 """What has made somebody wait since it was cleared: `TRANSFER`, or an operation whose result depends on values."""
 
+launches: list[str] = []
+"""The operations that have been started there since it was cleared; views are none."""
+
 _DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 # What a GPU, too, takes together with tensors of the CPU: copies, and lists of indices.
 _BETWEEN_DEVICES = {"copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
@@ -34,9 +37,10 @@ class FarTensor(Tensor):
 
     @staticmethod
     def __new__(cls, near: Tensor) -> Self:
-        made = Tensor._make_wrapper_subclass(
-            cls, near.shape, near.stride(), near.storage_offset(), dtype=near.dtype, device="far:0"
-        )
+        with torch.inference_mode(near.is_inference()):  # a view made in inference mode need not be of that kind
+            made = Tensor._make_wrapper_subclass(
+                cls, near.shape, near.stride(), near.storage_offset(), dtype=near.dtype, device="far:0"
+            )
         made.near = near
         return made
 
@@ -70,6 +74,10 @@ def _compute(func: Any, *args: Any, **kwargs: Any) -> Any:
     if leaves:
         looks.append(TRANSFER)
         return result
+    memory = {tensor.near.untyped_storage().data_ptr() for tensor in far}
+    made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+    if func._schema.is_mutable or any(each.untyped_storage().data_ptr() not in memory for each in made):
+        launches.append(name)
     if _DEPENDENT & set(func.tags):
         looks.append(name)
     known = {id(tensor.near): tensor for tensor in far}  # what works in place returns what it was given

@@ -2,7 +2,7 @@
 
 import math
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -153,6 +153,26 @@ def looks_by_moment() -> dict[str, list[str]]:
     return moments | {"end": list(far_device.looks)}
 
 
+def operations_per_call() -> tuple[float, float]:
+    """Return how many operations a module call takes with statistics: in a run of activations, and of gradients too."""
+    model, args = made("resnet18")
+    far_model, far_args = far_device.network_sent(model.eval()), far_device.sent(args)
+
+    def counted(run: Callable[[], Any]) -> int:
+        far_device.launches.clear()
+        run()
+        return len([each for each in far_device.launches if each not in ("equal", "clone")])  # of buffers, samples
+
+    with torch.no_grad():
+        plain = counted(lambda: far_model(*far_args))
+    both = counted(lambda: weighted_sum(far_model(*far_args), batch_of(far_args)).backward())
+    far_model.zero_grad()
+    rows = len(activations(far_model, far_args).rows)
+    with_statistics = counted(lambda: activations(far_model, far_args))
+    with_gradients = counted(lambda: gradients(far_model, far_args))
+    return (with_statistics - plain) / rows, (with_gradients - both) / rows
+
+
 @pytest.mark.parametrize("name", _CHOSEN)
 def test_activations_are_those_of_the_cpu_and_come_in_a_single_transfer(
     elsewhere: ProcessPoolExecutor, name: str
@@ -175,6 +195,12 @@ def test_nobody_waits_for_the_device_while_a_pass_runs(elsewhere: ProcessPoolExe
     assert moments["backward"] == ["_local_scalar_dense"]  # the loss, once, between the passes
     # Activations, gradients of outputs, gradients of parameters and their sizes come over one by one.
     assert moments["end"].count(far_device.TRANSFER) == 4
+
+
+def test_tensors_of_one_shape_are_reduced_together(elsewhere: ProcessPoolExecutor) -> None:
+    activations_alone, with_gradients = elsewhere.submit(operations_per_call).result()
+    assert activations_alone < 10  # by itself, a tensor takes over 40
+    assert with_gradients < 30
 
 
 def test_the_device_notes_who_looks_and_refuses_what_lies_elsewhere(elsewhere: ProcessPoolExecutor) -> None:

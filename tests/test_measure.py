@@ -475,9 +475,9 @@ def test_a_tensor_in_a_graph_is_read_without_adding_to_it() -> None:
 def measure_as_on_an_accelerator(tensor: Tensor) -> TensorStatistics:
     """Measure a dense float tensor through the reductions that an accelerator would run."""
     channels_view = (1, tensor.shape[0], math.prod(tensor.shape[1:]))
-    flat = tensor.reshape(-1)
-    known = Reduction(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), flat.numel(), 0)
-    return summarise(collect([Pending(known, *_reduce_without_looking(flat, channels_view), flat)]))[0]
+    rows = tensor.reshape(1, -1)
+    known = Reduction(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), rows.numel(), 0)
+    return summarise(collect([Pending(known, 0, *_reduce_without_looking(rows, channels_view), rows)]))[0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -702,6 +702,18 @@ def test_a_reducer_serves_inside_and_outside_of_inference_mode() -> None:
     reducer.settle()
     for index, statistics in enumerate(summarise(collect(reductions))):
         check(statistics, exact(tensors[index % 2]), 1)
+
+
+def test_what_cannot_be_reduced_together_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory\nmore about it")
+
+    monkeypatch.setattr("hookscope.measure.reducing.reduce_rows", fail)
+    reducer = Reducer()
+    reductions = [reducer.reduce(torch.ones(size).half()) for size in (2, 2, 3)]
+    reducer.settle()
+    for statistics in summarise(collect(reductions)):
+        assert statistics.unmeasured == "RuntimeError: out of memory"
 
 
 def test_default_dtype_and_device_do_not_matter() -> None:

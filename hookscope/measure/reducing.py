@@ -24,6 +24,8 @@ from hookscope.measure.torch_reductions import completed, reduce_rows, reduce_wi
 _SMALL = 2**17
 # So many elements are staged at most: about what stays in a processor's own cache. Our choice.
 _STAGE_ELEMENTS = 2**18
+# The same on an accelerator, where starting an operation costs as much as reading a few megabytes. Our choice.
+_SMALL_THERE, _STAGE_ELEMENTS_THERE = 2**20, 2**23
 # What can be staged as float32 without loss.
 _STAGED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -38,23 +40,25 @@ class Staged:
     """
 
     known: Reduction
-    settled: Reduction | None = None
+    settled: "Reduction | Pending | None" = None
 
 
 class Pending(NamedTuple):
-    """A reduction whose numbers are still on an accelerator.
+    """A reduction whose numbers are still on an accelerator, in one row of those that were reduced together.
 
     Attributes:
         known: What is known without asking the device.
-        scalars: As `reduce_without_looking` gives them, (7,).
-        counts: Likewise, (2 + C,).
-        sample: Every `known.stride`-th element in memory order, finite or not.
+        row: Which row it is.
+        scalars: As `reduce_without_looking` gives them, (R, 7).
+        counts: Likewise, (R, 2 + C).
+        samples: Every `known.stride`-th element in memory order, finite or not, (R, size).
     """
 
     known: Reduction
+    row: int
     scalars: Tensor
     counts: Tensor
-    sample: Tensor
+    samples: Tensor
 
 
 Measured = Reduction | Fused | Staged | Pending
@@ -69,7 +73,7 @@ class Reducer:
     """
 
     def __init__(self) -> None:
-        """Start without work space; it grows to the largest tensor seen, besides `_STAGE_ELEMENTS`."""
+        """Start without work space; it grows to the largest tensor seen, besides what is staged."""
         self._fused = FusedReducer()
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
@@ -119,7 +123,7 @@ class Reducer:
                 return with_zeros(plain(stored), implicit_zeros)
             if stored_count == 0:
                 return known
-            small = stored_count <= _SMALL and values.is_cpu and values.dtype in _STAGED_DTYPES
+            small = stored_count <= (_SMALL if values.is_cpu else _SMALL_THERE) and values.dtype in _STAGED_DTYPES
             return self._copy(values, known) if small else self._reduce_now(values, known)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             return Reduction(shape, dtype, element_count, unmeasured=_first_line(error))
@@ -129,22 +133,31 @@ class Reducer:
         self._latest = None
         staged, self._staged = self._staged, []
         if staged:
-            rows = self._stage[: len(staged) * staged[0].known.element_count].view(len(staged), -1)
-            reductions = reduce_rows(rows, self._staged_view, [each.known for each in staged], rows)
-            for each, reduction in zip(staged, reductions, strict=True):
+            for each, reduction in zip(staged, self._reduce_staged([each.known for each in staged]), strict=True):
                 each.settled = reduction
+
+    def _reduce_staged(self, known: Sequence[Reduction]) -> Sequence[Reduction | Pending]:
+        rows = self._stage[: len(known) * known[0].element_count].view(len(known), -1)
+        try:
+            if rows.is_cpu:
+                return reduce_rows(rows, self._staged_view, known, rows)
+            return _pending(rows, self._staged_view, known)
+        except RuntimeError as error:  # out of memory
+            return [each._replace(unmeasured=_first_line(error)) for each in known]
 
     def _copy(self, values: Tensor, known: Reduction) -> Staged:
         """Copy the values behind those that are staged, in memory order and as float32."""
         ordered, channels_view = in_memory_order(values, known.channel_axis)
         count = known.element_count
         begin = len(self._staged) * count
-        if self._staged and (channels_view != self._staged_view or begin + count > _STAGE_ELEMENTS):
+        elsewhere = self._stage.device != values.device
+        if self._staged and (channels_view != self._staged_view or elsewhere or begin + count > self._stage.numel()):
             self.settle()
             begin = 0
-        if not self._stage.numel():
+        if elsewhere or not self._stage.numel():
+            room = _STAGE_ELEMENTS if values.is_cpu else _STAGE_ELEMENTS_THERE
             with torch.inference_mode(False):  # in a model's inference mode it would be of no use outside
-                self._stage = torch.empty(_STAGE_ELEMENTS, dtype=torch.float32, device="cpu")
+                self._stage = torch.empty(room, dtype=torch.float32, device=values.device)
         self._stage[begin : begin + count].view(ordered.shape).copy_(ordered)
         self._staged_view = channels_view
         staged = Staged(known)
@@ -155,12 +168,19 @@ class Reducer:
         ordered, channels_view = in_memory_order(values, known.channel_axis)
         flat = as_real_floats(ordered.reshape(-1).resolve_neg())
         if not flat.is_cpu:
-            return Pending(known, *reduce_without_looking(flat, channels_view), flat[:: known.stride].clone())
+            return _pending(flat.unsqueeze(0), channels_view, [known])[0]
         if self._scratch.numel() < flat.numel() or self._scratch.dtype != flat.dtype:
             with torch.inference_mode(False):
                 self._scratch = torch.empty_like(flat)
         rows, space = flat.unsqueeze(0), self._scratch[: flat.numel()].unsqueeze(0)
         return reduce_rows(rows, channels_view, [known], space)[0]
+
+
+def _pending(rows: Tensor, channels_view: tuple[int, int, int], known: Sequence[Reduction]) -> list[Pending]:
+    """Reduce tensors of one shape on an accelerator, one per row, (R, n)."""
+    scalars, counts = reduce_without_looking(rows, channels_view)
+    samples = rows[:, :: known[0].stride].clone()
+    return [Pending(each, row, scalars, counts, samples) for row, each in enumerate(known)]
 
 
 def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction | Fused | Pending:
@@ -184,36 +204,40 @@ def collect(reductions: Sequence[Measured]) -> list[Reduction | Fused]:
     Returns:
         One reduction for each, in order.
     """
-    pending = [each for each in reductions if isinstance(each, Pending)]
-    finished = _finished(pending)
+    finished = _finished(reductions)
     result: list[Reduction | Fused] = []
     for each in reductions:
-        if isinstance(each, Pending):
-            result.append(next(finished))
-        elif isinstance(each, Staged):
-            result.append(each.settled or each.known._replace(unmeasured="its values were not read"))
-        else:
-            result.append(each)
+        settled = (each.settled or _unread(each.known)) if isinstance(each, Staged) else each
+        result.append(next(finished) if isinstance(settled, Pending) else settled)
     return result
 
 
-def _finished(pending: Sequence[Pending]) -> Iterator[Reduction]:
-    """Yield reductions complete with their numbers, which the first of them fetches from the device together."""
-    fetched = iter(_fetch([part for each in pending for part in (each.scalars, each.counts, each.sample)]))
+def _unread(known: Reduction) -> Reduction:
+    return known._replace(unmeasured="its values were not read")
+
+
+def _finished(reductions: Sequence[Measured]) -> Iterator[Reduction]:
+    """Yield those that are pending complete with their numbers, which the first fetches from the device together."""
+    settled = [each.settled if isinstance(each, Staged) else each for each in reductions]
+    pending = [each for each in settled if isinstance(each, Pending)]
+    groups = {id(each.scalars): each for each in pending}
+    arrays = iter(_fetch([part for each in groups.values() for part in (each.scalars, each.counts, each.samples)]))
+    fetched = {key: (next(arrays), next(arrays), next(arrays)) for key in groups}
     for each in pending:
-        scalars, counts, sample = next(fetched), next(fetched), next(fetched)
-        yield completed(each.known, scalars.tolist(), counts, sample)
+        scalars, counts, samples = fetched[id(each.scalars)]
+        yield completed(each.known, scalars[each.row].tolist(), counts[each.row], samples[each.row])
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Return 1-D tensors as arrays; those of one device are moved in one piece, as bytes."""
+    """Return contiguous tensors as arrays; those of one device are moved in one piece, as bytes."""
     groups: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
         groups.setdefault(tensor.device, []).append(index)
     arrays: dict[int, NDArray[Any]] = {}
     for indices in groups.values():
-        together = torch.cat([tensors[index].view(torch.uint8) for index in indices]).cpu().numpy()
+        together = torch.cat([tensors[index].view(-1).view(torch.uint8) for index in indices]).cpu().numpy()
         ends = np.cumsum([tensors[index].nbytes for index in indices])
         for index, piece in zip(indices, np.split(together, ends[:-1]), strict=True):
-            arrays[index] = piece.view(str(tensors[index].dtype).removeprefix("torch."))
+            values = piece.view(str(tensors[index].dtype).removeprefix("torch."))
+            arrays[index] = values.reshape(tensors[index].shape)
     return [arrays[index] for index in range(len(tensors))]

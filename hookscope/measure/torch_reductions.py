@@ -34,7 +34,7 @@ def reduce_rows(
 
     Args:
         rows: The values, one tensor per row, (R, n).
-        channels_view: (before, C, after), see `_in_memory_order`.
+        channels_view: (before, C, after), see `in_memory_order`.
         known: What is known of each row's tensor.
         space: Work space, (R, n), which may be `rows` if they are no longer needed.
 
@@ -93,8 +93,8 @@ def _reduce_rare(
     flat: Tensor, channels_view: tuple[int, int, int], known: Reduction, sample: NDArray[np.floating]
 ) -> Reduction:
     """Reduce values that are not finite, or too large or too small to square in float32."""
-    scalars, counts = reduce_without_looking(flat.double(), channels_view)
-    return completed(known, scalars.tolist(), counts.numpy(), sample)
+    scalars, counts = reduce_without_looking(flat.double().unsqueeze(0), channels_view)
+    return completed(known, scalars[0].tolist(), counts[0].numpy(), sample)
 
 
 def _moments(rows: Tensor, plain: Sequence[bool]) -> list[tuple[float, float, float]]:
@@ -161,33 +161,38 @@ def _square_sums(rows: Tensor) -> list[float]:
     return [float(total) for total in sums.tolist()]
 
 
-def reduce_without_looking(flat: Tensor, channels_view: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+def reduce_without_looking(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """Reduce any floating values with no branch on data, so that nobody waits for the device.
 
+    Args:
+        rows: The values, one tensor per row, (R, n).
+        channels_view: (before, C, after), see `in_memory_order`.
+
     Returns:
-        (7,) of the same dtype: an exponent e, mean, squared deviations, min, max, sum of absolute values and sum of
+        (R, 7) of the same dtype: an exponent e, mean, squared deviations, min, max, sum of absolute values and sum of
         squares of the finite values; all but the extremes are those of the values divided by 2^e, so that no square
-        overflows or vanishes. And (2 + C,) integers: finite count, NaN count, non-zero elements per channel.
+        overflows or vanishes. And (R, 2 + C) integers: finite count, NaN count, non-zero elements per channel.
     """
-    finite = flat.isfinite()
-    low, high = flat.where(finite, math.inf).amin(), flat.where(finite, -math.inf).amax()
+    finite = rows.isfinite()
+    low, high = rows.where(finite, math.inf).amin(1), rows.where(finite, -math.inf).amax(1)
     exponent = torch.maximum(high, -low).log2().floor().nan_to_num(0.0).clamp(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)
-    kept = flat.where(finite, 0) * torch.exp2(-exponent)
-    finite_count = finite.sum()
+    kept = rows.where(finite, 0) * torch.exp2(-exponent).unsqueeze(1)
+    finite_count = finite.sum(1)
     divisor = finite_count.clamp(min=1)
-    mean = kept.sum() / divisor
-    deviations = (kept - mean).where(finite, 0)
-    shift = deviations.sum() / divisor  # what rounding left in the mean
-    squared_deviations = (deviations - shift).where(finite, 0).square().sum() * (low < high)
-    scalars = [exponent, mean + shift, squared_deviations, low, high, kept.abs().sum(), kept.square().sum()]
-    counts = [finite_count, flat.isnan().sum()]
-    return torch.stack(scalars), torch.cat([torch.stack(counts), (flat != 0).view(channels_view).sum((0, 2))])
+    mean = kept.sum(1) / divisor
+    deviations = (kept - mean.unsqueeze(1)).where(finite, 0)
+    shift = deviations.sum(1) / divisor  # what rounding left in the mean
+    squared_deviations = (deviations - shift.unsqueeze(1)).where(finite, 0).square().sum(1) * (low < high)
+    scalars = [exponent, mean + shift, squared_deviations, low, high, kept.abs().sum(1), kept.square().sum(1)]
+    counts = torch.stack([finite_count, rows.isnan().sum(1)], 1)
+    nonzero = (rows != 0).view(-1, *channels_view).sum((1, 3))
+    return torch.stack(scalars, 1), torch.cat([counts, nonzero], 1)
 
 
 def completed(
     known: Reduction, scalars: Sequence[float], counts: NDArray[np.int64], sample: NDArray[np.floating]
 ) -> Reduction:
-    """Complete a reduction with what `reduce_without_looking` gave."""
+    """Complete a reduction with a row of what `reduce_without_looking` gave."""
     exponent, mean, squared_deviations, low, high, abs_sum, square_sum = scalars
     finite_count, nan_count = counts[:2].tolist()
     scale = 2.0**exponent
