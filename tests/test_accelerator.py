@@ -135,7 +135,7 @@ def compare_gradients(name: str, with_inputs: bool) -> list[str]:
 
 
 def looks_by_moment() -> dict[str, list[str]]:
-    """Return what has been waited for until the loss, until the first gradient and until the end of a run."""
+    """Return what has been waited for until the loss, until the last gradient and until the end of a run."""
     model, args = made("plain convolutions")
     model, args = far_device.network_sent(model.eval()), far_device.sent(args)
     moments: dict[str, list[str]] = {}
