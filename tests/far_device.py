@@ -66,12 +66,12 @@ def _compute(func: Any, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError(f"{name}: expected all tensors to be on the same device")
         if name == "copy_":
             looks.append(TRANSFER)
-    leaves = "device" in kwargs and torch.device(kwargs["device"]).type == "cpu" and far
+    fetched = bool(far) and "device" in kwargs and torch.device(kwargs["device"]).type == "cpu"
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     near_args, near_kwargs = pytree.tree_map_only(FarTensor, lambda tensor: tensor.near, (args, kwargs))
     result = func(*near_args, **near_kwargs)
-    if leaves:
+    if fetched:
         looks.append(TRANSFER)
         return result
     memory = {tensor.near.untyped_storage().data_ptr() for tensor in far}

@@ -24,7 +24,7 @@ from hookscope.measure.torch_reductions import completed, reduce_rows, reduce_wi
 _SMALL = 2**17
 # So many elements are staged at most: about what stays in a processor's own cache. Our choice.
 _STAGE_ELEMENTS = 2**18
-# The same on an accelerator, where starting an operation costs as much as reading a few megabytes. Our choice.
+# The same on an accelerator, where starting an operation costs as much as reading megabytes. Our choice, not measured.
 _SMALL_THERE, _STAGE_ELEMENTS_THERE = 2**20, 2**23
 # What can be staged as float32 without loss.
 _STAGED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
