@@ -29,8 +29,13 @@ def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
             module = running
             inputs = tensors_in(frame.f_locals.get("args")) + tensors_in(frame.f_locals.get("kwargs"))
         trace = trace.tb_next
-    shapes = tuple(f"{path} {tuple(tensor.shape)}" for path, tensor in inputs)
+    shapes = tuple(f"{path} {_shape_text(tensor)}" for path, tensor in inputs)
     return Failure(names[id(module)], type(module).__name__, shapes, error_line(error))
+
+
+def _shape_text(tensor: Tensor) -> str:
+    with torch._C.DisableTorchFunctionSubclass():
+        return f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape))
 
 
 def error_line(error: BaseException) -> str:

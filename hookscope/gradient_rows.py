@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.frozen import quick_constructor
-from hookscope.gradient_watch import GradientSite, SiteKey
+from hookscope.gradient_watch import GradientSite, SiteKey, plain_arithmetic
 from hookscope.losses import LossValue
 from hookscope.measure import Fused, Measured, Reading, Reducer, Reduction, collect, merge, plain, summarise
+from hookscope.measure.storage import as_real_floats, stored_values
 from hookscope.results import GradientRow, GradientStatus, LossRecord, ParameterRow, TensorStatistics
 from hookscope.subject import Subject
 
@@ -125,7 +126,7 @@ def parameter_rows(
         return owned, meanwhile()
 
     def finished() -> dict[int, TensorStatistics]:
-        with torch.no_grad():
+        with plain_arithmetic():
             fused = dict(zip_longest(gradients, reading.reductions()))
             left = [known for known, each in fused.items() if each is None]
             left.sort(key=lambda known: str(gradients[known].shape))  # those alike are reduced together
@@ -135,7 +136,8 @@ def parameter_rows(
         return dict(zip(gradients, summarise(measured), strict=True))
 
     (owned, result), statistics = reading.run(while_reading, finished)
-    sizes = dict(zip(parameters, _l2_norms([*parameters.values()], reading.square_sums()), strict=True))
+    with plain_arithmetic():
+        sizes = dict(zip(parameters, _l2_norms([*parameters.values()], reading.square_sums()), strict=True))
     rows = []
     for index, (known, (parameter, (name, *aliases), kind)) in enumerate(owned.items()):
         gradient, size = statistics.get(known), sizes[known]
@@ -175,12 +177,13 @@ def _l2_norms(parameters: Sequence[nn.Parameter], square_sums: Sequence[float | 
     tensor's own float32 or better is good to 1e-5.
     """
     norms = [None if known is None else math.sqrt(known) for _, known in zip_longest(parameters, square_sums)]
-    told = [at for at, each in enumerate(parameters) if norms[at] is None and not each.is_meta and each.numel()]
-    rows = []
-    for index in told:
-        values = parameters[index].detach()
-        wide = values if values.itemsize >= 4 else values.float()
-        rows.append(torch.linalg.vector_norm(wide.reshape(len(wide) if wide.dim() > 1 else 1, -1), dim=1))
+    told, rows = [], []
+    for index, parameter in enumerate(parameters):
+        if norms[index] is None and not parameter.is_meta:
+            values = as_real_floats(stored_values(parameter.detach(), ())[0])
+            if values.numel():
+                told.append(index)
+                rows.append(torch.linalg.vector_norm(values.reshape(len(values) if values.dim() > 1 else 1, -1), dim=1))
     if rows:
         squares = torch.cat([each.to(rows[0].device) for each in rows]).cpu().numpy().astype(np.float64) ** 2
         sums = np.add.reduceat(squares, np.cumsum([0, *map(len, rows[:-1])]))

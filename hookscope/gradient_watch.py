@@ -1,21 +1,23 @@
 """Watch the gradients of what passes between modules, by hooks on the tensors.
 
 What it hides: full backward hooks fail where a module works in place, so gradients are taken by hooks on the tensors
-themselves; a view that is modified in place later loses its hook without a word; an output that is the input object
-would show the gradient of all its uses; checkpointing replays a forward inside the backward; and a hook on a tensor
-that outlives the pass must not stay on it.
+themselves; a view that is modified in place later loses its hook without a word, so its gradient is taken from the
+graph node of the modification; an output that is the input object would show the gradient of all its uses, so a view
+stands for it; checkpointing replays a forward inside the backward; and a hook on a tensor that outlives the pass must
+not stay on it.
 """
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from hookscope.nested import tensors_in, with_tensors
@@ -26,6 +28,10 @@ Role = Literal["output", "input"]
 
 SiteKey = tuple[str, int, str, Role]
 """(layer, call, slot, role)."""
+
+
+_NOTHING = nullcontext()
+_OVERWRITTEN = "it is overwritten through another view of its memory, and no copy can take its place"
 
 
 @dataclass(slots=True)
@@ -62,12 +68,37 @@ class GradientSite(Generic[T]):
         return (self.layer, self.call, self.slot, self.role)
 
 
-class _Marked(NamedTuple):
-    """A view whose hook is lost if it is modified in place: a tensor that shares its version counter, but no memory."""
+class _View(NamedTuple):
+    """A hooked view. If it is modified in place, the graph goes around the hook.
 
-    key: SiteKey
+    Attributes:
+        site: What is watched.
+        counter: Shares the view's version counter, but none of its memory.
+        version: When the hook was put on the view.
+        node: The graph node that has the hook; None for a leaf.
+        base: The node and output number that the gradient of the view's base goes to; None if it has no gradient.
+        strides: Of the view.
+        offset: Of the view's first element in the base.
+        exact: Whether the model computes the same with the view, to the last bit, if it is modified: gradients come
+            back with the strides of the base then, and sums over other strides are added in another order.
+    """
+
+    site: GradientSite[Any]
     counter: Tensor
     version: int
+    node: Node | None
+    base: tuple[Node, int] | None
+    strides: tuple[int, ...]
+    offset: int
+    exact: bool
+
+
+@dataclass(slots=True)
+class _Parts:
+    """A gradient that arrives by several ways: how many are to come, and the sum of those that came."""
+
+    expected: int
+    total: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -88,22 +119,27 @@ class GradientWatch(Generic[T]):
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
         with_inputs: Whether gradients of inputs are wanted as well.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
+        lock: Held while a gradient is observed.
         listening: Whether gradients that arrive are observed.
         sites: In the order in which tensors were met in the forward pass.
         arrivals: How many sites have got a gradient.
+        views_meet: Whether a module was called with two tensors, one of them a view of ours, that are one without us.
     """
 
     observe: Callable[[GradientSite[T], Tensor], T]
     with_inputs: bool
     track: bool
+    lock: AbstractContextManager[object]
     listening: bool = True
     sites: dict[SiteKey, GradientSite[T]] = field(default_factory=dict)
     arrivals: int = 0
     _clone_at: set[SiteKey] = field(default_factory=set)
     _hopeless: set[SiteKey] = field(default_factory=set)
-    _in_place: set[tuple[str, int]] = field(default_factory=set)
-    _new_in_place: bool = False
-    _views: list[_Marked] = field(default_factory=list)
+    views_meet: bool = False
+    _aliasing: bool = True
+    _aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=dict)
+    _views: list[_View] = field(default_factory=list)
+    _parts: dict[SiteKey, _Parts] = field(default_factory=dict)
     _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
@@ -115,10 +151,8 @@ class GradientWatch(Generic[T]):
         self.close()
         self.sites = {}
         self.arrivals = 0
-        self._views.clear()
         self._replayable.clear()
         self._next_replay = None
-        self._new_in_place = False
 
     def close(self) -> None:
         """Take every hook off its tensor: a model may keep one."""
@@ -129,31 +163,91 @@ class GradientWatch(Generic[T]):
         self._attached.clear()
         self._handles.clear()
         self._latest = None
-
-    def must_repeat(self) -> bool:
-        """Tell whether the forward pass that just ran has to be run again, and remember what to do differently then.
-
-        A view that was modified in place after its module returned it has lost its hook: it will be a copy. The input
-        of a module that works in place cannot be given as a view: it will be hooked itself.
-        """
-        if self._new_in_place:  # copies are decided on once inputs are given as they will be
-            return True
-        lost = {view.key for view in self._views if view.counter._version != view.version}
         self._views.clear()
-        new = lost - self._clone_at - self._hopeless
+        self._parts.clear()
+        self._aliases.clear()
+
+    def must_repeat(self, loss: Tensor) -> bool:
+        """Prepare for the backward pass; tell whether the forward pass has to be run again first, with copies.
+
+        A view that was modified in place after its module returned it has lost its hook. Its gradient is that of the
+        view's base before the modification, which the node of the modification gives. Where the base itself was
+        modified there is no such node: the next forward pass returns a copy there.
+        """
+        lost = [view for view in self._views if view.counter._version != view.version]
+        self._views.clear()
+        if not lost:
+            return False
+        nodes = graph_nodes(loss)
+        slices = {(*node.next_functions[0],): node for node in nodes if type(node).__name__ == "CopySlices"}
+        unseen = set()
+        for view in lost:
+            node = None if view.base is None else slices.get(view.base)
+            if node is not None and view.exact:
+                self._hook_modification(view, node, also_direct=view.node in nodes)
+            elif view.site.role == "input":  # used within the call, and so before
+                if view.node not in nodes:
+                    view.site.untracked = _OVERWRITTEN
+            elif view.base is None or view.base[0] in nodes:  # else the loss does not depend on it
+                unseen.add(view.site.key)
+        new = unseen - self._clone_at - self._hopeless
         self._clone_at |= new
         return bool(new)
 
+    def _hook_modification(self, view: _View, node: Node, *, also_direct: bool) -> None:
+        """Take the gradient of a view from the graph node of its modification in place.
+
+        Args:
+            view: The view.
+            node: Its first edge leads to where the gradient of the view's base goes.
+            also_direct: The loss depends on the view in another way, too, from before the modification.
+        """
+        if also_direct:
+            self._parts[view.site.key] = _Parts(expected=2)
+
+        def after(gradients: tuple[Tensor | None, ...], _: object) -> None:
+            of_base = gradients[0]  # with the strides of the base
+            part = None if of_base is None else of_base.as_strided(view.site.shape, view.strides, view.offset)
+            self._arrive([view.site], part)
+
+        self._handles.append(node.register_hook(after))
+
     def give_up_copies(self) -> None:
-        """Hand on no more copies: this model computes something else with them. Those sites will say so."""
+        """Return no more copies: this model computes something else with them. Those sites will say so."""
         self._hopeless |= self._clone_at
         self._clone_at.clear()
 
-    def note_in_place(self, layer: str, call: int) -> None:
-        """Remember that the call overwrites an input."""
-        if self.with_inputs and (layer, call) not in self._in_place:
-            self._in_place.add((layer, call))
-            self._new_in_place = True
+    @property
+    def gave_views(self) -> bool:
+        """Whether any tensor of the latest forward pass was replaced by a view of it."""
+        return bool(self._aliases)
+
+    def give_up_views(self) -> None:
+        """Leave inputs, and outputs that are inputs, the objects they are: this model asks whether they are."""
+        self._aliasing = False
+
+    def note_inputs(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        """Notice inputs of one call that would be one tensor without our views: attention asks whether q is k."""
+        if len(inputs) > 1 and self._aliases:
+            tensors = {id(tensor) for _, tensor in inputs}
+            self.views_meet |= len({id(self.original(tensor)) for _, tensor in inputs}) < len(tensors)
+
+    def original(self, tensor: Tensor) -> Tensor | None:
+        """Return the model's tensor that a view of ours stands for; the tensor itself if it is none of ours."""
+        known = self._aliases.get(id(tensor))
+        return tensor if known is None or known[0]() is not tensor else known[1]()
+
+    def _alias(self, tensor: Tensor) -> Tensor:
+        """Return a view with the very strides: `view_as` computes them anew, and kernels choose by them."""
+        original = self.original(tensor)
+        try:
+            with torch._C._EnableTorchFunction():  # a subclass decides on the class of its views
+                alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]
+        except Exception:  # noqa: BLE001 - it may refuse in any way
+            return tensor
+        if original is not None:
+            self._aliases[id(alias)] = weakref.ref(alias), weakref.ref(original)
+        return alias
 
     def note_without_gradients(self, layer: str, call: int, inputs: Sequence[tuple[str, Tensor]]) -> None:
         """Remember a call that begins while gradients are off: it may be replayed with them."""
@@ -208,11 +302,9 @@ class GradientWatch(Generic[T]):
 
     def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         """Return what to give instead of an input, so that its gradient along this module can be seen."""
-        if site.untracked:
-            return tensor
-        if (site.layer, site.call) not in self._in_place:
-            return _alias(tensor)
-        return strided_copy(tensor) if tensor._is_view() else tensor
+        if not site.untracked and not self._aliasing:
+            site.untracked = "the network computes something else if its inputs are replaced by views of them"
+        return tensor if site.untracked else self._alias(tensor)
 
     def outputs(
         self,
@@ -269,7 +361,7 @@ class GradientWatch(Generic[T]):
 
     def _goes_on(self, key: SiteKey, tensor: Tensor, sources: Sequence[tuple[str, Tensor]]) -> bool:
         """Tell whether a module's only output can be watched as it is."""
-        if not tensor.requires_grad or tensor.is_leaf or not torch.is_grad_enabled():
+        if not tensor.requires_grad or tensor.is_leaf or not torch.is_grad_enabled() or _is_transformed(tensor):
             return False
         for _, given in sources:
             if given is tensor:
@@ -284,11 +376,11 @@ class GradientWatch(Generic[T]):
             site.untracked = ""
             return strided_copy(tensor.detach().requires_grad_())  # no leaf: what follows may work in place
         if site.key in self._hopeless:
-            site.untracked = "it is overwritten through another view of its memory, and no copy can take its place"
+            site.untracked = _OVERWRITTEN
             return tensor
         if site.key in self._clone_at:
             return strided_copy(tensor)
-        return _alias(tensor) if passed else tensor
+        return self._alias(tensor) if passed and self._aliasing else tensor
 
     def _watch(self, key: SiteKey, site: GradientSite[T], tensor: Tensor) -> None:
         """Put a hook on the tensor, if autograd tracks it and the site has none yet."""
@@ -304,11 +396,9 @@ class GradientWatch(Generic[T]):
                 each.replayed |= not site.untracked and (each.layer, each.call) == (site.layer, site.call)
         if site.untracked:
             return
-        if tensor._is_view() and site.role == "output":
-            counter = tensor.detach()
-            with suppress(RuntimeError):  # of some subclasses and devices a tensor takes no other's data
-                counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
-            self._views.append(_Marked(key, counter, tensor._version))
+        if tensor._is_view():
+            ours = bool(self._aliases) and id(tensor) in self._aliases
+            self._views.append(_view_of(site, tensor, exactly=ours and not self.with_inputs))
         if self._latest is not None:
             reference, version, hook_count, sites = self._latest
             # A container usually returns the very tensor that its last child has just returned.
@@ -334,25 +424,68 @@ class GradientWatch(Generic[T]):
 
     def _arrive(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
         """Observe the gradient of the sites that are one tensor: the hook on it."""
-        if gradient is None or not self.listening:  # None: another output of the same operation got one
+        if not self.listening:
             return
-        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
-            with plain_arithmetic(gradient):
+        with self.lock:  # each device has a thread for its part of the backward pass
+            if self._parts:
+                for site in sites:
+                    self._note([site], self._in_all(site, gradient))
+            else:
                 self._note(sites, gradient)
-        else:
-            self._note(sites, gradient)
 
-    def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor) -> None:
-        for site in sites:
-            if site.arrival is None:
-                site.arrival = self.arrivals
-                self.arrivals += 1
-            site.value = self.observe(site, gradient)
+    def _in_all(self, site: GradientSite[T], gradient: Tensor | None) -> Tensor | None:
+        """Return the sum of a site's gradients once the last has come; None before."""
+        parts = self._parts.get(site.key)
+        if parts is None:
+            return gradient
+        if gradient is not None:
+            part = gradient.detach()
+            parts.total = part.clone() if parts.total is None else parts.total + part
+        parts.expected -= 1
+        return None if parts.expected else parts.total
+
+    def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
+        if gradient is None:  # another output of the same operation got one
+            return
+        plain = not (torch.is_grad_enabled() or torch._C._is_any_autocast_enabled())
+        with _NOTHING if plain else plain_arithmetic():
+            for site in sites:
+                if site.arrival is None:
+                    site.arrival = self.arrivals
+                    self.arrivals += 1
+                site.value = self.observe(site, gradient)
 
 
-def _alias(tensor: Tensor) -> Tensor:
-    """Return a view with the very strides: `view_as` computes them anew, and kernels choose by them."""
-    return tensor.view_as(tensor) if tensor.is_nested else tensor[...]
+def graph_nodes(loss: Tensor) -> dict[Node, None]:
+    """Return the nodes of the graph that a backward pass from a tensor would run, the tensor's own first."""
+    if loss.grad_fn is None:
+        return {}
+    nodes: dict[Node, None] = {loss.grad_fn: None}
+    waiting = [loss.grad_fn]
+    while waiting:
+        for following, _ in waiting.pop().next_functions:
+            if following is not None and following not in nodes:
+                nodes[following] = None
+                waiting.append(following)
+    return nodes
+
+
+def graph_leaves(loss: Tensor) -> list[Tensor]:
+    """List the leaves that a backward pass from a tensor would give a gradient to."""
+    ends = [node for node in graph_nodes(loss) if not node.next_functions]
+    return [leaf for node in ends if (leaf := getattr(node, "variable", None)) is not None]
+
+
+def _view_of(site: GradientSite[Any], tensor: Tensor, *, exactly: bool) -> _View:
+    counter = tensor.detach()
+    with suppress(RuntimeError):  # of some subclasses and devices a tensor takes no other's data
+        counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
+    node, base = tensor.grad_fn, tensor._base
+    if node is None or base is None or base.grad_fn is None or tensor.layout != torch.strided or tensor.is_nested:
+        return _View(site, counter, tensor._version, node, None, (), 0, exact=False)
+    edge, offset = (base.grad_fn, base.output_nr), int(tensor.storage_offset() - base.storage_offset())
+    exact = not exactly or base.is_contiguous()
+    return _View(site, counter, tensor._version, node, edge, tensor.stride(), offset, exact)
 
 
 def strided_copy(tensor: Tensor) -> Tensor:
@@ -374,6 +507,10 @@ def _addresses(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
     return [tensor.data_ptr() if tensor.layout == torch.strided else 0 for _, tensor in inputs]
 
 
+def _is_transformed(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def _can_require_grad(tensor: Tensor) -> bool:
     differentiable = tensor.is_floating_point() or tensor.is_complex()
     return differentiable and torch.is_grad_enabled() and not tensor.is_inference()
@@ -382,6 +519,8 @@ def _can_require_grad(tensor: Tensor) -> bool:
 def _why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module: nn.Module | None = None) -> str:
     """Return why autograd does not track a tensor that a module returned or was given; "" if it does."""
     reason = ""
+    if _is_transformed(tensor):
+        return "it was computed inside a torch.func transform (vmap, grad, jvp)"
     if tensor.requires_grad and torch.is_grad_enabled():
         return reason
     if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -399,12 +538,8 @@ def _why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module:
     return reason
 
 
-def plain_arithmetic(tensor: Tensor) -> AbstractContextManager[object]:
-    """Switch off gradients and autocast for observing a tensor."""
-    device = tensor.device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return torch.no_grad()
-    stack = ExitStack()
-    stack.enter_context(torch.no_grad())
-    stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
+@contextmanager
+def plain_arithmetic() -> Iterator[None]:
+    """Switch off gradients and autocast, on all devices."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        yield

@@ -1,12 +1,12 @@
 """Run a model forward and backward and gather the gradients: the pipeline behind `hookscope grads`."""
 
+import copy
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from hookscope.edits import Edit
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.failures import broke_off, error_line, is_out_of_memory, locate, the_models_own
 from hookscope.gradient_rows import Gradient, absorb_gradients, gradient_rows, loss_record, parameter_rows
-from hookscope.gradient_watch import GradientSite, SiteKey, strided_copy
+from hookscope.gradient_watch import GradientSite, SiteKey, graph_leaves, strided_copy
 from hookscope.hooks import Capture, capture
 from hookscope.inputs import Batch
 from hookscope.inspection import execution_order
@@ -25,6 +25,7 @@ from hookscope.losses import LossValue, choose_loss
 from hookscope.measure import Measured, Reduction
 from hookscope.models import LoadedModel
 from hookscope.nested import tensors_in, with_tensors
+from hookscope.overwriting import Overwriting, find_overwriting
 from hookscope.preservation import Mode, Preserved, preserved
 from hookscope.recording import (
     Key,
@@ -43,9 +44,11 @@ from hookscope.results import (
     InputRecord,
     LayerRow,
     Prediction,
+    Verification,
     row_label,
 )
 from hookscope.subject import Subject, as_batches, subject_of
+from hookscope.verification import Outcome, asks_for_identity, outcome_of, verification_warnings, verify_outcome
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
 """Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
@@ -77,10 +80,13 @@ class _Run:
     with_inputs: bool
     track_inputs: bool
     autocast: torch.dtype | None
+    verify: bool
+    edited: bool
     state: Preserved
     captured: Capture[Measured]
     recorder: Recorder
     drawn: Recorder
+    told: "_Told"
     output_key: str | None
     parameter_ids: set[int]
     rows: dict[Key, Row] = field(default_factory=dict)
@@ -90,6 +96,7 @@ class _Run:
     losses: list[tuple[LossValue, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0})
+    verification: Verification | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +107,13 @@ class _Failed:
         message: For the user.
         failure: Where; None if nothing raised.
         error: What was raised.
+        overwritten: Whether a tensor was overwritten that the backward pass needed.
     """
 
     message: str
     failure: Failure | None = None
     error: BaseException | None = None
+    overwritten: bool = False
 
 
 def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
@@ -122,13 +131,15 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     edits: Sequence[str | Edit] = (),
     output_key: str | None = None,
     autocast: torch.dtype | None = None,
+    verify: bool = False,
     on_tensor: Callable[[str, Tensor], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> GradientInspection:
     """Run a model forward and backward, and report on the gradients of its layers and parameters.
 
-    The loss and the gradients of parameters are those the model has by itself, to the last bit. It comes out as it went
-    in: `.grad`, modes, buffers, hooks and random states are restored, also after an exception; no parameter is changed.
+    The loss is the one the model has by itself, to the last bit, and so are the gradients of parameters; only where the
+    output of a module that returns its input is used several times may their sums be added in another order. The model
+    comes out as it went in: `.grad`, modes, buffers, hooks and random states are restored, also after an exception.
     With several batches each loss is differentiated by itself; the loss and the gradients of parameters are then sums
     over batches, as training accumulates them, and statistics of activations and their gradients are over all inputs.
 
@@ -154,6 +165,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         edits: Changes to inputs, outputs or gradients: "relu:grad:clamp(min=0)".
         output_key: Which of several outputs holds the class scores, and is differentiated if `loss` is a name.
         autocast: Run the forward pass and the loss under autocast to this dtype.
+        verify: Run the first batch forward once more without hooks, and compare outputs and loss bit for bit; not with
+            edits.
         on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input" and each gradient, and at the end
             with "NAME grad" for each parameter; clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished.
@@ -180,13 +193,14 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(0, None, None)
     drawn = Recorder(grids_for, max_channels, None, recorder.reducer)
+    told = _Told(on_tensor)
     placed = place_edits(edits, network, order, recorder)
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))
         block.enter_context(torch.enable_grad())
         state = block.enter_context(preserved(network, seed, mode, subject.modules.values()))
         parameters = subject.parameters()
-        trainable = [parameter.requires_grad for parameter in parameters]
+        trainable = [parameter.requires_grad for parameter in parameters if _differentiable(parameter)]
         track_inputs = not any(trainable) or (include_inputs and all(trainable))
         track_outputs = not any(trainable) and not (first and any(map(_differentiable, _tensors(first.args))))
         for parameter in parameters:
@@ -197,7 +211,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 network,
                 selected,
                 recorder.observe,
-                gradients=_observer(drawn, axes, on_tensor),
+                gradients=_observer(drawn, axes, told),
                 with_inputs=include_inputs,
                 track=track_outputs,
                 edits=placed.by_name,
@@ -205,7 +219,20 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         )
         ids = {*map(id, parameters)}
         run = _Run(
-            subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key, ids
+            subject,
+            loss,
+            include_inputs,
+            track_inputs,
+            autocast,
+            verify and not edits,
+            bool(edits),
+            state,
+            captured,
+            recorder,
+            drawn,
+            told,
+            output_key,
+            ids,
         )
         failed, batch = None, first
         while batch is not None and failed is None:
@@ -221,6 +248,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
 
         by_parameter, (results, gradients) = parameter_rows(network, parameters, on_tensor, recorder.reducer, finished)
 
+    verification = run.verification if verify else None
     device, dtype = subject.placed
     broke = failed is not None and failed.failure is not None
     inspection = GradientInspection(
@@ -242,6 +270,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                     *subject.warnings,
                     *run.warnings,
                     *_remarks(run, trainable, track_outputs=track_outputs),
+                    *verification_warnings(verification, subject.info.name),
                     *placed.warnings(),
                 )
             )
@@ -252,6 +281,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         device=device,
         dtype=dtype,
         timings=run.seconds,
+        verification=verification,
     )
     if failed is not None:
         raise PassError(failed.message, inspection) from failed.error
@@ -266,15 +296,41 @@ def _differentiable(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+@dataclass(slots=True)
+class _Told:
+    """Who is told of each gradient, and what waits until it is sure that the pass counts.
+
+    Attributes:
+        on_tensor: Called with label and gradient; None for nobody.
+        waiting: Copies for it; None while nothing has to wait.
+    """
+
+    on_tensor: Callable[[str, Tensor], None] | None
+    waiting: list[tuple[str, Tensor]] | None = None
+
+    def tell(self, label: str, gradient: Tensor) -> None:
+        """Pass a gradient on, or keep a copy for `release`."""
+        if self.waiting is not None:
+            self.waiting.append((label, gradient.detach().clone()))
+        elif self.on_tensor is not None:
+            self.on_tensor(label, gradient)
+
+    def release(self) -> None:
+        """Pass on what waits."""
+        waiting, self.waiting = self.waiting or (), None
+        for label, gradient in waiting:
+            self.tell(label, gradient)
+
+
 def _observer(
-    drawn: Recorder, axes: Mapping[Key, int | None], on_tensor: Callable[[str, Tensor], None] | None
+    drawn: Recorder, axes: Mapping[Key, int | None], told: _Told
 ) -> Callable[[GradientSite[Measured], Tensor], Measured]:
     """Return what is called in the hook with each gradient."""
 
     def observe(site: GradientSite[Measured], gradient: Tensor) -> Measured:
         key = (site.layer, site.call, site.slot)
-        if on_tensor is not None:
-            on_tensor(f"{row_label(*key)} grad_{site.role}", gradient)
+        if told.on_tensor is not None:
+            told.tell(f"{row_label(*key)} grad_{site.role}", gradient)
         if site.role == "output":
             axis = axes.get(key)
             if drawn.grids_for:
@@ -286,27 +342,172 @@ def _observer(
     return observe
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What came of running a batch.
+
+    Attributes:
+        output: Of the model.
+        value: The loss, without its graph; None if the forward pass broke off.
+        amount: The loss as a number; NaN without one.
+        failed: How it broke off; None if it did not.
+    """
+
+    output: object
+    value: LossValue | None
+    amount: float
+    failed: _Failed | None
+
+
 def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed | None:
-    """Run one batch forward and backward."""
+    """Run one batch forward and backward, and the first without hooks as well if that is to be compared."""
     _absorb(run)
+    first = not run.losses
+    if not first:  # else nothing has moved since the state was seeded
+        run.state.mark()
     run.records.extend(batch.records)
+    began = copy.copy(run.state)
+    done = _differentiated(run, batch, axes)
+    if first and done.failed is None and (run.verify or _views_may_matter(run)):
+        run.verification = _verified(run, batch, done, began)
+        if run.verification.status == "differs" and run.captured.gave_views:
+            _begin_again(run, began)
+            done = _differentiated(run, batch, axes)
+            if done.failed is None:
+                run.verification = _verified(run, batch, done, began)
+    run.told.release()
+    if done.value is not None:
+        run.losses.append((done.value, done.amount))
+        run.warnings.extend(done.value.warnings)
+        with torch.no_grad():
+            run.best.extend(predictions(done.output, run.subject.info.categories, batch.indices, run.output_key))
+    return done.failed
+
+
+def _views_may_matter(run: _Run) -> bool:
+    """Tell whether the network may compute something else because tensors were replaced by views of them."""
+    captured = run.captured
+    if run.edited or not captured.gave_views:
+        return False
+    return run.with_inputs or captured.views_meet or any(map(asks_for_identity, run.subject.modules.values()))
+
+
+def _differentiated(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Pass:
+    """Run a batch forward and backward."""
     run.captured.listen(on=False)  # a model or a loss may differentiate on its way
     began = time.perf_counter()
-    value, failed = _forward(run, batch)
+    output, value, failed = _forward(run, batch)
     amount = math.nan if value is None else float(value.value.detach())  # an accelerator has finished then
-    run.recorder.reducer.settle()
+    run.recorder.settle()
     run.seconds["forward"] += time.perf_counter() - began
     axes.clear()
     axes |= {(seen.layer, seen.call, seen.slot): _axis(seen.value) for seen in run.captured.observations}
-    if value is not None:
-        run.losses.append((replace(value, value=value.value.detach()), amount))  # without its graph
-        run.warnings.extend(value.warnings)
-        began = time.perf_counter()
-        failed = _backward(run, value.value)
-        run.recorder.reducer.settle()
-        value.value.item()  # as above
-        run.seconds["backward"] += time.perf_counter() - began
-    return failed
+    if value is None:
+        return _Pass(output, None, amount, failed)
+    if not run.losses and _views_may_matter(run):
+        run.told.waiting = []
+    began = time.perf_counter()
+    failed = _backward(run, value.value)
+    run.recorder.settle()
+    value.value.detach().item()  # as above
+    run.seconds["backward"] += time.perf_counter() - began
+    if failed is not None and failed.overwritten:
+        failed = _protected(run, batch, failed)
+    return _Pass(output, replace(value, value=value.value.detach()), amount, failed)
+
+
+def _verified(run: _Run, batch: Batch, done: _Pass, began: Preserved) -> Verification:
+    """Compare the output and the loss of the first batch to those without hooks.
+
+    Args:
+        run: Its hooks are taken off meanwhile.
+        batch: The first.
+        done: What came of it with hooks.
+        began: Leads back to where it began.
+    """
+    network, modules = run.subject.network, run.subject.modules
+    run.state.mark()  # to go on from here
+    layers = [*dict.fromkeys(seen.layer for seen in run.captured.observations)]
+
+    def pass_(layers: Sequence[str] = ()) -> Outcome:
+        began.rewind()
+        hooked_layers = {layer: modules[layer] for layer in layers}
+        with (
+            _quietly(),
+            run.captured.detached(),
+            capture(
+                network,
+                hooked_layers,
+                lambda *_: None,
+                gradients=lambda *_: None,
+                with_inputs=run.with_inputs,
+            ),
+            _autocast(run),
+        ):
+            output = network(*_given(batch.args, track=run.track_inputs))
+            loss = _loss_of(run.loss, output, batch).value
+            return outcome_of(output, float(loss.detach()))
+
+    try:
+        return verify_outcome(outcome_of(done.output, done.amount), pass_, layers, pass_)
+    finally:
+        run.state.rewind()
+
+
+def _protected(run: _Run, batch: Batch, failed: _Failed) -> _Failed:
+    """Say which layers are to blame for a backward pass that needs what was overwritten, and see its gradients.
+
+    They are those that the model would have if it did not overwrite what it needs.
+    """
+    if run.losses:  # the earlier batches were differentiated, so the gradients of parameters are partly theirs
+        return failed
+
+    def loss() -> Tensor:
+        run.state.rewind()
+        with _autocast(run):
+            output = run.subject.network(*_given(batch.args, track=run.track_inputs))
+            return _loss_of(run.loss, output, batch).value
+
+    with _quietly(), run.captured.detached():
+        found = find_overwriting(run.subject.modules, loss)
+    for parameter in run.subject.parameters():
+        parameter.grad = None
+    run.captured.restart()
+    run.drawn.kept.clear()
+    run.state.rewind()
+    with _quietly(), torch.autograd.graph.allow_mutation_on_saved_tensors():
+        _, value, again = _forward(run, batch)
+        if value is not None and again is None:
+            _backward(run, value.value)
+    run.recorder.settle()
+    if found is None or failed.failure is None:
+        return failed
+    failure = replace(failed.failure, layer=found.saved_by, kind=type(run.subject.modules[found.saved_by]).__name__)
+    return replace(failed, message=_overwriting_text(run, found), failure=failure)
+
+
+def _overwriting_text(run: _Run, found: Overwriting) -> str:
+    def called(layer: str) -> str:
+        return f"{layer or '(model)'} ({type(run.subject.modules[layer]).__name__})"
+
+    by = "an operation" if found.overwritten_by is None else f"{found.operation} in {called(found.overwritten_by)}"
+    return (
+        f"{run.subject.info.name} cannot be differentiated, with or without hookscope: {by} overwrites in place what "
+        f"{called(found.saved_by)} saved for its backward pass ({found.node}). Let it work on a copy "
+        f"(inplace=False). The gradients shown are those without the overwriting."
+    )
+
+
+def _begin_again(run: _Run, began: Preserved) -> None:
+    """Forget what the first batch showed, and go back to where it began; no tensor is replaced by a view any more."""
+    run.captured.give_up_views()
+    run.captured.restart()
+    run.drawn.kept.clear()
+    run.told.waiting = None
+    run.state = began
+    run.state.rewind()
+    for parameter in run.subject.parameters():
+        parameter.grad = None
 
 
 def _absorb(run: _Run) -> None:
@@ -322,48 +523,47 @@ def _axis(measured: Measured | None) -> int | None:
     return measured.channel_axis if isinstance(measured, Reduction) else measured.known.channel_axis
 
 
-def _forward(run: _Run, batch: Batch) -> tuple[LossValue | None, _Failed | None]:
+def _forward(run: _Run, batch: Batch) -> tuple[object, LossValue | None, _Failed | None]:
     """Run the model and its loss, as often as it takes to see every gradient."""
-    if run.losses:  # else nothing has moved since the state was seeded
-        run.state.mark()
-    looking_ahead = run.with_inputs and not run.losses  # shows which inputs are overwritten; needs no graph
     expected: float | None = None
     while True:
         run.recorder.start(batch.indices)
         run.drawn.start(batch.indices)
         run.drawn.axes = run.recorder.axes
         try:
-            quiet = _hushed() if looking_ahead else nullcontext()
-            with torch.set_grad_enabled(not looking_ahead), _autocast(run), quiet:
+            with _autocast(run):
                 output = run.subject.network(*_given(batch.args, track=run.track_inputs))
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
             error = the_models_own(raised)
             failure = locate(run.subject.modules, error)
-            return None, _Failed(broke_off(run.subject.info.name, failure, error), failure, error)
-        again = run.captured.must_repeat() or looking_ahead
-        if not looking_ahead:
-            try:
-                with _autocast(run):
-                    value = _loss_of(run.loss, output, batch)
-            except HookscopeError:
-                raise
-            except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
-                return None, _Failed(_loss_failed(raised), None, raised)
-            if expected is not None and not _same(expected, float(value.value.detach())):
-                run.captured.give_up_copies()
-                expected, again = None, True
-            elif again:
-                expected = float(value.value.detach())
-            if not again:
-                break
-            del value
-        del output
-        looking_ahead = False
+            return None, None, _Failed(broke_off(run.subject.info.name, failure, error), failure, error)
+        try:
+            with _autocast(run):
+                value = _loss_of(run.loss, output, batch)
+        except HookscopeError:
+            raise
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
+            return output, None, _Failed(_loss_failed(raised), None, raised)
+        if expected is not None and not _same(expected, float(value.value.detach())):
+            run.captured.give_up_copies()
+            expected = None
+        elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
+            return output, value, None
+        else:
+            expected = float(value.value.detach())
+        del output, value
         run.captured.restart()
         run.state.rewind()
-    with torch.no_grad():
-        run.best.extend(predictions(output, run.subject.info.categories, batch.indices, run.output_key))
-    return value, None
+
+
+def _fails_backward(loss: Tensor) -> bool:
+    """Tell whether the backward pass raises: a copy could mend what the model does wrong by itself."""
+    try:
+        torch.autograd.grad(loss, graph_leaves(loss), retain_graph=True, allow_unused=True)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the model may bring its own derivatives
+        error.__traceback__ = None  # it may be raised again: then it is from there
+        return True
+    return False
 
 
 def _same(first: float, second: float) -> bool:
@@ -379,8 +579,8 @@ def _autocast(run: _Run) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Leave a pass's warnings to the one that follows: some are about having no gradients."""
+def _quietly() -> Iterator[None]:
+    """Leave a pass's warnings to the one that is reported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -430,7 +630,7 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
             f"Nothing that requires a gradient leads to the loss of {name}: its forward pass runs under no_grad, "
             f"detaches its output or returns integers, and only its activations can be inspected."
         )
-    leaves = [leaf for leaf in _leaves(loss) if id(leaf) not in run.parameter_ids]
+    leaves = [leaf for leaf in graph_leaves(loss) if id(leaf) not in run.parameter_ids]
     if leaves:  # the forward pass may have registered parameters
         known = {id(parameter) for parameter in run.subject.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in known]
@@ -445,29 +645,13 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
         failure = locate(run.subject.modules, error)
         if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
             failure = _after_the_last_gradient(run, error)
-        return _Failed(broke_off(name, failure, error, "backward"), failure, error)
+        overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
+        return _Failed(broke_off(name, failure, error, "backward"), failure, error, overwritten)
     finally:
         run.captured.listen(on=False)
         for leaf, gradient in foreign:
             leaf.grad = gradient
     return None
-
-
-def _leaves(loss: Tensor) -> list[Tensor]:
-    """List the leaves that a backward pass would give a gradient to."""
-    leaves: list[Tensor] = []
-    seen: set[object] = {loss.grad_fn}
-    waiting: list[Any] = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        following = node.next_functions
-        if not following and (leaf := getattr(node, "variable", None)) is not None:
-            leaves.append(leaf)
-        for each, _ in following:
-            if each is not None and each not in seen:
-                seen.add(each)
-                waiting.append(each)
-    return leaves
 
 
 def _after_the_last_gradient(run: _Run, error: BaseException) -> Failure:

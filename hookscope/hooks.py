@@ -1,20 +1,23 @@
 """Hook modules for the length of a `with` block.
 
 What it hides: in-place layers overwrite their inputs a moment later, so outputs are looked at inside the hook; modules
-are called repeatedly, share an object or return nested containers; activation checkpointing runs a forward twice;
-`torch.compile` skips hooks that come after compiling; and every hook must be gone afterwards, whatever happened.
+are called repeatedly and by several threads, share an object or return nested containers; activation checkpointing runs
+a forward twice; `torch.compile` skips hooks that come after compiling; and every hook must be gone afterwards, whatever
+happened, also from copies that the network makes of itself.
 """
 
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from threading import RLock
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils.hooks import RemovableHandle
 
 from hookscope.gradient_watch import GradientSite, GradientWatch, plain_arithmetic
@@ -75,6 +78,9 @@ class Capture(Generic[T]):
     _calls: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _called_before: set[str] = field(default_factory=set)
     _watch: GradientWatch[T] | None = None
+    _key: Any = field(default_factory=object)
+    _attached: list[MutableMapping[Any, Any]] = field(default_factory=list)
+    _lock: AbstractContextManager[object] = field(default_factory=RLock)
 
     @property
     def called(self) -> set[str]:
@@ -100,19 +106,53 @@ class Capture(Generic[T]):
         if self._watch is not None:
             self._watch.listening = on
 
-    def must_repeat(self) -> bool:
-        """Tell, after a forward pass, whether gradients can be seen only if it is run again, after `restart`.
+    @contextmanager
+    def detached(self) -> Iterator[None]:
+        """Take off the hooks that observe for the length of a `with` block; those of edits stay."""
+        held = [(hooks, hooks.pop(self._key)) for hooks in self._attached if self._key in hooks]
+        try:
+            yield
+        finally:
+            for hooks, hook in held:
+                hooks[self._key] = hook
 
-        It has to where a module's output is a view that is modified in place later, and where inputs are watched that
-        are modified in place: the next forward pass will hand on copies there. The model then computes the same,
-        unless it counts on such a copy sharing its memory; see `give_up_copies`.
+    def must_repeat(self, loss: Tensor) -> bool:
+        """Tell, before the backward pass, whether the forward pass has to be run again first, after `restart`.
+
+        It has to where a module's output is a view whose base is modified in place later: the next forward pass returns
+        a copy there. The model then computes the same, unless it counts on the copy sharing memory with the base; see
+        `give_up_copies`.
+
+        Args:
+            loss: What the backward pass will begin with.
         """
-        return self._watch is not None and self._watch.must_repeat()
+        return self._watch is not None and self._watch.must_repeat(loss)
 
     def give_up_copies(self) -> None:
-        """Hand on no more copies, and say of their gradients that they are not seen."""
+        """Return no more copies. Of their gradients it is said that they are not seen."""
         if self._watch is not None:
             self._watch.give_up_copies()
+
+    @property
+    def gave_views(self) -> bool:
+        """Whether any tensor of the latest forward pass was replaced by a view of it, to tell its uses apart.
+
+        A model that asks whether two tensors are one object may then compute something else; see `give_up_views`.
+        """
+        return self._watch is not None and self._watch.gave_views
+
+    @property
+    def views_meet(self) -> bool:
+        """Whether a module was called with such a view and with the tensor itself, or with two views of it."""
+        return self._watch is not None and self._watch.views_meet
+
+    def give_up_views(self) -> None:
+        """Replace no more tensors by views.
+
+        The gradient of an output that is an input is then that of all uses of the tensor. Those of inputs are not seen.
+        """
+        if self._watch is not None:
+            self._watch.give_up_views()
 
 
 @contextmanager
@@ -131,8 +171,8 @@ def capture(
     Without edits the model computes what it always does. Hooks come after those the model already has, so what they
     replace is what is seen. A recomputation by activation checkpointing is not observed a second time.
 
-    A gradient is that of the loss with respect to the output at the moment it was returned, over all its uses: also
-    those inside the module, where one output is computed from another.
+    A gradient is that of the loss with respect to the output at the moment it was returned, over all its uses after
+    that. Of a module that returns several tensors, or its input, only the uses outside the module count.
 
     Args:
         model: The network the layers belong to; compiled parts of it run eagerly inside the block, so that hooks fire.
@@ -150,49 +190,75 @@ def capture(
 
     Yields:
         The capture; read `observations` and `gradients` after the passes, or `restart()` between them. To be sure of
-        gradients, ask `must_repeat()` after each forward pass.
+        gradients, ask `must_repeat(loss)` before each backward pass.
     """
     captured: Capture[T] = Capture()
     if gradients is not None:
-        captured._watch = GradientWatch(gradients, with_inputs, track)
+        captured._watch = GradientWatch(gradients, with_inputs, track, captured._lock)
     handles: list[RemovableHandle] = []
-    attached: list[MutableMapping[Any, Any]] = []
-    key: Any = object()
     with _eager():
         try:
             if edits:
                 hook_edits(model, edits, handles)
-            _hook(layers, captured, observe, key, attached)
+            _hook(layers, captured, observe)
             if edits:
                 separate_edits(model, edits, handles)
             yield captured
         finally:
             for handle in handles:
                 handle.remove()
-            for hooks in attached:
-                hooks.pop(key, None)
+            for hooks in captured._attached:
+                hooks.pop(captured._key, None)
             if captured._watch is not None:
                 captured._watch.close()
 
 
 class _Entry(NamedTuple):
-    """A call that has begun: itself, the versions of its inputs, and what it was given."""
+    """A call that has begun.
 
+    Attributes:
+        frame: Identity of the frame that runs the call's hooks. Arguments would not do: torch replaces them for full
+            backward hooks, after all pre-hooks.
+        call: The call.
+        versions: Of its inputs.
+        args: What it was called with.
+    """
+
+    frame: int
     call: ModuleCall
     versions: list[int]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+
+
+class _Hook(partial[object]):
+    """A hook that a copy of its module does not keep: networks may copy or pickle themselves as they run."""
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle as a hook that takes itself off the copied module."""
+        return _copied_hook, ()
+
+
+def _copied_hook() -> Callable[..., None]:
+    return _remove_copied_hook
+
+
+def _remove_copied_hook(module: nn.Module, *_called_with: object) -> None:
+    for hooks, flags in (
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+    ):
+        for key in [key for key, hook in hooks.items() if hook is _remove_copied_hook]:
+            del hooks[key]
+            flags.pop(key, None)
 
 
 def _hook(
     layers: Mapping[str, nn.Module],
     captured: Capture[T],
     observe: Callable[[ModuleCall, str, Tensor], T],
-    key: Any,
-    attached: list[MutableMapping[Any, Any]],
 ) -> None:
-    """Hook each module once, under `key`; collect in `attached` what holds the hooks."""
-    watch = captured._watch
+    """Hook each module once."""
+    watch, key, attached = captured._watch, captured._key, captured._attached
     hooks: _Hooks = _OutputHooks(captured, observe) if watch is None else _WatchedHooks(captured, observe, watch)
     only, before, after = hooks.only, hooks.before, hooks.after
     gives_views = watch is not None and watch.with_inputs
@@ -202,10 +268,10 @@ def _hook(
             continue
         hooked.add(id(module))
         if _only_returns(module) and not gives_views:
-            _attach(module, key, None, partial(only, name, bool(vars(module).get("inplace"))), attached)
+            _attach(module, key, None, _Hook(only, name, bool(vars(module).get("inplace"))), attached)
         else:
             entries: list[_Entry] = []
-            _attach(module, key, partial(before, name, entries), partial(after, entries), attached)
+            _attach(module, key, _Hook(before, name, entries), _Hook(after, entries), attached)
 
 
 def _attach(
@@ -274,28 +340,34 @@ class _OutputHooks(Generic[T]):
         output: object,
     ) -> None:
         if torch._C._current_graph_task_id() == -1:  # else checkpointing is recomputing a forward
-            inputs = tensors_given(args, kwargs)
-            index = self.captured._calls[layer]
-            self.captured._calls[layer] = index + 1
-            call = _new(ModuleCall, (layer, module, index, inputs))
-            _observe(self.captured, self.observe, call, tensors_in(output), in_place=overwrites)
+            inputs, outputs = tensors_given(args, kwargs), tensors_in(output)
+            with self.captured._lock, _without_overrides(inputs, outputs):
+                index = self.captured._calls[layer]
+                self.captured._calls[layer] = index + 1
+                call = _new(ModuleCall, (layer, module, index, inputs))
+                _observe(self.captured, self.observe, call, inputs, outputs, in_place=overwrites)
 
     def before(
         self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if torch._C._current_graph_task_id() == -1:
             inputs = tensors_given(args, kwargs)
-            index = self.captured._calls[layer]
-            self.captured._calls[layer] = index + 1
+            with self.captured._lock:
+                index = self.captured._calls[layer]
+                self.captured._calls[layer] = index + 1
             call = _new(ModuleCall, (layer, module, index, inputs))
-            entries.append(_Entry(call, _versions(inputs), args, kwargs))
+            entries.append(_new(_Entry, (id(sys._getframe(1)), call, _versions(inputs), args)))
 
     def after(
         self, entries: list[_Entry], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> None:
         if torch._C._current_graph_task_id() == -1:
-            call, in_place = _end(entries, args, kwargs)
-            _observe(self.captured, self.observe, call, tensors_in(output), in_place=in_place)
+            entry = _ended(entries, id(sys._getframe(1)))
+            if entry is not None:
+                in_place = entry.versions != _versions(entry.call.inputs)
+                given, outputs = _given(entry, args, kwargs), tensors_in(output)
+                with self.captured._lock, _without_overrides(given, outputs):
+                    _observe(self.captured, self.observe, entry.call, given, outputs, in_place=in_place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,43 +388,49 @@ class _WatchedHooks(Generic[T]):
         output: object,
     ) -> object:
         replayed = torch._C._current_graph_task_id() != -1
-        inputs = tensors_given(args, kwargs)
-        index = self._begin(layer, inputs, replayed=replayed)
-        if index is None:
-            return None
-        outputs = tensors_in(output)
-        if not replayed:
-            call = _new(ModuleCall, (layer, module, index, inputs))
-            _observe(self.captured, self.observe, call, outputs, in_place=overwrites)
-        return self.watch.outputs(module, layer, index, output, outputs, [] if overwrites else inputs)
+        inputs, outputs = tensors_given(args, kwargs), tensors_in(output)
+        with self.captured._lock, _without_overrides(inputs, outputs):
+            index = self._begin(layer, inputs, replayed=replayed)
+            if index is None:
+                return None
+            self.watch.note_inputs(inputs)
+            if not replayed:
+                call = _new(ModuleCall, (layer, module, index, inputs))
+                _observe(self.captured, self.observe, call, inputs, outputs, in_place=overwrites)
+            return self.watch.outputs(module, layer, index, output, outputs, [] if overwrites else inputs)
 
     def before(
         self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
         inputs = tensors_given(args, kwargs)
-        index = self._begin(layer, inputs, replayed=torch._C._current_graph_task_id() != -1)
-        if index is None:
-            return None
-        given: object = None
-        if self.watch.with_inputs:
-            args, kwargs = given = self.watch.inputs(module, layer, index, args, kwargs)
-            inputs = tensors_given(args, kwargs)
-        entries.append(_Entry(ModuleCall(layer, module, index, inputs), _versions(inputs), args, kwargs))
+        with self.captured._lock, _without_overrides(inputs, ()):
+            index = self._begin(layer, inputs, replayed=torch._C._current_graph_task_id() != -1)
+            if index is None:
+                return None
+            self.watch.note_inputs(inputs)
+            given: object = None
+            if self.watch.with_inputs:
+                args, kwargs = given = self.watch.inputs(module, layer, index, args, kwargs)
+                inputs = tensors_given(args, kwargs)
+        call = _new(ModuleCall, (layer, module, index, inputs))
+        entries.append(_new(_Entry, (id(sys._getframe(1)), call, _versions(inputs), args)))
         return given
 
     def after(
         self, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> object:
-        replayed = torch._C._current_graph_task_id() != -1
-        if replayed and not (entries and entries[-1].args is args and entries[-1].kwargs is kwargs):
+        entry = _ended(entries, id(sys._getframe(1)))
+        if entry is None:  # a replay of what was seen when it first ran
             return None
-        call, in_place = _end(entries, args, kwargs)
+        in_place = entry.versions != _versions(entry.call.inputs)
+        given = _given(entry, args, kwargs)
         outputs = tensors_in(output)
-        if not replayed:
-            _observe(self.captured, self.observe, call, outputs, in_place=in_place)
-        if in_place:
-            self.watch.note_in_place(call.layer, call.call)
-        return self.watch.outputs(module, call.layer, call.call, output, outputs, [] if in_place else call.inputs)
+        with self.captured._lock, _without_overrides(given, outputs):
+            if torch._C._current_graph_task_id() == -1:
+                _observe(self.captured, self.observe, entry.call, given, outputs, in_place=in_place)
+            return self.watch.outputs(
+                module, entry.call.layer, entry.call.call, output, outputs, [] if in_place else given
+            )
 
     def _begin(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, replayed: bool) -> int | None:
         """Count a call; return its index, None if it replays one that was watched when it first ran."""
@@ -367,38 +445,73 @@ class _WatchedHooks(Generic[T]):
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
     """Return the in-place modification count of each tensor; inference tensors keep none."""
-    return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
+    with _without_overrides(inputs, ()):
+        return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
 
 
-def _end(entries: list[_Entry], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ModuleCall, bool]:
-    """Return the call that has ended, and whether it overwrote an input."""
-    entry = entries.pop()
-    while entry.args is not args or entry.kwargs is not kwargs:  # a call that raised, and the model went on
-        entry = entries.pop()
-    return entry.call, entry.versions != _versions(entry.call.inputs)
+_NOTHING = nullcontext()
+
+
+def _without_overrides(
+    inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
+) -> AbstractContextManager[object]:
+    """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
+    for _, tensor in inputs:
+        if type(tensor) not in _PLAIN_TYPES:
+            return torch._C.DisableTorchFunctionSubclass()
+    for _, tensor in outputs:
+        if type(tensor) not in _PLAIN_TYPES:
+            return torch._C.DisableTorchFunctionSubclass()
+    return _NOTHING
+
+
+_PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
+
+
+def _ended(entries: list[_Entry], frame: int) -> _Entry | None:
+    """Take out the call whose hooks a frame runs; None if its beginning was not noted.
+
+    Above it may lie calls of other threads, and calls that raised where the model went on.
+    """
+    for at in range(len(entries) - 1, -1, -1):
+        if entries[at].frame == frame:
+            return entries.pop(at)
+    return None
+
+
+def _given(entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[tuple[str, Tensor]]:
+    """List the tensors that forward was given: also those that torch, or a later hook, put in place of the inputs."""
+    inputs = entry.call.inputs
+    return inputs if entry.args is args else [*inputs, *tensors_given(args, kwargs)]
 
 
 def _observe(
     captured: Capture[T],
     observe: Callable[[ModuleCall, str, Tensor], T],
     call: ModuleCall,
+    given: Sequence[tuple[str, Tensor]],
     outputs: Sequence[tuple[str, Tensor]],
     *,
     in_place: bool,
 ) -> None:
     """Look at what a call returned."""
+    watch = captured._watch
     if not outputs:
         captured.observations.append(Observation(call.layer, call.call, "", None, False, in_place))
     for slot, tensor in outputs:
         passed_through = False
         if not in_place:
-            for _, given in call.inputs:  # not any(): this runs at every call of every module
-                passed_through |= given is tensor and not tensor.is_inference()
-        # Gradients by hand: this runs at every call of every module, and a context is several calls more.
-        if torch._C._is_any_autocast_enabled():
-            with plain_arithmetic(tensor):
+            for _, each in given:  # not any(): this runs at every call of every module
+                passed_through |= each is tensor and not tensor.is_inference()
+            if not passed_through and watch is not None and watch.gave_views:
+                original = watch.original(tensor)
+                passed_through = any(watch.original(each) is original for _, each in given)
+        if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp and the like
+            value = _observe_physical(observe, call, slot, tensor)
+        elif torch._C._is_any_autocast_enabled():
+            with plain_arithmetic():
                 value = observe(call, slot, tensor)
-        elif torch.is_grad_enabled():
+        elif torch.is_grad_enabled():  # by hand: a context is several calls more
             torch._C._set_grad_enabled(False)
             try:
                 value = observe(call, slot, tensor)
@@ -408,6 +521,16 @@ def _observe(
             value = observe(call, slot, tensor)
         seen = _new(Observation, (call.layer, call.call, slot, value, passed_through, in_place))
         captured.observations.append(seen)
+
+
+def _observe_physical(
+    observe: Callable[[ModuleCall, str, Tensor], T], call: ModuleCall, slot: str, tensor: Tensor
+) -> T:
+    """Look at all the values that a tensor inside a `torch.func` transform stands for, batched axes included."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    with temporarily_clear_interpreter_stack(), plain_arithmetic():
+        return observe(call, slot, tensor)
 
 
 @contextmanager

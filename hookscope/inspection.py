@@ -1,8 +1,10 @@
 """Run a model over its inputs and gather what its layers did: the pipeline behind `hookscope activations`."""
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +14,11 @@ from hookscope.editing import place_edits
 from hookscope.edits import Edit
 from hookscope.errors import ModelError
 from hookscope.failures import broke_off, locate, the_models_own
-from hookscope.hooks import ModuleCall, capture
+from hookscope.hooks import Capture, ModuleCall, Observation, capture
 from hookscope.inputs import Batch
 from hookscope.layers import module_index, select_from, unwrap
 from hookscope.models import LoadedModel
-from hookscope.preservation import preserved
+from hookscope.preservation import Preserved, preserved
 from hookscope.recording import (
     Key,
     Recorder,
@@ -28,8 +30,9 @@ from hookscope.recording import (
     predictions,
     uncalled,
 )
-from hookscope.results import Failure, InputRecord, Inspection, ModuleRow, Prediction
+from hookscope.results import Failure, InputRecord, Inspection, ModuleRow, Prediction, Verification
 from hookscope.subject import as_batches, count_parameters, subject_of
+from hookscope.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 
 
 class ForwardError(ModelError):
@@ -55,6 +58,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     seed: int = 0,
     edits: Sequence[str | Edit] = (),
     output_key: str | None = None,
+    verify: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Inspection:
@@ -72,6 +76,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         seed: Seeds the random numbers the forward pass may draw.
         edits: Changes to inputs or outputs: "layer3:output:zero(channels=3,7)".
         output_key: Which of several outputs holds the class scores: "logits", "[0]".
+        verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished.
@@ -99,24 +104,30 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     records: list[InputRecord] = []
     best: list[Prediction] = []
     error: BaseException | None = None
+    verification = None
     began = time.perf_counter()
     with (
-        preserved(network, seed, modules=subject.modules.values()),
+        preserved(network, seed, modules=subject.modules.values()) as state,
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
         batch = first
         while batch is not None:
             recorder.start(batch.indices)
             records.extend(batch.records)
+            to_verify = verify and batch is first and not edits
+            given = copied(batch.args) if to_verify else ()
             try:
                 with torch.no_grad():
                     output = network(*batch.args)
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
                 error = the_models_own(raised)
-            recorder.reducer.settle()
-            absorb(rows, captured.restart())
+            recorder.settle()
+            finished = captured.restart()
+            absorb(rows, finished)
             if error is not None:
                 break
+            if to_verify:
+                verification = _verified(network, given, output, captured, finished, state)
             best.extend(predictions(output, subject.info.categories, batch.indices, output_key))
             if on_batch is not None:
                 on_batch(len(records))
@@ -138,16 +149,46 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         ),
         feature_maps=feature_maps(results, recorder.kept),
         predictions=tuple(best),
-        warnings=(*subject.warnings, *fast_path_warning(subject.modules, selected), *placed.warnings()),
+        warnings=(
+            *subject.warnings,
+            *fast_path_warning(subject.modules, selected),
+            *verification_warnings(verification, subject.info.name),
+            *placed.warnings(),
+        ),
         failure=failure,
         seed=seed,
         device=device,
         dtype=dtype,
         timings={"forward": seconds},
+        verification=verification,
     )
     if failure is not None and error is not None:
         raise ForwardError(broke_off(subject.info.name, failure, error), inspection) from error
     return inspection
+
+
+def _verified(
+    network: nn.Module,
+    args: tuple[object, ...],
+    output: object,
+    captured: Capture[Any],
+    observations: Sequence[Observation[Any]],
+    state: Preserved,
+) -> Verification:
+    """Compare the output of the first batch to that without hooks."""
+    began = copy.copy(state)
+    state.mark()  # to go on from here
+
+    def run(layers: Sequence[str] = ()) -> Outcome:
+        began.rewind()
+        modules = {layer: network.get_submodule(layer) for layer in layers}
+        with torch.no_grad(), captured.detached(), capture(network, modules, lambda *_: None):
+            return outcome_of(network(*copied(args)))
+
+    try:
+        return verify_outcome(outcome_of(output), run, [*dict.fromkeys(seen.layer for seen in observations)], run)
+    finally:
+        state.rewind()
 
 
 def list_modules(
@@ -216,7 +257,7 @@ def _passes(network: nn.Module, args: Sequence[object]) -> tuple[dict[str, _Firs
     with preserved(network, seed=0), capture(network, dict(network.named_modules()), shapes) as captured:
         try:
             with torch.no_grad():
-                network(*tree_map_only(Tensor, _copy, tuple(args)))  # it may overwrite what it is given
+                network(*copied(args))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             the_models_own(error)
             failure = locate(dict(network.named_modules()), error)
@@ -230,5 +271,6 @@ def _passes(network: nn.Module, args: Sequence[object]) -> tuple[dict[str, _Firs
     return passes, failure
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+def copied(args: Sequence[object]) -> tuple[object, ...]:
+    """Return the arguments with copies of their tensors: a model may overwrite what it is given."""
+    return tuple(tree_map_only(Tensor, lambda each: each.detach().clone().requires_grad_(each.requires_grad), args))

@@ -189,6 +189,14 @@ class StoredLoss(_Stored):
     outputs: list[str] = []
 
 
+class StoredVerification(_Stored):
+    """See `Verification`."""
+
+    status: str
+    difference: str = ""
+    layer: str = ""
+
+
 class StoredRecord(_Stored):
     """`run.json`."""
 
@@ -207,6 +215,7 @@ class StoredRecord(_Stored):
     device: str
     dtype: str
     timings: dict[str, Number] = {}
+    verification: StoredVerification | None = None
     warnings: list[str] = []
     predictions: list[StoredPrediction] = []
     mode: str = ""

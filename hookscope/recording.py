@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.frozen import quick_constructor
+from hookscope.gradient_watch import plain_arithmetic
 from hookscope.hooks import ModuleCall, Observation
 from hookscope.layout import AxisReader, arrange
 from hookscope.losses import Output, output_at
@@ -73,6 +74,11 @@ class Recorder:
         """Begin a forward pass over the inputs at `indices`."""
         self.axes = AxisReader()
         self.indices = indices
+
+    def settle(self) -> None:
+        """Finish reductions that wait for others. The caller's autocast must not reach them."""
+        with plain_arithmetic():
+            self.reducer.settle()
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""

@@ -269,6 +269,21 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Verification:
+    """Whether the network gives the same output, and loss, with hooks as without; compared on the first batch.
+
+    Attributes:
+        status: "same"; "differs"; or "not repeatable": it differs between two passes without hooks as well.
+        difference: In a few words; "" for "same".
+        layer: For "differs", the first layer in execution order whose hooks make the difference.
+    """
+
+    status: Literal["same", "differs", "not repeatable"]
+    difference: str = ""
+    layer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """Everything one run of a model over its inputs showed.
 
@@ -285,6 +300,7 @@ class Inspection:
         device: Where it ran: "cpu", "cuda:0".
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.
+        verification: Whether hooks changed the output; None where that was not asked for, or edits changed it.
     """
 
     model: ModelInfo
@@ -299,6 +315,7 @@ class Inspection:
     device: str = "cpu"
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
+    verification: Verification | None = None
 
     def _repr_html_(self) -> str:
         from hookscope.render.notebook import inspection_html  # noqa: PLC0415 - see the top of this module
@@ -461,6 +478,7 @@ class GradientInspection:
         device: Where it ran: "cpu", "cuda:0".
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.
+        verification: Whether hooks changed the output or the loss; None where that was not asked for, or edits did.
     """
 
     model: ModelInfo
@@ -480,6 +498,7 @@ class GradientInspection:
     device: str = "cpu"
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
+    verification: Verification | None = None
 
     def _repr_html_(self) -> str:
         from hookscope.render.notebook import gradient_inspection_html  # noqa: PLC0415 - see the top of this module

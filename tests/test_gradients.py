@@ -402,8 +402,8 @@ def test_a_model_that_counts_on_a_view_sharing_its_memory_is_computed_right_and_
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.first(x) * 1
             flat = self.same(hidden)
-            flat.mul_(3)  # changes hidden as well
-            out: Tensor = self.last(hidden)
+            hidden.mul_(3)  # changes flat as well
+            out: Tensor = self.last(flat)
             return out
 
     torch.manual_seed(0)

@@ -2,8 +2,10 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +42,7 @@ from hookscope.cli.options import (
     Std,
     TensorBoard,
     Trust,
+    Verify,
     Weights,
     choose_device,
     file_options,
@@ -87,6 +90,7 @@ def activations(
     device: Device = "auto",
     dtype: Dtype = None,
     seed: Seed = 0,
+    verify: Verify = True,
     keep_tensors: Annotated[
         bool, typer.Option("--save-tensors", help="Also write the activations themselves, activations.safetensors.")
     ] = False,
@@ -107,7 +111,6 @@ def activations(
     hookscope activations model.pt cat.jpg --arch resnet18 --layer type:relu --json
     """
     from hookscope import inputs, runs
-    from hookscope.comparison import compare
     from hookscope.inspection import ForwardError, inspect
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
@@ -137,41 +140,38 @@ def activations(
         comparison = None
         with progress_bar(messages, len(paths), shown=not quiet) as advance:
             try:
-                plain = inspect(loaded, feed.batches(batch_size, pass_over), layer or (), seed=seed) if edit else None
-                inspection = inspect(
-                    loaded,
+                run = partial(inspect, loaded, layers=layer or (), seed=seed, verify=verify)
+                plain = run(feed.batches(batch_size, pass_over)) if edit else None
+                inspection = run(
                     feed.batches(batch_size, failures.append),
-                    layer or (),
                     grids_for=grids_for if grids else 0,
                     max_channels=max_channels,
-                    seed=seed,
                     edits=edit or (),
                     output_key=output_key,
                     on_tensor=(lambda label, tensor, _axis: keep(label, tensor)) if keep_tensors else None,
                     on_batch=advance,
                 )
-                comparison = compare(plain, inspection, edit or ()) if plain is not None else None
+                comparison, inspection = _compared(plain, inspection, edit or ())
             except ForwardError as error:
                 failures.append(error)
                 inspection = error.inspection
     inspection = replace(inspection, timings={"load": load_seconds, **inspection.timings})
-
     if inspection.inputs:
         _show(inspection, comparison, tables, messages, quiet=quiet, full=full)
     written = bool(inspection.inputs) and inspection.failure is None
     if written:
-        with runs.new_run(target) as run:
+        with runs.new_run(target) as folder:
             drawn = draw_grids(
-                run.path, inspection.feature_maps, inspection.inputs, len(inspection.rows), cmap=cmap, scale=scale
+                folder.path, inspection.feature_maps, inspection.inputs, len(inspection.rows), cmap=cmap, scale=scale
             )
-            files = _write_tables(run.path, inspection, comparison)
-            save_tensors(run.path / _TENSORS, tensors)
+            files = _write_tables(folder.path, inspection, comparison)
+            save_tensors(folder.path / _TENSORS, tensors)
             details = {
                 **inspection_to_dict(inspection),
                 **({} if comparison is None else {"edits": list(edit or ())}),
-                "thumbnails": feed.write_pictures(run.path, len(inspection.inputs)),
+                "thumbnails": feed.write_pictures(folder.path, len(inspection.inputs)),
             }
-            run.finish(run_record("activations", preprocessing, layer or (), drawn, failures, details))
+            folder.finish(run_record("activations", preprocessing, layer or (), drawn, failures, details))
         if not quiet:
             files += [_TENSORS] if tensors else []
             tables.print(_last_line(target, len(drawn), files, len(inspection.inputs), grids_for), soft_wrap=True)
@@ -179,6 +179,17 @@ def activations(
     if json:
         typer.echo(inspection_to_json(inspection, {"run": str(target) if written else None}), nl=False)
     return gravest([report(failure) for failure in failures])
+
+
+def _compared(
+    plain: "Inspection | None", inspection: "Inspection", edits: Sequence[str]
+) -> "tuple[Comparison | None, Inspection]":
+    """Return what edits changed, and the run with them, verified as the one without was."""
+    from hookscope.comparison import compare
+
+    if plain is None:
+        return None, inspection
+    return compare(plain, inspection, edits), replace(inspection, verification=plain.verification)
 
 
 def _show(
@@ -204,6 +215,8 @@ def _show(
             tables.print(terminal.predictions_lines(inspection, full=full))
         if comparison is not None:
             tables.print(comparison_report(comparison, width=tables.width, full=full))
+        if inspection.verification is not None:
+            tables.print(terminal.verification_line(inspection.verification, with_loss=False))
     if inspection.failure is not None:
         messages.print(terminal.failure_panel(inspection.failure))
 

@@ -43,6 +43,7 @@ from hookscope.cli.options import (
     Std,
     TensorBoard,
     Trust,
+    Verify,
     Weights,
     choose_device,
     file_options,
@@ -146,6 +147,7 @@ def grads(
         Literal["bfloat16", "float16"] | None, typer.Option(help="Run forward pass and loss under autocast.")
     ] = None,
     seed: Seed = 0,
+    verify: Verify = True,
     keep_tensors: Annotated[
         bool, typer.Option("--save-tensors", help=f"Also write the gradients themselves, {_TENSORS}.")
     ] = False,
@@ -207,6 +209,7 @@ def grads(
                 per_image=per_image,
                 keep_tensors=keep_tensors,
                 include_inputs=with_inputs,
+                verify=verify,
                 grids_for=grids_for if grids else 0,
                 max_channels=max_channels,
                 output_key=output_key,
@@ -279,6 +282,7 @@ def _run(
     per_image: bool,
     keep_tensors: bool,
     include_inputs: bool,
+    verify: bool,
     **options: Any,
 ) -> _Outcome:
     """Run the model over all inputs, without edits first if there are any, and over each input alone if asked for.
@@ -291,6 +295,7 @@ def _run(
         per_image: Whether to run each input alone too.
         keep_tensors: Whether to keep the gradients themselves.
         include_inputs: Whether to differentiate with respect to inputs of layers too.
+        verify: Whether to compare the run without edits to one without hooks.
         options: For the run that is reported, alone.
     """
     from hookscope.by_input import gradients_by_input
@@ -301,17 +306,21 @@ def _run(
     tensors: dict[str, list[torch.Tensor]] = {}
     try:
         batches = feed.batches(batch_size, pass_over)
-        plain = differentiate(inputs=batches, include_inputs=include_inputs) if edits else None
+        plain = differentiate(inputs=batches, include_inputs=include_inputs, verify=verify) if edits else None
         inspection = differentiate(
             inputs=feed.batches(batch_size, failures.append),
             include_inputs=include_inputs,
             edits=edits,
+            verify=verify,
             on_tensor=keeper(tensors) if keep_tensors else None,
             **options,
         )
     except PassError as error:
         return _Outcome(error.inspection, complete=False, failures=(*failures, error))
-    comparison = None if plain is None else compare(plain, inspection, edits)
+    comparison = None
+    if plain is not None:
+        comparison = compare(plain, inspection, edits)
+        inspection = replace(inspection, verification=plain.verification)
     by_input: tuple[InputGradients, ...] = ()
     if per_image and inspection.inputs:
         try:
@@ -444,6 +453,8 @@ def _show(outcome: _Outcome, tables: "Console", messages: "Console", *, quiet: b
         if inspection.predictions:
             tables.print(terminal.predictions_lines(inspection, full=full))
         tables.print(gradient_tables.loss_line(inspection.loss))
+        if inspection.verification is not None:
+            tables.print(terminal.verification_line(inspection.verification, with_loss=True))
     if not quiet or inspection.verdicts:
         tables.print(gradient_tables.verdicts_panel(inspection))
     if inspection.failure is not None:

@@ -50,6 +50,12 @@ Arch = Annotated[
         help="The network that a weights file given as MODEL belongs to; default: told from names and shapes.",
     ),
 ]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify/--no-verify", help="Run the first batch once more without hooks, and compare output and loss."
+    ),
+]
 Trust = Annotated[
     bool,
     typer.Option(

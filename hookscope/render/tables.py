@@ -265,6 +265,7 @@ def _circumstances(inspection: Inspection | GradientInspection) -> dict[str, Any
         "device": inspection.device,
         "dtype": inspection.dtype,
         "timings": dict(inspection.timings),
+        "verification": asdict(inspection.verification) if inspection.verification else None,
         "warnings": list(inspection.warnings),
         "failure": asdict(inspection.failure) if inspection.failure else None,
         "predictions": [

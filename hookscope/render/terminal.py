@@ -34,6 +34,7 @@ from hookscope.results import (
     ModuleRow,
     TensorStatistics,
     UncalledLayer,
+    Verification,
 )
 from hookscope.text import safe_text, shape_text
 
@@ -101,6 +102,17 @@ def warnings_panel(warnings: Sequence[str]) -> RenderableType:
         return Group()
     lines = Text("\n", overflow="fold").join(Text(f"• {safe_text(warning)}") for warning in warnings)
     return Panel(lines, title="Warning" if len(warnings) == 1 else "Warnings", title_align="left", style="yellow")
+
+
+def verification_line(verification: Verification, *, with_loss: bool) -> RenderableType:
+    """Return in one line whether hooks changed what the network computes: "verified: the same output as ..."."""
+    what = "output and loss" if with_loss else "output"
+    if verification.status == "same":
+        return Text(f"verified: the same {what} as without hooks", style="green")
+    if verification.status == "not repeatable":
+        sentence = f"not verified: two passes without hooks differ as well ({safe_text(verification.difference)})"
+        return Text(sentence, style="yellow", overflow="fold")
+    return Text("not the same as without hooks: see the warning", style="bold red")
 
 
 def failure_panel(failure: Failure) -> RenderableType:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from markupsafe import Markup
 
 from hookscope.errors import InputError
-from hookscope.reading_runs import StoredPrediction, StoredRun, StoredStatistics
+from hookscope.reading_runs import StoredPrediction, StoredRun, StoredStatistics, StoredVerification
 from hookscope.render.columns import counted, number_text, percent_text, probability_text
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layer_href, layers_of, tree_of
@@ -132,9 +132,20 @@ def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:
         text = number_text(value) if isinstance(value, float) else str(value)
         target = f" to {record.loss.target}" if record.loss.target else ""
         facts.insert(3, ("Loss", f"{record.loss.name}{target} = {text}", not isinstance(value, float)))
+    if record.verification is not None:
+        facts.append(_verified(record.verification))
     if record.edits:
         facts.append(("Edits", "; ".join(record.edits), True))
     return facts
+
+
+def _verified(verification: StoredVerification) -> tuple[str, str, bool]:
+    words = {
+        "same": "the same output as without hooks",
+        "not repeatable": f"not verified: two passes without hooks differ as well ({verification.difference})",
+    }
+    other = f"not the same as without hooks: {verification.difference}"
+    return "Verified", words.get(verification.status, other), verification.status == "differs"
 
 
 def _making(run: StoredRun) -> list[tuple[str, str]]:

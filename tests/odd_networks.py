@@ -1,0 +1,317 @@
+"""Small networks that make hooking hard: each does one thing that hook tools stumble over."""
+
+import copy
+import io
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+
+class Net(nn.Module):
+    """A forward given as a function of the network and its input, over submodules given by name."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+class Block(nn.Module):
+    """Linear and tanh: a class that torch does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).tanh()
+
+
+class Twice(nn.Module):
+    """A leaf of a class that torch does not know."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+# --- hooks of the user's own ---
+
+
+def with_full_backward_hook(where: str, middle: Callable[[], nn.Module] = Twice) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 3), middle(), nn.Linear(3, 1))
+        model.get_submodule(where).register_full_backward_hook(lambda *_: None)
+        return model
+
+    return build
+
+
+def with_backward_pre_hook() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), Twice(), nn.Linear(3, 1))
+    model[1].register_full_backward_pre_hook(lambda _module, gradient: gradient)
+    return model
+
+
+def hooked_while_it_runs(net: Any, x: Tensor) -> Tensor:
+    handle = net.block.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
+    try:
+        return net.block(x)
+    finally:
+        handle.remove()
+
+
+def hooked_within_itself(net: Any, x: Tensor) -> Tensor:
+    handle = net.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
+    out = net.block(x)
+    handle.remove()
+    return out
+
+
+# --- calls ---
+
+
+def called_by_threads(net: Any, x: Tensor) -> Tensor:
+    differentiable = torch.is_grad_enabled()
+
+    def run(values: Tensor) -> Tensor:
+        with torch.set_grad_enabled(differentiable):
+            return net.part(values)
+
+    with ThreadPoolExecutor(8) as pool:
+        return torch.stack([*pool.map(run, [x.repeat(50, 50) + each for each in range(40)])])
+
+
+def retried(net: Any, x: Tensor) -> Tensor:
+    try:
+        net.block(x[:, :2])
+    except RuntimeError:
+        return net.block(x)
+    raise AssertionError
+
+
+def copied_as_it_runs(net: Any, x: Tensor) -> Tensor:
+    return copy.deepcopy(net.block)(x) + net.block(x)
+
+
+def copied_whole(net: Any, x: Tensor) -> Tensor:
+    twin = copy.deepcopy(net)
+    return twin.block(x) + net.block(x)
+
+
+def pickled_as_it_runs(net: Any, x: Tensor) -> Tensor:
+    file = io.BytesIO()
+    torch.save(net.block, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)(x) + net.block(x)
+
+
+# --- objects ---
+
+
+def asks_whether_an_output_is_an_input(net: Any, x: Tensor) -> Tensor:
+    hidden = net.block(x)
+    same = net.same(hidden)
+    return same * 2 if same is hidden else same * 100
+
+
+def asks_beside_a_container(net: Any, x: Tensor) -> Tensor:
+    hidden = net.block(x)
+    same = net.several(hidden)
+    return same * 2 if same is hidden else same * 100
+
+
+class ReturnsItsArgument(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y if x is y else x - y
+
+
+def compares_two_arguments(net: Any, x: Tensor) -> Tensor:
+    hidden = net.block(x)
+    return net.compares(net.same(hidden), hidden)
+
+
+def attends(net: Any, x: Tensor) -> Tensor:
+    hidden = net.linear(x.view(2, 1, 3).expand(2, 2, 3).reshape(2, 2, 3))
+    out: Tensor = net.attention(net.same(hidden), hidden, hidden)[0]
+    return out
+
+
+# --- in place ---
+
+
+def overwritten_after_identity() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.Identity(), nn.ReLU(inplace=True), nn.Linear(3, 1))
+
+
+def overwritten_after_several() -> nn.Module:
+    same = nn.Sequential(nn.Identity(), nn.Dropout())
+    return nn.Sequential(nn.Linear(3, 3), same, nn.ReLU(inplace=True), nn.Linear(3, 1))
+
+
+def added_to_what_was_passed_through(net: Any, x: Tensor) -> Tensor:
+    hidden = net.block(x)
+    out = net.same(hidden * 1)
+    out += hidden
+    return out
+
+
+def used_before_and_after(net: Any, x: Tensor) -> Tensor:
+    out = net.same(net.linear(x))
+    before = out * 3
+    out.mul_(2)
+    return out + before
+
+
+def reshaped_in_place(net: Any, x: Tensor) -> Tensor:
+    hidden = net.linear(x) * 1
+    net.unsqueezes(hidden)
+    return hidden.sum(0)
+
+
+class Unsqueezes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unsqueeze_(0)
+
+
+# --- transforms and subclasses ---
+
+
+def batched(net: Any, x: Tensor) -> Any:
+    return torch.func.vmap(net.block)(x)
+
+
+def pushed_forward(net: Any, x: Tensor) -> Any:
+    return torch.func.jvp(net.block, (x,), (torch.ones_like(x),))[1]
+
+
+def differentiated(net: Any, x: Tensor) -> Any:
+    return torch.func.grad(lambda values: net.block(values).sum())(x)
+
+
+def jacobian(net: Any, x: Tensor) -> Any:
+    return torch.func.jacrev(net.block)(x)
+
+
+def dual(net: Any, x: Tensor) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(net.block(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+class Refuses(Tensor):
+    """Refuses whatever overrides `__torch_function__` may refuse."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.as_subclass:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise TypeError("refused")
+
+
+class MakesRefusing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2).as_subclass(Refuses)
+
+
+class MakesPlain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.as_subclass(Tensor) * 3
+
+
+def of_a_refusing_subclass() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), MakesRefusing(), nn.Identity(), MakesPlain())
+
+
+# --- parameters ---
+
+
+class WithParameter(nn.Module):
+    def __init__(self, values: Tensor, *, trainable: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.values = nn.Parameter(values, requires_grad=trainable)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.linear(x)
+        if self.values.layout != torch.strided:
+            return (self.values @ hidden.t()).t()
+        return hidden * self.values
+
+
+def scripted_child() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU())), nn.Linear(3, 1))
+
+
+def traced_child() -> nn.Module:
+    inner = torch.jit.trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.ones(2, 3))
+    return nn.Sequential(nn.Linear(3, 3), inner, nn.Linear(3, 1))
+
+
+def scripted_root() -> nn.Module:
+    return torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+
+
+def exported() -> nn.Module:
+    return torch.export.export(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (torch.ones(2, 3),)).module()
+
+
+def exported_child() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), exported(), nn.Linear(3, 1))
+
+
+def net(run: Callable[[Any, Tensor], Any], **parts: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: Net(run, **{name: part() for name, part in parts.items()})
+
+
+ODD: dict[str, Callable[[], nn.Module]] = {
+    "full backward hook on a custom leaf": with_full_backward_hook("1"),
+    "full backward hook on a container": with_full_backward_hook("1", Block),
+    "full backward hook on the root": with_full_backward_hook(""),
+    "full backward hook on a leaf of torch's": with_full_backward_hook("0"),
+    "full backward hook on an identity": with_full_backward_hook("1", nn.Identity),
+    "backward pre-hook": with_backward_pre_hook,
+    "pre-hook in forward": net(hooked_while_it_runs, block=Block),
+    "pre-hook on itself in forward": net(hooked_within_itself, block=Block),
+    "threads": net(called_by_threads, part=lambda: nn.Sequential(nn.Linear(150, 3), nn.Sequential(nn.ReLU()))),
+    "retried": net(retried, block=Block),
+    "deep copy of a part": net(copied_as_it_runs, block=Block),
+    "deep copy of itself": net(copied_whole, block=Block),
+    "pickled": net(pickled_as_it_runs, block=Block),
+    "asks is": net(asks_whether_an_output_is_an_input, block=Block, same=nn.Identity),
+    "asks is of a container": net(
+        asks_beside_a_container, block=Block, several=lambda: nn.Sequential(nn.Identity(), nn.Dropout())
+    ),
+    "asks is of arguments": net(compares_two_arguments, block=Block, same=nn.Identity, compares=ReturnsItsArgument),
+    "attention asks is": net(
+        attends, linear=lambda: nn.Linear(3, 3), same=nn.Identity, attention=lambda: nn.MultiheadAttention(3, 1)
+    ),
+    "overwritten after identity": overwritten_after_identity,
+    "overwritten after several": overwritten_after_several,
+    "added after identity": net(added_to_what_was_passed_through, block=Block, same=nn.Identity),
+    "used before and after": net(used_before_and_after, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
+    "reshaped in place": net(reshaped_in_place, linear=lambda: nn.Linear(3, 3), unsqueezes=Unsqueezes),
+    "vmap": net(batched, block=Block),
+    "jvp": net(pushed_forward, block=Block),
+    "torch.func.grad": net(differentiated, block=Block),
+    "jacrev": net(jacobian, block=Block),
+    "forward-mode derivatives": net(dual, block=Block),
+    "refusing subclass": of_a_refusing_subclass,
+    "integer parameter": lambda: WithParameter(torch.arange(3)),
+    "boolean parameter": lambda: WithParameter(torch.tensor([True, False, True])),
+    "sparse parameter": lambda: WithParameter(torch.eye(3).to_sparse(), trainable=True),
+    "empty sparse parameter": lambda: WithParameter(torch.zeros(3, 3).to_sparse()),
+    "CSR parameter": lambda: WithParameter(torch.eye(3).to_sparse_csr()),
+    "half parameter": lambda: WithParameter(torch.ones(3, dtype=torch.float16), trainable=True),
+    "scripted child": scripted_child,
+    "traced child": traced_child,
+    "scripted root": scripted_root,
+    "exported root": exported,
+    "exported child": exported_child,
+}
