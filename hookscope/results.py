@@ -15,6 +15,9 @@ QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 InputKind = Literal["image", "detection", "video", "flow"]
 
+# Where Pillow starts to warn of decompression bombs (Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels.
+MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
+
 Flag = Literal[
     "in-place",
     "pass-through",
@@ -30,7 +33,7 @@ Flag = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """How an image becomes a network input.
+    """How a file becomes a network input.
 
     Attributes:
         kind: What the network takes: one image tensor (N, C, H, W), a list of (C, H, W) for detection, a clip
@@ -43,6 +46,7 @@ class Preprocessing:
         std: Per channel, divided by. Empty means no normalisation.
         frames: T, for a clip: the image is repeated.
         multiple: Height and width are cropped down to a multiple of this.
+        max_pixels: A picture of more is refused before it is decoded, and so is a resize to more.
         source: Where these values come from, for people: "ResNet34_Weights.IMAGENET1K_V1", "defaults", "options".
     """
 
@@ -55,6 +59,7 @@ class Preprocessing:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     frames: int = 1
     multiple: int = 1
+    max_pixels: int = MAX_PIXELS
     source: str = "defaults"
 
 

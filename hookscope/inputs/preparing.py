@@ -5,7 +5,6 @@ import torch
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs.pictures import MAX_PIXELS
 from hookscope.results import Preprocessing
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -53,10 +52,10 @@ def _resize(
     new_height, new_width = _target_size(height, width, preprocessing.resize)
     if (new_height, new_width) == (height, width):
         return _to_tensor(picture)
-    if new_height * new_width > MAX_PIXELS:
+    if new_height * new_width > preprocessing.max_pixels:
         raise ImageError(
             f"Cannot resize {name} from {height}x{width} to {new_height}x{new_width} (height x width): over the limit "
-            f"of {MAX_PIXELS} pixels. Crop it first, or give --resize HEIGHTxWIDTH."
+            f"of {preprocessing.max_pixels} pixels. Crop it first, or give --resize HEIGHTxWIDTH."
         )
     antialiased = preprocessing.kind != "video"
     steps.append(

@@ -48,6 +48,8 @@ def folder(tmp_path_factory) -> dict[str, Path]:
         "larger png": save(root / "larger.png", random_pixels(12, 12)),
         "png with alpha": save(root / "alpha.png", random_pixels(9, 8, 4)),
         "webp": save(root / "a.webp", pixels, lossless=True),
+        "avif": save(root / "a.avif", pixels),
+        "jpeg 2000": save(root / "a.jp2", pixels),
         "turned jpeg": save(root / "turned.jpg", pixels, exif=_orientation(6)),
         "jpeg with broken exif": save(root / "broken.jpg", pixels, exif=BROKEN_EXIF),
         "png with broken exif": save(root / "broken.png", pixels, exif=BROKEN_EXIF),
@@ -97,6 +99,8 @@ QUIET = {
     "larger png",
     "png with alpha",
     "webp",
+    "avif",
+    "jpeg 2000",
     "turned jpeg",
     "png with late text",
 }

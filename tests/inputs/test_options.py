@@ -1,5 +1,7 @@
 """Options replace what they name, and nonsense is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from hookscope.errors import UsageError
@@ -54,6 +56,15 @@ def test_nonsense_options_are_usage_errors_of_one_line(options):
     message = str(caught.value)
     assert message.startswith(f"--{name} {value!r} ")
     assert "\n" not in message
+
+
+def test_another_limit_of_pixels_changes_no_preprocessing():
+    base = Preprocessing(source="weights")
+    assert preprocessing_from_options(base, max_pixels=99) == replace(base, max_pixels=99)
+    with pytest.raises(UsageError, match="--resize '10' is over the limit of 99 pixels"):
+        preprocessing_from_options(base, resize="10", max_pixels=99)
+    with pytest.raises(UsageError, match="--max-pixels 0 leaves no pixel"):
+        preprocessing_from_options(base, max_pixels=0)
 
 
 def test_one_value_suits_a_one_channel_network():
