@@ -241,11 +241,12 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 (
                     *subject.warnings,
                     *run.warnings,
-                    *_remarks(run, trainable, track_outputs=track_outputs),
+                    *_frozen_warning(trainable, track_outputs=track_outputs),
                     *placed.warnings(),
                 )
             )
         ),
+        notes=(*subject.notes, *_sum_note(len(run.losses))),
         failure=failed.failure if failed is not None else None,
         mode=mode,
         seed=seed,
@@ -478,14 +479,16 @@ def _after_the_last_gradient(run: _Run, error: BaseException) -> Failure:
     return Failure(latest.layer, type(latest.module).__name__, (), error_line(error))
 
 
-def _remarks(run: _Run, trainable: Sequence[bool], *, track_outputs: bool) -> list[str]:
-    remarks = []
-    if len(run.losses) > 1:
-        remarks.append(
-            f"The loss and the gradients of parameters are sums over {len(run.losses)} batches, as training "
-            f"accumulates them."
-        )
-    if not any(trainable):
-        end = "first floating tensors that layers return" if track_outputs else "input of the network"
-        remarks.append(f"No parameter is trainable: gradients are taken down to the {end}.")
-    return remarks
+def _frozen_warning(trainable: Sequence[bool], *, track_outputs: bool) -> tuple[str, ...]:
+    if any(trainable):
+        return ()
+    end = "first floating tensors that layers return" if track_outputs else "input of the network"
+    return (f"No parameter is trainable: gradients are taken down to the {end}.",)
+
+
+def _sum_note(batch_count: int) -> tuple[str, ...]:
+    if batch_count < 2:
+        return ()
+    return (
+        f"The loss and the gradients of parameters are sums over {batch_count} batches, as training accumulates them.",
+    )

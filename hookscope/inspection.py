@@ -139,6 +139,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         feature_maps=feature_maps(results, recorder.kept),
         predictions=tuple(best),
         warnings=(*subject.warnings, *fast_path_warning(subject.modules, selected), *placed.warnings()),
+        notes=subject.notes,
         failure=failure,
         seed=seed,
         device=device,

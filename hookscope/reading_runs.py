@@ -208,6 +208,7 @@ class StoredRecord(_Stored):
     dtype: str
     timings: dict[str, Number] = {}
     warnings: list[str] = []
+    notes: list[str] = []
     predictions: list[StoredPrediction] = []
     mode: str = ""
     loss: StoredLoss | None = None

@@ -285,6 +285,7 @@ class Inspection:
         feature_maps: For drawing; empty unless asked for.
         predictions: Top classes per input, for classifiers.
         warnings: Sentences a reader must see.
+        notes: Sentences about what was done that are no cause for alarm.
         failure: Set when the forward pass raised; `rows` then hold what was reached.
         seed: Seed of random weights and of any randomness in the forward pass.
         device: Where it ran: "cpu", "cuda:0".
@@ -299,6 +300,7 @@ class Inspection:
     feature_maps: tuple[FeatureMaps, ...] = ()
     predictions: tuple[Prediction, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     failure: Failure | None = None
     seed: int = 0
     device: str = "cpu"
@@ -460,6 +462,7 @@ class GradientInspection:
         predictions: Top classes per input, for classifiers.
         verdicts: Judgements, the gravest first.
         warnings: Sentences a reader must see.
+        notes: Sentences about what was done that are no cause for alarm.
         failure: Set when the forward or the backward pass raised; rows then hold what was reached.
         mode: "eval", or "train" for batch statistics and dropout as in training.
         seed: Seed of everything random.
@@ -479,6 +482,7 @@ class GradientInspection:
     predictions: tuple[Prediction, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     failure: Failure | None = None
     mode: Literal["eval", "train"] = "eval"
     seed: int = 0

@@ -21,6 +21,7 @@ class Subject:
         network: Without the wrappers it came in.
         info: Which network with which weights.
         warnings: Sentences a reader must see.
+        notes: Sentences about how it was loaded that are no cause for alarm.
         modules: Every module once, by its first dotted name.
         aliases: Further names of those that have several.
         parameter_counts: Elements in the parameters that each module owns directly (not its children's), by its name.
@@ -29,6 +30,7 @@ class Subject:
     network: nn.Module
     info: ModelInfo
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
     modules: Mapping[str, nn.Module]
     aliases: Mapping[str, tuple[str, ...]]
     parameter_counts: Mapping[str, int]
@@ -62,10 +64,10 @@ def subject_of(model: nn.Module | LoadedModel) -> Subject:
     modules, aliases = module_index(network)
     counts, total = count_parameters(modules)
     if isinstance(model, LoadedModel):
-        return Subject(network, model.info, model.warnings, modules, aliases, counts)
+        return Subject(network, model.info, model.warnings, model.notes, modules, aliases, counts)
     kind = type(network).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
-    return Subject(network, info, (), modules, aliases, counts)
+    return Subject(network, info, (), (), modules, aliases, counts)
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:

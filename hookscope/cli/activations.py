@@ -197,6 +197,8 @@ def _show(
     if inspection.warnings:
         messages.print(terminal.warnings_panel(inspection.warnings))
     if not quiet:
+        if inspection.notes:
+            tables.print(terminal.note_lines(inspection.notes))
         tables.print(terminal.layer_table(inspection, width=tables.width, full=full))
         if inspection.uncalled:
             tables.print(terminal.uncalled_lines(inspection.uncalled, full=full))

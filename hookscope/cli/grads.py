@@ -433,6 +433,8 @@ def _show(outcome: _Outcome, tables: "Console", messages: "Console", *, quiet: b
     if inspection.warnings:
         messages.print(terminal.warnings_panel(inspection.warnings))
     if not quiet:
+        if inspection.notes:
+            tables.print(terminal.note_lines(inspection.notes))
         tables.print(gradient_tables.gradient_table(inspection, width=tables.width, full=full))
         tables.print(gradient_tables.parameter_table(inspection, width=tables.width, full=full))
         if inspection.uncalled:

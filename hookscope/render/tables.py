@@ -266,6 +266,7 @@ def _circumstances(inspection: Inspection | GradientInspection) -> dict[str, Any
         "dtype": inspection.dtype,
         "timings": dict(inspection.timings),
         "warnings": list(inspection.warnings),
+        "notes": list(inspection.notes),
         "failure": asdict(inspection.failure) if inspection.failure else None,
         "predictions": [
             {"input_index": prediction.input_index, "classes": _classes(prediction)}

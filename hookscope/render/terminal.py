@@ -103,6 +103,11 @@ def warnings_panel(warnings: Sequence[str]) -> RenderableType:
     return Panel(lines, title="Warning" if len(warnings) == 1 else "Warnings", title_align="left", style="yellow")
 
 
+def note_lines(notes: Sequence[str]) -> RenderableType:
+    """Return the notes, a paragraph each; nothing for none."""
+    return Group(*(Text(f"note: {safe_text(note)}", style="dim", overflow="fold") for note in notes))
+
+
 def failure_panel(failure: Failure) -> RenderableType:
     """Return where and how the forward pass broke off, in a frame."""
     grid = Table.grid(padding=(0, 1))
