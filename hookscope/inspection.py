@@ -1,8 +1,10 @@
 """Run a model over its inputs and gather what its layers did: the pipeline behind `hookscope activations`."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +12,12 @@ from torch.utils._pytree import tree_map_only
 
 from hookscope.editing import place_edits
 from hookscope.edits import Edit
-from hookscope.errors import ModelError
+from hookscope.errors import ModelError, UnfitInputError
 from hookscope.failures import broke_off, locate, the_models_own
-from hookscope.hooks import ModuleCall, capture
+from hookscope.hooks import ModuleCall, Observation, capture
 from hookscope.inputs import Batch
 from hookscope.layers import module_index, select_from, unwrap
+from hookscope.measure import Measured
 from hookscope.models import LoadedModel
 from hookscope.preservation import preserved
 from hookscope.recording import (
@@ -29,7 +32,7 @@ from hookscope.recording import (
     uncalled,
 )
 from hookscope.results import Failure, InputRecord, Inspection, ModuleRow, Prediction
-from hookscope.subject import as_batches, count_parameters, subject_of
+from hookscope.subject import Supply, count_parameters, subject_of, supply_of
 
 
 class ForwardError(ModelError):
@@ -57,6 +60,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     output_key: str | None = None,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
+    on_error: Callable[[UnfitInputError], None] | None = None,
 ) -> Inspection:
     """Run a model over its inputs in eval mode, without gradients, and report on the outputs of its layers.
 
@@ -74,23 +78,25 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         output_key: Which of several outputs holds the class scores: "logits", "[0]".
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
-        on_batch: Called after each batch with the number of inputs finished.
+        on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
+            as it was.
+        on_error: Called for an input that the model raised on, which is then left out; the other inputs of its batch
+            are run again, one by one. Without it the error is raised.
 
     Returns:
         What was seen.
 
     Raises:
         LayerNotFoundError: If a pattern selects nothing.
-        ForwardError: If the model raised; carries what was seen until then.
+        ForwardError: If the model raised, with `on_error` on every input; carries what was seen until then.
         UsageError: If a pattern is malformed.
     """
     subject = subject_of(model)
     network = subject.network
-    batches = iter(as_batches(inputs))
-    first = next(batches, None)
+    supply = supply_of(inputs, on_error)
 
     def order() -> list[str]:
-        return [] if first is None else execution_order(network, first.args)
+        return execution_order(network, supply)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(grids_for, max_channels, on_tensor)
@@ -98,32 +104,42 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     rows: dict[Key, Row] = {}
     records: list[InputRecord] = []
     best: list[Prediction] = []
-    error: BaseException | None = None
+    broken: _Broken | None = None
+    finished = on_batch or (lambda _count: None)
     began = time.perf_counter()
     with (
-        preserved(network, seed, modules=subject.modules.values()),
+        preserved(network, seed, modules=subject.modules.values()) as state,
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
-        batch = first
-        while batch is not None:
-            recorder.start(batch.indices)
-            records.extend(batch.records)
-            try:
-                with torch.no_grad():
-                    output = network(*batch.args)
-            except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
-                error = the_models_own(raised)
+        for batch in supply:
+            if records and on_error is not None:
+                state.mark()
+            places = tuple(range(len(records), len(records) + len(batch.indices)))
+            recorder.start(places)
+            output, error = _run(network, batch)
             recorder.reducer.settle()
-            absorb(rows, captured.restart())
-            if error is not None:
-                break
-            best.extend(predictions(output, subject.info.categories, batch.indices, output_key))
-            if on_batch is not None:
-                on_batch(len(records))
-            batch = next(batches, None)
+            seen = captured.restart()
+            if error is None:
+                absorb(rows, seen)
+                records.extend(batch.records)
+                best.extend(predictions(output, subject.info.categories, places, output_key))
+            else:
+                failure = locate(subject.modules, error)
+                message = broke_off(subject.info.name, failure, error)
+                if on_error is None or supply.set_aside(batch, message):
+                    broken = broken or _Broken(batch.records, seen, error, failure, message)
+                if on_error is None:
+                    break
+                recorder.forget()
+                state.rewind()
+            finished(len(records))
     seconds = time.perf_counter() - began
 
-    failure = None if error is None else locate(subject.modules, error)
+    if records and on_error is not None:
+        broken = None
+    if broken is not None:
+        absorb(rows, broken.seen)
+        records.extend(broken.records)
     results = layer_rows(subject, rows)
     device, dtype = subject.placed
     inspection = Inspection(
@@ -133,22 +149,46 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         uncalled=uncalled(
             subject,
             selected,
-            captured.called if failure is None else captured.called | {failure.layer},
-            broke_off=failure is not None,
+            captured.called if broken is None else captured.called | {broken.failure.layer},
+            broke_off=broken is not None,
         ),
         feature_maps=feature_maps(results, recorder.kept),
         predictions=tuple(best),
-        warnings=(*subject.warnings, *fast_path_warning(subject.modules, selected), *placed.warnings()),
+        warnings=(
+            *subject.warnings,
+            *fast_path_warning(subject.modules, selected),
+            *placed.warnings(),
+            *supply.remarks,
+        ),
         notes=subject.notes,
-        failure=failure,
+        failure=None if broken is None else broken.failure,
         seed=seed,
         device=device,
         dtype=dtype,
         timings={"forward": seconds},
     )
-    if failure is not None and error is not None:
-        raise ForwardError(broke_off(subject.info.name, failure, error), inspection) from error
+    if broken is not None:
+        raise ForwardError(broken.message, inspection) from broken.error
     return inspection
+
+
+class _Broken(NamedTuple):
+    """A batch that the model raised on: what was seen of it until then, and where it broke off."""
+
+    records: Sequence[InputRecord]
+    seen: Sequence[Observation[Measured]]
+    error: BaseException
+    failure: Failure
+    message: str
+
+
+def _run(network: nn.Module, batch: Batch) -> tuple[object, BaseException | None]:
+    """Return what the network makes of a batch, or what it raises."""
+    try:
+        with torch.no_grad():
+            return network(*batch.args, **batch.kwargs), None
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
+        return None, the_models_own(raised)
 
 
 def list_modules(
@@ -172,7 +212,7 @@ def list_modules(
     network = unwrap(model)
     modules, aliases = module_index(network)
     counts, _ = count_parameters(modules)
-    passes, failure = _passes(network, args) if args is not None else ({}, None)
+    passes, failure = _passes(network, args, {}) if args is not None else ({}, None)
     selected = select_from(modules, aliases, layers, lambda: list(passes))
     rows = []
     for name, module in modules.items():
@@ -202,12 +242,27 @@ class _FirstCall:
     call_count: int
 
 
-def execution_order(network: nn.Module, args: Sequence[object]) -> list[str]:
-    """Return the names of all modules that run, in the order in which they first finish."""
-    return list(_passes(network, args)[0])
+def execution_order(network: nn.Module, supply: Supply) -> list[str]:
+    """Return the names of all modules that run, in the order in which they first finish.
+
+    The next batch is tried, and where the model raises and inputs may be left out, those after it. If it raises on all,
+    the longest order counts. No batch is handed out.
+    """
+    longest: list[str] = []
+    for ahead in count():
+        batch = supply.peek(ahead)
+        if batch is None:
+            return longest
+        passes, failure = _passes(network, batch.args, batch.kwargs)
+        if failure is None or supply.on_error is None:
+            return list(passes)
+        longest = max(longest, list(passes), key=len)
+    raise AssertionError
 
 
-def _passes(network: nn.Module, args: Sequence[object]) -> tuple[dict[str, _FirstCall], Failure | None]:
+def _passes(
+    network: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[dict[str, _FirstCall], Failure | None]:
     """Run the network once; return what its modules took and gave, in the order in which they first finished."""
 
     def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
@@ -217,7 +272,8 @@ def _passes(network: nn.Module, args: Sequence[object]) -> tuple[dict[str, _Firs
     with preserved(network, seed=0), capture(network, dict(network.named_modules()), shapes) as captured:
         try:
             with torch.no_grad():
-                network(*tree_map_only(Tensor, _copy, tuple(args)))  # it may overwrite what it is given
+                copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite what it is given
+                network(*copies[0], **copies[1])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             the_models_own(error)
             failure = locate(dict(network.named_modules()), error)

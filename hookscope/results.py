@@ -47,6 +47,8 @@ class Preprocessing:
         frames: T, for a clip: the image is repeated.
         multiple: Height and width are cropped down to a multiple of this.
         max_pixels: A picture of more is refused before it is decoded, and so is a resize to more.
+        batch_axis: Which axis of a tensor file counts inputs; "auto": the first of a tensor with an axis more than an
+            input of this kind; "none": a tensor is one input as it is.
         source: Where these values come from, for people: "ResNet34_Weights.IMAGENET1K_V1", "defaults", "options".
     """
 
@@ -60,6 +62,7 @@ class Preprocessing:
     frames: int = 1
     multiple: int = 1
     max_pixels: int = MAX_PIXELS
+    batch_axis: int | Literal["auto", "none"] = "auto"
     source: str = "defaults"
 
 

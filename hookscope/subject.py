@@ -1,16 +1,19 @@
 """Who is inspected, and with what: the network behind what a caller gave, and its inputs as batches."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookscope.errors import UsageError
-from hookscope.inputs import Batch
+from hookscope.errors import UnfitInputError, UsageError
+from hookscope.inputs import Batch, part_of
 from hookscope.layers import module_index, unwrap
 from hookscope.models import LoadedModel
 from hookscope.results import InputRecord, ModelInfo
+from hookscope.text import safe_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,61 @@ def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
         record = InputRecord("tensor", None, None, shape, ())
         return [Batch((inputs,), tuple(range(count)), (record,) * count)]
     return [inputs] if isinstance(inputs, Batch) else inputs
+
+
+@dataclass(slots=True)
+class Supply:
+    """Batches in their order, and what becomes of those that the model raises on.
+
+    Attributes:
+        on_error: Called for each input that is left out; None leaves out none.
+        remarks: Sentences about batches that were taken apart.
+    """
+
+    _further: Iterator[Batch]
+    on_error: Callable[[UnfitInputError], None] | None
+    remarks: list[str] = field(default_factory=list)
+    _next: deque[Batch] = field(default_factory=deque)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Hand out the batches until there are no more."""
+        while (batch := self.peek()) is not None:
+            self._next.popleft()
+            yield batch
+            del batch  # it is the caller's alone
+
+    def peek(self, ahead: int = 0) -> Batch | None:
+        """Return the batch that comes next, or one further `ahead`, without handing it out; None if there is none."""
+        self._next.extend(islice(self._further, max(ahead + 1 - len(self._next), 0)))
+        return self._next[ahead] if ahead < len(self._next) else None
+
+    def set_aside(self, batch: Batch, reason: str, *, takes_apart: bool = True) -> bool:
+        """Leave out a batch of one input, or give the inputs of a larger one again, one by one.
+
+        Args:
+            batch: What the model raised on.
+            reason: What it raised, and where.
+            takes_apart: Whether inputs may be run one by one; if not, the whole batch is left out.
+
+        Returns:
+            Whether it is left out.
+        """
+        # Tensors that are no files have no names.
+        names = [safe_text(record.name) for record in batch.records if record.sha256]
+        count = len(batch.indices)
+        if count == 1 or not takes_apart:
+            if self.on_error is not None:
+                self.on_error(UnfitInputError(names, reason))
+            return True
+        self._next.extendleft(part_of(batch, index) for index in reversed(range(count)))
+        which = f" ({names[0]} to {names[-1]})" if names else ""
+        self.remarks.append(f"The model raised on a batch of {count} inputs{which}: they were run one by one.")
+        return False
+
+
+def supply_of(inputs: Tensor | Batch | Iterable[Batch], on_error: Callable[[UnfitInputError], None] | None) -> Supply:
+    """Return inputs as batches in supply; `on_error` as in `Supply`."""
+    return Supply(iter(as_batches(inputs)), on_error)
 
 
 def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], int]:

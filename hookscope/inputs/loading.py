@@ -33,17 +33,26 @@ def load_input(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
         path: The file.
         preprocessing: How a picture becomes an input. A tensor is passed as it is, except that an axis of 1 in front
             counts as the batch axis and is dropped, unless the tensor has the rank of (C, H, W), for clips of
-            (C, T, H, W), or a single axis.
+            (C, T, H, W), or a single axis; `Preprocessing.batch_axis` can say otherwise.
 
     Returns:
         The input without the batch axis, float32: (C, H, W), or (C, T, H, W) for a clip; a tensor of whole numbers,
-        booleans or complex numbers keeps its dtype. And the record of what was done.
+        booleans or complex numbers keeps its dtype. A tensor of several inputs comes whole, with the batch axis first:
+        `load_batches` takes it apart. And the record of what was done.
 
     Raises:
         ImageError: If the file is missing, unreadable, corrupt, of another kind, or over a limit.
         UsageError: If the file is a picture, and `preprocessing` does not suit pictures or contradicts itself.
     """
     return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels))
+
+
+def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+    """Read a file for an argument of a network: a tensor as it is stored, a picture with a batch axis of 1 in front.
+
+    Args and Raises: As for `load_input`.
+    """
+    return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels), as_argument=True)
 
 
 def is_quiet(path: Path) -> bool:
@@ -69,7 +78,11 @@ def load_quietly(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor
 
 
 def _load(
-    path: Path, preprocessing: Preprocessing, recorded: Callable[[list[str]], AbstractContextManager[None]]
+    path: Path,
+    preprocessing: Preprocessing,
+    recorded: Callable[[list[str]], AbstractContextManager[None]],
+    *,
+    as_argument: bool = False,
 ) -> tuple[torch.Tensor, InputRecord]:
     name = repr(str(path))
     _check_regular(path, name)
@@ -89,9 +102,20 @@ def _load(
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
     if content == "picture":
         tensor = prepare_picture(picture, white, preprocessing, name, steps)
-    else:
-        tensor = prepare_tensor(tensor, preprocessing.kind, name, steps)
+        tensor = tensor[None] if as_argument else tensor
+    elif not as_argument:
+        tensor = prepare_tensor(tensor, preprocessing, name, steps)
     return tensor, InputRecord(str(path), digest, size, tuple(tensor.shape), tuple(steps))
+
+
+def looks_like_tensor(path: Path) -> bool:
+    """Tell whether a file begins as a tensor file does; one that cannot be read does not."""
+    try:
+        _check_regular(path, "")
+        with path.open("rb") as file:
+            return _sniff(file, "") != "picture"
+    except (ImageError, OSError):
+        return False
 
 
 def read_tensor(path: Path) -> torch.Tensor:

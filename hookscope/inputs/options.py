@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -18,6 +18,7 @@ def preprocessing_from_options(
     mean: str | None = None,
     std: str | None = None,
     max_pixels: int | None = None,
+    batch_axis: str | None = None,
 ) -> Preprocessing:
     """Put the user's options over preprocessing that comes from elsewhere.
 
@@ -28,12 +29,16 @@ def preprocessing_from_options(
         mean: One value for all channels, one per channel ("0.485,0.456,0.406"), or "none".
         std: Likewise.
         max_pixels: Most pixels of a picture, before and after resizing.
+        batch_axis: "0", another axis, "auto" or "none".
 
     Raises:
         UsageError: If an option is not of that form, or cannot be right.
     """
     changes: dict[str, Any] = {}
-    if max_pixels is not None:  # which is no part of what the network was trained with: the source stays
+    # Neither this nor the next is part of what the network was trained with: the source stays.
+    if batch_axis is not None:
+        base = replace(base, batch_axis=_parse_axis(batch_axis))
+    if max_pixels is not None:
         if max_pixels < 1:
             raise UsageError(f"--max-pixels {max_pixels} leaves no pixel. Give 1 or more.")
         base = replace(base, max_pixels=max_pixels)
@@ -52,6 +57,17 @@ def preprocessing_from_options(
     if not changes:
         return base
     return replace(base, **changes, source=f"options over {base.source}")
+
+
+def _parse_axis(text: str) -> int | Literal["auto", "none"]:
+    wanted = text.strip().lower()
+    if wanted == "auto":
+        return "auto"
+    if wanted == "none":
+        return "none"
+    if not re.fullmatch(r"-?[0-9]{1,3}", wanted):
+        raise UsageError(f"--batch-axis {text!r} is not an axis. Give 0, another axis, auto or none.")
+    return int(wanted)
 
 
 def _parse_sizes(option: str, text: str, max_pixels: int) -> tuple[int, ...] | None:

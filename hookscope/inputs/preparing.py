@@ -37,8 +37,6 @@ def prepare_picture(
     pixels = _crop_to_multiple(pixels, preprocessing.multiple, name, steps)
     scaled = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format).div_(white)
     _normalise_(scaled, preprocessing, steps)
-    if preprocessing.kind == "flow":
-        steps.append("the same picture is both frames")
     if preprocessing.kind == "video":
         steps.append(f"repeated in {preprocessing.frames} frames")
         scaled = scaled.unsqueeze(1).repeat(1, preprocessing.frames, 1, 1)  # (C, T, H, W)

@@ -790,10 +790,13 @@ def test_a_network_that_raises_is_told_in_the_json_too(run: Run, tmp_path: Path)
 
 def test_of_several_failures_the_gravest_decides(run: Run) -> None:
     ended = run("activations", "net.py:raises_in_20th_layer", CAT, "missing.jpg", "--batch-size", 1)
-    assert ended.code == 6  # the forward pass broke off before the second file was looked for
+    assert ended.code == 3
+    assert len(ended.errors) == 2
+    assert "cat.jpg: net.py:raises_in_20th_layer raised in its forward pass" in ended.errors[0]
     ended = run("activations", "net.py:raises_in_20th_layer", "missing.jpg", CAT)
     assert ended.code == 3
     assert len(ended.errors) == 2
+    assert run("activations", "net.py:raises_in_20th_layer", CAT).code == 6
 
 
 # --- Streams, signals, full disks ------------------------------------------------------------------------------------

@@ -67,6 +67,17 @@ def test_another_limit_of_pixels_changes_no_preprocessing():
         preprocessing_from_options(base, max_pixels=0)
 
 
+@pytest.mark.parametrize(("text", "axis"), [("0", 0), ("-1", -1), ("Auto", "auto"), ("none", "none")])
+def test_the_batch_axis_is_a_number_or_a_word(text, axis):
+    assert preprocessing_from_options(Preprocessing(), batch_axis=text) == Preprocessing(batch_axis=axis)
+
+
+@pytest.mark.parametrize("text", ["", "first", "0.5", "٣", "9999"])
+def test_other_batch_axes_are_usage_errors(text):
+    with pytest.raises(UsageError, match="is not an axis"):
+        preprocessing_from_options(Preprocessing(), batch_axis=text)
+
+
 def test_one_value_suits_a_one_channel_network():
     base = Preprocessing(channels=1, mean=(), std=())
     assert preprocessing_from_options(base, mean="0.5", std="0.25").mean == (0.5,)
