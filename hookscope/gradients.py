@@ -45,7 +45,7 @@ from hookscope.results import (
     Prediction,
     row_label,
 )
-from hookscope.subject import Subject, Supply, subject_of, supply_of
+from hookscope.subject import BatchQueue, Subject, queue_of, subject_of
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
 """Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
@@ -179,11 +179,11 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     if isinstance(loss, str):
         categories = subject.info.categories
         loss = choose_loss(loss, target=target, seed=seed, categories=categories, output_key=output_key)
-    supply = supply_of(inputs, on_error)
-    first = supply.peek()
+    queue = queue_of(inputs, on_error)
+    first = queue.peek()
 
     def order() -> list[str]:
-        return execution_order(network, supply)
+        return execution_order(network, queue)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(0, None, None)
@@ -216,7 +216,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
             subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key, ids
         )
         del first
-        failed = _run_batches(run, supply, axes, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
+        failed = _run_batches(run, queue, axes, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
 
         def finished() -> tuple[tuple[LayerRow, ...], tuple[GradientRow, ...]]:
             block.close()
@@ -247,7 +247,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                     *run.warnings,
                     *_frozen_warning(trainable, track_outputs=track_outputs),
                     *placed.warnings(),
-                    *supply.remarks,
+                    *queue.remarks,
                 )
             )
         ),
@@ -293,25 +293,25 @@ def _observer(
 
 
 def _run_batches(
-    run: _Run, supply: Supply, axes: dict[Key, int | None], *, takes_apart: bool, finished: Callable[[int], None]
+    run: _Run, queue: BatchQueue, axes: dict[Key, int | None], *, takes_apart: bool, finished: Callable[[int], None]
 ) -> _Failed | None:
     """Run all batches; return how the run broke off, if it did.
 
-    Where the supply allows it, batches that the model raises on are set aside and leave no trace: so the gradients of
+    With an `on_error`, batches that the model raises on are set aside and leave no trace: so the gradients of
     parameters are copied before every batch but the first. If nothing is left then, the first of them counts.
     """
     first_failed: tuple[_Failed, _Run] | None = None
-    for batch in supply:
+    for batch in queue:
         _absorb(run)
         before = replace(run, records=[*run.records], best=[*run.best], losses=[*run.losses], warnings=[*run.warnings])
-        held = _held_gradients(run) if supply.on_error is not None and run.losses else {}
+        held = _held_gradients(run) if queue.on_error is not None and run.losses else {}
         failed = _run_batch(run, batch, axes)
         if failed is not None:
-            if supply.on_error is None or failed.error is None:
+            if queue.on_error is None or failed.error is None:
                 return failed
-            is_left_out = supply.set_aside(batch, failed.message, takes_apart=takes_apart)
+            is_left_out = queue.set_aside(batch, failed.message, takes_apart=takes_apart)
             if is_left_out and not before.records and first_failed is None:
-                if supply.peek() is None:  # there was nothing else
+                if queue.peek() is None:  # there was nothing else
                     return failed
                 _absorb(run)
                 first_failed = failed, replace(run)

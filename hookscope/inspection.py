@@ -32,7 +32,7 @@ from hookscope.recording import (
     uncalled,
 )
 from hookscope.results import Failure, InputRecord, Inspection, ModuleRow, Prediction
-from hookscope.subject import Supply, count_parameters, subject_of, supply_of
+from hookscope.subject import BatchQueue, count_parameters, queue_of, subject_of
 
 
 class ForwardError(ModelError):
@@ -93,10 +93,10 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     """
     subject = subject_of(model)
     network = subject.network
-    supply = supply_of(inputs, on_error)
+    queue = queue_of(inputs, on_error)
 
     def order() -> list[str]:
-        return execution_order(network, supply)
+        return execution_order(network, queue)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(grids_for, max_channels, on_tensor)
@@ -111,7 +111,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         preserved(network, seed, modules=subject.modules.values()) as state,
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
-        for batch in supply:
+        for batch in queue:
             if records and on_error is not None:
                 state.mark()
             places = tuple(range(len(records), len(records) + len(batch.indices)))
@@ -126,7 +126,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
             else:
                 failure = locate(subject.modules, error)
                 message = broke_off(subject.info.name, failure, error)
-                if on_error is None or supply.set_aside(batch, message):
+                if on_error is None or queue.set_aside(batch, message):
                     broken = broken or _Broken(batch.records, seen, error, failure, message)
                 if on_error is None:
                     break
@@ -158,7 +158,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
             *subject.warnings,
             *fast_path_warning(subject.modules, selected),
             *placed.warnings(),
-            *supply.remarks,
+            *queue.remarks,
         ),
         notes=subject.notes,
         failure=None if broken is None else broken.failure,
@@ -242,7 +242,7 @@ class _FirstCall:
     call_count: int
 
 
-def execution_order(network: nn.Module, supply: Supply) -> list[str]:
+def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
     """Return the names of all modules that run, in the order in which they first finish.
 
     The next batch is tried, and where the model raises and inputs may be left out, those after it. If it raises on all,
@@ -250,11 +250,11 @@ def execution_order(network: nn.Module, supply: Supply) -> list[str]:
     """
     longest: list[str] = []
     for ahead in count():
-        batch = supply.peek(ahead)
+        batch = queue.peek(ahead)
         if batch is None:
             return longest
         passes, failure = _passes(network, batch.args, batch.kwargs)
-        if failure is None or supply.on_error is None:
+        if failure is None or queue.on_error is None:
             return list(passes)
         longest = max(longest, list(passes), key=len)
     raise AssertionError

@@ -84,7 +84,7 @@ def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
 
 
 @dataclass(slots=True)
-class Supply:
+class BatchQueue:
     """Batches in their order, and what becomes of those that the model raises on.
 
     Attributes:
@@ -133,9 +133,11 @@ class Supply:
         return False
 
 
-def supply_of(inputs: Tensor | Batch | Iterable[Batch], on_error: Callable[[UnfitInputError], None] | None) -> Supply:
-    """Return inputs as batches in supply; `on_error` as in `Supply`."""
-    return Supply(iter(as_batches(inputs)), on_error)
+def queue_of(
+    inputs: Tensor | Batch | Iterable[Batch], on_error: Callable[[UnfitInputError], None] | None
+) -> BatchQueue:
+    """Return inputs as a queue of batches; `on_error` as in `BatchQueue`."""
+    return BatchQueue(iter(as_batches(inputs)), on_error)
 
 
 def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], int]:

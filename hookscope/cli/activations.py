@@ -52,11 +52,11 @@ from hookscope.cli.options import (
 from hookscope.cli.outlets import choose_outlets
 from hookscope.cli.running import (
     Feed,
-    Keeper,
+    TensorCollector,
     compared,
     draw_grids,
     feed_of,
-    find_and_name,
+    find_files,
     pass_over,
     report_all,
     run_record,
@@ -78,7 +78,10 @@ def activations(
     model: Model,
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE...", help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs."),
+        typer.Argument(
+            metavar="[IMAGE]...",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; only --input can do without.",
+        ),
     ] = None,
     layer: Layer = None,
     weights: Weights = "auto",
@@ -124,6 +127,7 @@ def activations(
     hookscope activations resnet34 cat.jpg --layer 'layer[34].*' --layer '!downsample'
     hookscope activations net.py:build photos/ --model-arg width=2 --resize 64 --crop 64
     hookscope activations model.pt cat.jpg --arch resnet18 --layer type:relu --json
+    hookscope activations net.py:build --input wave=speech.npy --input rate=16000
     """
     from hookscope import runs
     from hookscope.inspection import inspect
@@ -138,7 +142,7 @@ def activations(
             "Missing IMAGE: name a picture, a tensor file or a folder. See `hookscope activations --help`."
         )
     notes: list[str] = []
-    paths, first = find_and_name(images or (), named or (), notes)
+    paths, first = find_files(images or (), named or (), notes, "named")
     target = out or runs.default_run_path("activations", Path(model).name, first)
     runs.check_target(target)
     outlets = choose_outlets(target, show=show, tensorboard=tensorboard, page=page, grids=grids)
@@ -167,7 +171,7 @@ def activations(
         )
         load_seconds = time.perf_counter() - began
         with progress_bar(messages, len(paths), shown=not quiet) as advance:
-            keeper = Keeper(advance)
+            collector = TensorCollector(advance)
             inspection, comparison = _run(
                 partial(inspect, loaded, layers=layer or (), seed=seed),
                 feed,
@@ -177,8 +181,8 @@ def activations(
                 grids_for=grids_for if grids else 0,
                 max_channels=max_channels,
                 output_key=output_key,
-                on_tensor=(lambda label, tensor, _axis: keeper.keep(label, tensor)) if keep_tensors else None,
-                on_batch=keeper.end_batch,
+                on_tensor=(lambda label, tensor, _axis: collector.collect(label, tensor)) if keep_tensors else None,
+                on_batch=collector.end_batch,
             )
     inspection = replace(inspection, timings={"load": load_seconds, **inspection.timings})
 
@@ -191,7 +195,7 @@ def activations(
                 run.path, inspection.feature_maps, inspection.inputs, len(inspection.rows), cmap=cmap, scale=scale
             )
             files = _write_tables(run.path, inspection, comparison)
-            save_tensors(run.path / _TENSORS, keeper.tensors)
+            save_tensors(run.path / _TENSORS, collector.tensors)
             details = {
                 **inspection_to_dict(inspection),
                 **({} if comparison is None else {"edits": list(edit or ())}),
@@ -199,7 +203,7 @@ def activations(
             }
             run.finish(run_record("activations", feed, layer or (), drawn, failures, details))
         if not quiet:
-            files += [_TENSORS] if keeper.tensors else []
+            files += [_TENSORS] if collector.tensors else []
             tables.print(_last_line(target, len(drawn), files, len(inspection.inputs), grids_for), soft_wrap=True)
         outlets.serve(target, drawn, inspection, (tables, messages), json=json, quiet=quiet)
     if json:

@@ -53,12 +53,12 @@ from hookscope.cli.options import (
 from hookscope.cli.outlets import choose_outlets
 from hookscope.cli.running import (
     Feed,
-    Keeper,
+    TensorCollector,
     compared,
     count_text,
     draw_grids,
     feed_of,
-    find_and_name,
+    find_files,
     pass_over,
     report_all,
     run_record,
@@ -195,7 +195,7 @@ def grads(
     limits = _limits(limit or ())
     _check_input_options(images, input_shape, per_image=per_image)
     notes: list[str] = []
-    paths, first = find_and_name(images or (), named or (), notes)
+    paths, first = find_files(images or (), named or (), notes, "noise")
     target_path = out or runs.default_run_path("grads", Path(model).name, first)
     runs.check_target(target_path)
     outlets = choose_outlets(target_path, show=show, tensorboard=tensorboard, page=page, grids=grids)
@@ -330,7 +330,7 @@ def _run(
     from hookscope.gradients import PassError
 
     failures: list[HookscopeError] = []
-    keeper = Keeper(advance)
+    collector = TensorCollector(advance)
     try:
         batches = feed.batches(batch_size, pass_over)
         plain = differentiate(inputs=batches, include_inputs=include_inputs, on_error=pass_over) if edits else None
@@ -338,15 +338,15 @@ def _run(
             inputs=feed.batches(batch_size, failures.append),
             include_inputs=include_inputs,
             edits=edits,
-            on_tensor=keeper.keep if keep_tensors else None,
-            on_batch=keeper.end_batch,
+            on_tensor=collector.collect if keep_tensors else None,
+            on_batch=collector.end_batch,
             on_error=failures.append,
             **options,
         )
     except PassError as error:
         failures += [error] if unreported(error, failures) else []
         return _Outcome(error.inspection, complete=False, failures=failures)
-    keeper.end()  # gradients of parameters come last
+    collector.end()  # gradients of parameters come last
     inspection, comparison = compared(plain, inspection, edits)
     by_input: tuple[InputGradients, ...] = ()
     if per_image and inspection.inputs:
@@ -359,7 +359,7 @@ def _run(
         by_input = gradients_by_input(
             lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, pass_over), report_alone
         )
-    return _Outcome(inspection, True, comparison, by_input, keeper.tensors, failures)
+    return _Outcome(inspection, True, comparison, by_input, collector.tensors, failures)
 
 
 def _check_input_options(images: Sequence[str] | None, input_shape: str | None, *, per_image: bool) -> None:

@@ -68,9 +68,9 @@ class Feed:
 
         batches: Iterator[Batch]
         if self.paths:
-            batches = map(self._pictured, inputs.load_batches(self.paths, self._own_kind(), size, on_error))
+            batches = map(self._pictured, inputs.load_batches(self.paths, self.preprocessing, size, on_error))
         elif self.noise_shape is not None:
-            batches = iter([inputs.noise_batch(self.noise_shape, self.seed, self._own_kind().kind)])
+            batches = iter([inputs.noise_batch(self.noise_shape, self.seed, self.preprocessing.kind)])
         else:
             batches = iter([inputs.named_batch(self.named)])
         if self.named and (self.paths or self.noise_shape is not None):
@@ -84,14 +84,8 @@ class Feed:
         from hookscope.inputs import count_inputs
 
         if self.paths:
-            return count_inputs(self.paths, self._own_kind())
+            return count_inputs(self.paths, self.preprocessing)
         return 1 if self.noise_shape is None else self.noise_shape[0]
-
-    def _own_kind(self) -> "Preprocessing":
-        """Return the preprocessing of inputs without a name: single frames where the other one has a name."""
-        if self.preprocessing.kind == "flow" and any(each.record is not None for each in self.named):
-            return replace(self.preprocessing, kind="image")
-        return self.preprocessing
 
     def _pictured(self, batch: "Batch") -> "Batch":
         """Keep the first inputs that were pictures; a network that takes a list of them shows none."""
@@ -122,21 +116,23 @@ def pass_over(_error: HookscopeError) -> None:
     """Say nothing of an input that cannot be used: for runs besides the one that is reported, which says so."""
 
 
-def find_and_name(images: "Sequence[str]", named: Sequence[str], notes: list[str]) -> "tuple[list[Path], str]":
+def find_files(
+    images: "Sequence[str]", named: Sequence[str], notes: list[str], otherwise: str
+) -> "tuple[list[Path], str]":
     """Return the files that arguments stand for, and the name of the first input, for the run directory.
 
     Args:
         images: Files, folders and globs.
         named: As given with `--input`.
         notes: Gets a sentence about files that were skipped.
+        otherwise: The name where no input is a file.
     """
     from hookscope.inputs import find_inputs
 
     paths = find_inputs(images, notes.append) if images else []
-    if paths:
-        return paths, paths[0].name
     values = [value for _, _, value in (text.partition("=") for text in named)]
-    return paths, next((Path(value).name for value in values if Path(value).suffix), "noise")
+    by_name = [Path(value) for value in values if os.path.isfile(value)]  # noqa: PTH113 never raises
+    return paths, next((path.name for path in [*paths, *by_name]), otherwise)
 
 
 def feed_of(
@@ -175,6 +171,7 @@ def feed_of(
 
     preprocessing = inputs.preprocessing_from_options(loaded.preprocessing, **options)
     by_name = inputs.read_named(named, preprocessing)
+    preprocessing = inputs.without_named_frame(preprocessing, by_name)
     noise = noise and not paths and (input_shape is not None or all(each.record is None for each in by_name))
     shape = _noise_shape(input_shape, loaded, preprocessing) if noise else None
     return Feed(paths, preprocessing, shape, seed, device, place(loaded, device, dtype), finish, by_name)
@@ -209,7 +206,7 @@ def place(loaded: "LoadedModel", where: "torch.device", dtype: str | None) -> "t
 
 
 @dataclass(slots=True)
-class Keeper:
+class TensorCollector:
     """Copies tensors to the CPU; those of a batch that the model raised on are dropped.
 
     Attributes:
@@ -222,7 +219,7 @@ class Keeper:
     _latest: "list[tuple[str, torch.Tensor]]" = field(default_factory=list)
     _finished: int = 0
 
-    def keep(self, label: str, tensor: "torch.Tensor") -> None:
+    def collect(self, label: str, tensor: "torch.Tensor") -> None:
         """Copy a tensor, for as long as its batch may still fail."""
         if tensor.is_quantized:
             tensor = tensor.dequantize()

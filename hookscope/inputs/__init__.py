@@ -18,7 +18,7 @@ Choices a reader should know, all recorded in `InputRecord.steps`:
 from hookscope.inputs.batches import Batch, copied, count_inputs, load_batches, noise_batch, part_of, to_device
 from hookscope.inputs.finding import IMAGE_SUFFIXES, TENSOR_SUFFIXES, find_inputs
 from hookscope.inputs.loading import MAX_FILE_BYTES, load_input, read_tensor
-from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named
+from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
 from hookscope.inputs.options import preprocessing_from_options
 from hookscope.results import MAX_PIXELS
 
@@ -42,4 +42,5 @@ __all__ = [
     "read_tensor",
     "to_device",
     "with_named",
+    "without_named_frame",
 ]

@@ -1,6 +1,7 @@
 """Inputs by name, which are keyword arguments of the network: numbers, pictures, tensors."""
 
 import ast
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
     try:
         return NamedInput(name, *load_argument(path, preprocessing))
     except ImageError as error:
-        if path.suffix or path.is_file():
+        if path.suffix or os.path.isfile(path):  # noqa: PTH113 never raises
             raise
         raise UsageError(
             f"--input {name}={printable(value)} is neither a number nor a file. A text goes in quotes: "
@@ -111,6 +112,13 @@ def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> B
             value = value.clone(memory_format=torch.contiguous_format)
         kwargs[each.name] = value
     return replace(batch, kwargs={**batch.kwargs, **kwargs}, shared=batch.shared | shared)
+
+
+def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput]) -> Preprocessing:
+    """Return the preprocessing of inputs without a name: single frames where the other one of a pair has a name."""
+    if preprocessing.kind == "flow" and any(each.record is not None for each in named):
+        return replace(preprocessing, kind="image")
+    return preprocessing
 
 
 def named_batch(named: Sequence[NamedInput]) -> Batch:

@@ -51,6 +51,8 @@ def test_tensor_files_stay_as_they_are_and_pictures_get_a_batch_axis(tmp_path):
         (["2x=3"], "not of the form"),
         (["a=1", "a=2"], "--input a is given twice"),
         (["mode=fast"], "mode=fast is neither a number nor a file. A text goes in quotes"),
+        (["mode=" + "x" * 300], "is neither a number nor a file"),
+        (["mode=a\0b"], "is neither a number nor a file"),
     ],
 )
 def test_what_cannot_be_is_a_usage_error(texts, phrase):
