@@ -98,14 +98,16 @@ class UnfitInputError(ModelError):
     Attributes:
         names: Of the inputs, safe to show; none for noise and tensors that are no files.
         reason: What was raised, and where.
+        indices: Position of each input among those given.
     """
 
-    def __init__(self, names: Sequence[str], reason: str) -> None:
+    def __init__(self, names: Sequence[str], reason: str, indices: Sequence[int] = ()) -> None:
         """Put the names, the first ones of many, before the reason."""
         more = f" and {len(names) - _NAMED_INPUTS} more inputs" if len(names) > _NAMED_INPUTS else ""
         super().__init__(f"{', '.join(names[:_NAMED_INPUTS])}{more}: {reason}" if names else reason)
         self.names = tuple(names)
         self.reason = reason
+        self.indices = tuple(indices)
 
 
 # Of many failures the gravest decides, in this order.

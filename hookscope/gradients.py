@@ -309,7 +309,7 @@ def _run_batches(
         if failed is not None:
             if queue.on_error is None or failed.error is None:
                 return failed
-            is_left_out = queue.set_aside(batch, failed.message, takes_apart=takes_apart)
+            is_left_out = queue.set_aside(batch, failed.message, failed.error, takes_apart=takes_apart)
             if is_left_out and not before.records and first_failed is None:
                 if queue.peek() is None:  # there was nothing else
                     return failed

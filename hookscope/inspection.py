@@ -15,7 +15,7 @@ from hookscope.edits import Edit
 from hookscope.errors import ModelError, UnfitInputError
 from hookscope.failures import broke_off, locate, the_models_own
 from hookscope.hooks import ModuleCall, Observation, capture
-from hookscope.inputs import Batch
+from hookscope.inputs import Batch, copy_of
 from hookscope.layers import module_index, select_from, unwrap
 from hookscope.measure import Measured
 from hookscope.models import LoadedModel
@@ -116,7 +116,9 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
                 state.mark()
             places = tuple(range(len(records), len(records) + len(batch.indices)))
             recorder.start(places)
-            output, error = _run(network, batch)
+            # The network may overwrite what it is given, and the batch may have to be given again.
+            again = on_error is not None and len(places) > 1
+            output, error = _run(network, copy_of(batch) if again else batch)
             recorder.reducer.settle()
             seen = captured.restart()
             if error is None:
@@ -126,7 +128,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
             else:
                 failure = locate(subject.modules, error)
                 message = broke_off(subject.info.name, failure, error)
-                if on_error is None or queue.set_aside(batch, message):
+                if on_error is None or queue.set_aside(batch, message, error):
                     broken = broken or _Broken(batch.records, seen, error, failure, message)
                 if on_error is None:
                     break

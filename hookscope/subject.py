@@ -109,23 +109,28 @@ class BatchQueue:
         self._next.extend(islice(self._further, max(ahead + 1 - len(self._next), 0)))
         return self._next[ahead] if ahead < len(self._next) else None
 
-    def set_aside(self, batch: Batch, reason: str, *, takes_apart: bool = True) -> bool:
+    def set_aside(self, batch: Batch, reason: str, error: BaseException, *, takes_apart: bool = True) -> bool:
         """Leave out a batch of one input, or give the inputs of a larger one again, one by one.
 
         Args:
-            batch: What the model raised on.
+            batch: What the model raised on, as it was before.
             reason: What it raised, and where.
+            error: The exception, which loses its traceback: the tensors of the pass hang on that.
             takes_apart: Whether inputs may be run one by one; if not, the whole batch is left out.
 
         Returns:
             Whether it is left out.
         """
+        raised: BaseException | None = error
+        while raised is not None:
+            raised.__traceback__ = None
+            raised = raised.__context__
         # Tensors that are no files have no names.
         names = [safe_text(record.name) for record in batch.records if record.sha256]
         count = len(batch.indices)
         if count == 1 or not takes_apart:
             if self.on_error is not None:
-                self.on_error(UnfitInputError(names, reason))
+                self.on_error(UnfitInputError(names, reason, batch.indices))
             return True
         self._next.extendleft(part_of(batch, index) for index in reversed(range(count)))
         which = f" ({names[0]} to {names[-1]})" if names else ""

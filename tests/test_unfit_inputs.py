@@ -1,6 +1,7 @@
 """Inputs that the model raises on are named and left out, and the others come out as if these had never been."""
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -209,6 +210,47 @@ def test_without_a_handler_the_first_error_ends_the_run() -> None:
         hookscope.inspect(build(Picky), batches(VALUES, 1))
     assert [record.name for record in caught.value.inspection.inputs] == ["1.npy", "2.npy", "-3.npy"]
     assert not math.isnan(caught.value.inspection.rows[0].activation.mean)
+
+
+@pytest.mark.parametrize("run", [hookscope.inspect, hookscope.inspect_gradients], ids=["forward", "gradients"])
+def test_inputs_that_are_overwritten_before_their_batch_is_refused_are_given_as_they_were(
+    run: Callable[..., Any],
+) -> None:
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+            self.relu = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            is_bad = (x < 0).any()
+            x.mul_(10)
+            y = self.relu(x * self.scale)
+            if is_bad:
+                raise ValueError("negative")
+            return y
+
+    errors: list[UnfitInputError] = []
+    found = run(Overwrites(), batches([1.0, 2.0, -3.0], 3), on_error=errors.append)
+    assert [error.indices for error in errors] == [(2,)]
+    assert found.rows[0].activation.max == 2 * 10 * 2
+    assert found.rows[0].activation.element_count == 6
+
+
+def test_what_a_refused_pass_held_is_let_go_before_the_next() -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    class Large(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert all(each() is None for each in held[:-1]), "the last one may be in a variable still"
+            middle = x * 2
+            held.append(weakref.ref(middle))
+            if (x < 0).any():
+                raise ValueError("negative")
+            return x
+
+    hookscope.inspect(nn.Sequential(Large()), batches([-1.0, -2.0, -3.0, 4.0], 1), on_error=lambda _error: None)
+    assert [each() for each in held] == [None] * 4
 
 
 def test_many_names_are_counted() -> None:

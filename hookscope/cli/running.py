@@ -368,11 +368,18 @@ def run_record(
         "patterns": list(patterns),
         "preprocessing": asdict(feed.preprocessing),
         "named_inputs": {each.name: asdict(each.record) if each.record else each.value for each in feed.named},
-        "unusable_inputs": [str(failure) for failure in failures],
+        "unusable_inputs": [text for failure in failures for text in _one_by_one(failure)],
         "grids": list(grids),
     }
     in_files = ("rows", "gradients", "parameters", "uncalled")
     return record | {name: value for name, value in details.items() if name not in in_files}
+
+
+def _one_by_one(failure: HookscopeError) -> list[str]:
+    """Return what a failure says of each of its inputs."""
+    if isinstance(failure, UnfitInputError) and failure.names:
+        return [f"{name}: {failure.reason}" for name in failure.names]
+    return [str(failure)]
 
 
 def count_text(count: int, noun: str) -> str:

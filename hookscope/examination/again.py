@@ -21,7 +21,7 @@ from hookscope.examination.outputs import (
 )
 from hookscope.failures import error_line, the_models_own
 from hookscope.hooks import capture
-from hookscope.inputs import Batch, copied, part_of
+from hookscope.inputs import Batch, copy_of, part_of
 from hookscope.nested import tensors_in
 from hookscope.preservation import preserved
 from hookscope.subject import Subject
@@ -124,8 +124,9 @@ def _max_abs(values: Tensor) -> float | None:
 
 def _run(subject: Subject, batch: Batch) -> Returned:
     """Run the network over a batch; return copies of what it returned."""
+    given = copy_of(batch)
     with torch.no_grad():
-        output = subject.network(*copied(batch.args), **copied(dict(batch.kwargs)))
+        output = subject.network(*given.args, **given.kwargs)
     return {path: tensor.detach().clone() for path, tensor in tensors_in(output)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.inputs import Batch, copied, part_of
+from hookscope.inputs import Batch, copy_of, part_of
 from hookscope.measure.storage import stored_values
 from hookscope.nested import tensors_given
 
@@ -175,7 +175,7 @@ class FirstPass:
         self._current = {}
         self._running = batch
         if self.batch is None:
-            self.batch = replace(batch, args=copied(batch.args), kwargs=copied(dict(batch.kwargs)))
+            self.batch = copy_of(batch)
         if self.spreads and not self.distinct:
             first = part_of(self.batch, 0)
             self.distinct = any(not same_input(first, part_of(batch, index)) for index in range(len(batch.indices)))

@@ -240,6 +240,11 @@ def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> B
     return replace(batch, args=tuple(move(value) for value in batch.args), kwargs=kwargs)
 
 
+def copy_of(batch: Batch) -> Batch:
+    """Return the batch in memory of its own."""
+    return replace(batch, args=copied(batch.args), kwargs=copied(dict(batch.kwargs)))
+
+
 def part_of(batch: Batch, index: int) -> Batch:
     """Return one input of a batch as a batch of its own, in memory of its own."""
     count = len(batch.indices)
