@@ -72,9 +72,9 @@ class Feed:
         elif self.noise_shape is not None:
             batches = iter([inputs.noise_batch(self.noise_shape, self.seed, self.preprocessing.kind)])
         else:
-            batches = iter([inputs.named_batch(self.named)])
+            batches = inputs.in_batches(inputs.named_batch(self.named), size)
         if self.named and (self.paths or self.noise_shape is not None):
-            total = self.input_count()
+            total = self.input_count() if any(each.row_count > 1 for each in self.named) else 1
             batches = (inputs.with_named(batch, self.named, total) for batch in batches)
         placed = (inputs.to_device(batch, self.device, self.dtype) for batch in batches)
         return map(self.finish, placed) if self.finish else placed

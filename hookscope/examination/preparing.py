@@ -15,6 +15,7 @@ from hookscope.inputs import (
     NamedInput,
     count_inputs,
     find_inputs,
+    in_batches,
     load_batches,
     named_batch,
     noise_batch,
@@ -152,20 +153,7 @@ def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Pr
 
 
 def _in_batches(make: Callable[[], Batch], batch_size: int) -> Iterator[Batch]:
-    """Yield the inputs of one large batch in batches of the size that is wanted."""
-    whole = make()
-    for begin in range(0, len(whole.indices), batch_size):
-        part = slice(begin, begin + batch_size)
-        yield replace(
-            whole,
-            args=tuple(each[part] for each in whole.args),
-            indices=whole.indices[part],
-            records=whole.records[part],
-            kwargs={
-                name: value[part] if isinstance(value, torch.Tensor) and name not in whole.shared else value
-                for name, value in whole.kwargs.items()
-            },
-        )
+    return in_batches(make(), batch_size)
 
 
 def _with_named(read: Callable[[], Iterator[Batch]], named: Sequence[NamedInput], count: int) -> Iterator[Batch]:

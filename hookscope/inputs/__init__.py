@@ -15,7 +15,17 @@ Choices a reader should know, all recorded in `InputRecord.steps`:
 - A tensor file is passed as it is; nothing but its dtype and a batch axis is touched.
 """
 
-from hookscope.inputs.batches import Batch, copied, copy_of, count_inputs, load_batches, noise_batch, part_of, to_device
+from hookscope.inputs.batches import (
+    Batch,
+    copied,
+    copy_of,
+    count_inputs,
+    in_batches,
+    load_batches,
+    noise_batch,
+    part_of,
+    to_device,
+)
 from hookscope.inputs.finding import IMAGE_SUFFIXES, TENSOR_SUFFIXES, find_inputs
 from hookscope.inputs.loading import MAX_FILE_BYTES, load_input, read_tensor
 from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
@@ -33,6 +43,7 @@ __all__ = [
     "copy_of",
     "count_inputs",
     "find_inputs",
+    "in_batches",
     "load_batches",
     "load_input",
     "named_batch",

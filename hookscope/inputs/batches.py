@@ -174,17 +174,23 @@ def _form(each: _Input) -> tuple[object, ...]:
 def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[Batch]:
     """Yield inputs of one form as a batch; each by itself if they cannot be put together."""
     records, positions = tuple(each.record for each in chunk), tuple(each.position for each in chunk)
+    stacked = _stacked(chunk)
+    if not isinstance(stacked, str):
+        chunk.clear()  # stacking copied them: do not hold both while the model runs
+        yield Batch((list(stacked[0]),) if kind == "detection" else tuple(stacked), positions, records)
+    elif len(chunk) > 1:
+        for each in chunk:
+            yield from _batches([each], kind, refuse)
+    else:
+        refuse(ImageError(f"Cannot use {records[0].name!r}: {stacked}."))
+
+
+def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
+    """Return inputs with a batch axis; why not if that cannot be, for want of memory for example."""
     try:
-        stacked = [torch.stack(column) for column in zip(*(each.tensors for each in chunk), strict=True)]
+        return [torch.stack(column) for column in zip(*(each.tensors for each in chunk), strict=True)]
     except (RuntimeError, MemoryError) as error:
-        if len(chunk) > 1:
-            for each in chunk:
-                yield from _batches([each], kind, refuse)
-        else:
-            refuse(ImageError(f"Cannot use {records[0].name!r}: {one_line(error)}."))
-        return
-    chunk.clear()  # stacking copied them: do not hold both while the model runs
-    yield Batch((list(stacked[0]),) if kind == "detection" else tuple(stacked), positions, records)
+        return one_line(error)
 
 
 def count_inputs(paths: Iterable[Path | str], preprocessing: Preprocessing) -> int:
@@ -238,6 +244,22 @@ def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> B
 
     kwargs = {name: move(value) for name, value in batch.kwargs.items()}
     return replace(batch, args=tuple(move(value) for value in batch.args), kwargs=kwargs)
+
+
+def in_batches(batch: Batch, batch_size: int) -> Iterator[Batch]:
+    """Yield the inputs of a batch in batches of at most `batch_size`."""
+    for begin in range(0, len(batch.indices), batch_size):
+        part = slice(begin, begin + batch_size)
+        yield replace(
+            batch,
+            args=tuple(each[part] for each in batch.args),
+            indices=batch.indices[part],
+            records=batch.records[part],
+            kwargs={
+                name: value[part] if isinstance(value, torch.Tensor) and name not in batch.shared else value
+                for name, value in batch.kwargs.items()
+            },
+        )
 
 
 def copy_of(batch: Batch) -> Batch:

@@ -33,6 +33,11 @@ class NamedInput:
     record: InputRecord | None = None
 
     @property
+    def row_count(self) -> int:
+        """How long axis 0 of a tensor is; 0 for what has none."""
+        return self.value.shape[0] if self.record is not None and self.value.dim() else 0
+
+    @property
     def text(self) -> str:
         """For people: "sr = 16000", "b = b.npy, int64 1x5"."""
         if self.record is None:
@@ -102,10 +107,9 @@ def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> B
     for each in named:
         value = each.value
         if isinstance(value, torch.Tensor):
-            rows = value.shape[0] if value.dim() else 0
-            if rows == 1:
+            if each.row_count == 1:
                 value = value.expand(count, *value.shape[1:])
-            elif rows and rows == input_count:
+            elif each.row_count and each.row_count == input_count:
                 value = value[list(batch.indices)]
             else:
                 shared.add(each.name)
@@ -123,8 +127,8 @@ def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput
 
 def named_batch(named: Sequence[NamedInput]) -> Batch:
     """Return inputs by name as a batch without any others; axis 0 of the first tensor with axes counts the inputs."""
-    tensors = [each for each in named if each.record is not None and each.value.dim()]
-    count = tensors[0].value.shape[0] if tensors else 1
+    tensors = [each for each in named if each.row_count]
+    count = tensors[0].row_count if tensors else 1
     steps = tuple(f"by name: {each.text}" for each in named)
     if tensors:
         first, *others = [each.record for each in tensors if each.record is not None]

@@ -286,7 +286,7 @@ def test_inputs_by_name_are_keyword_arguments(run: Run, cases: Path, command: st
 def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
     x = save(cases / "x.npy", np.random.default_rng(0).normal(size=(3, 3, 5, 5)).astype(np.float32))
     b = save(cases / "b.npy", np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32))
-    options = ("--input", "x=x.npy", "--input", "b=b.npy", "--layer", "*", "--no-grids")
+    options = ("--input", "x=x.npy", "--input", "b=b.npy", "--layer", "*", "--no-grids", "--batch-size", 2)
     ended = run("activations", "cases.py:Mixed", *options)
     assert ended.code == 0
     target = cases / "hookscope-runs" / "activations-cases.py-Mixed-x"
