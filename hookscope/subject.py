@@ -89,13 +89,20 @@ class BatchQueue:
 
     Attributes:
         on_error: Called for each input that is left out; None leaves out none.
-        remarks: Sentences about batches that were taken apart.
     """
 
     _further: Iterator[Batch]
     on_error: Callable[[UnfitInputError], None] | None
-    remarks: list[str] = field(default_factory=list)
     _next: deque[Batch] = field(default_factory=deque)
+    _apart: list[str] = field(default_factory=list)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """A sentence about the batches that were taken apart, if there were any."""
+        if len(self._apart) < 2:
+            return tuple(f"The model raised on {batch}: they were run one by one." for batch in self._apart)
+        others = f"{len(self._apart) - 1} other batch{'es' if len(self._apart) > 2 else ''}"
+        return (f"The model raised on {self._apart[0]} and on {others}: their inputs were run one by one.",)
 
     def __iter__(self) -> Iterator[Batch]:
         """Hand out the batches until there are no more."""
@@ -134,7 +141,7 @@ class BatchQueue:
             return True
         self._next.extendleft(part_of(batch, index) for index in reversed(range(count)))
         which = f" ({names[0]} to {names[-1]})" if names else ""
-        self.remarks.append(f"The model raised on a batch of {count} inputs{which}: they were run one by one.")
+        self._apart.append(f"a batch of {count} inputs{which}")
         return False
 
 

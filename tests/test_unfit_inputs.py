@@ -112,10 +112,8 @@ def test_of_a_batch_that_the_model_refuses_each_input_is_tried_alone(kind: type[
     found = hookscope.inspect_gradients(build(kind), batches(VALUES, 4), loss="sum", on_error=errors.append)
     assert [error.names for error in errors] == [("-3.npy",), ("-6.npy",)]
     assert [record.name for record in found.inputs] == ["1.npy", "2.npy", "4.npy", "5.npy"]
-    assert [warning for warning in found.warnings if "one by one" in warning] == [
-        "The model raised on a batch of 4 inputs (1.npy to 4.npy): they were run one by one.",
-        "The model raised on a batch of 2 inputs (5.npy to -6.npy): they were run one by one.",
-    ]
+    (told,) = [warning for warning in found.warnings if "one by one" in warning]
+    assert told.startswith("The model raised on a batch of 4 inputs (1.npy to 4.npy) and on 1 other batch: ")
 
 
 def test_a_backward_pass_that_raises_leaves_no_gradient_behind() -> None:
