@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
         NothingMatchedError,
         OutputError,
+        UnfitInputError,
         UntrustedFileError,
         UsageError,
     )
@@ -88,6 +89,7 @@ __all__ = [
     "RuleOutcome",
     "TensorGradients",
     "TensorStatistics",
+    "UnfitInputError",
     "UntrustedFileError",
     "UsageError",
     "capture",
@@ -127,6 +129,7 @@ _HOMES = {
         "ModelNotFoundError",
         "NothingMatchedError",
         "OutputError",
+        "UnfitInputError",
         "UntrustedFileError",
         "UsageError",
     ),

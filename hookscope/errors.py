@@ -14,9 +14,10 @@ Our exception hierarchy::
     │   ├── ModelNotFoundError    5
     │   └── LayerNotFoundError    5
     └── ModelError                6   the model's own code raised
+        └── UnfitInputError       6   on some of its inputs
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 EXIT_DONE = 0
@@ -25,6 +26,10 @@ EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
+
+
+# Inputs that a message names. Our choice.
+_NAMED_INPUTS = 3
 
 
 class HookscopeError(Exception):
@@ -85,6 +90,24 @@ class ModelError(HookscopeError):
     """The model's own code raised while it was built or run."""
 
     exit_code = 6
+
+
+class UnfitInputError(ModelError):
+    """The model raised on an input, or on a batch that cannot be taken apart.
+
+    Attributes:
+        names: Of the inputs, safe to show; none for noise and tensors that are no files.
+        reason: What was raised, and where.
+        indices: Position of each input among those given.
+    """
+
+    def __init__(self, names: Sequence[str], reason: str, indices: Sequence[int] = ()) -> None:
+        """Put the names, the first ones of many, before the reason."""
+        more = f" and {len(names) - _NAMED_INPUTS} more inputs" if len(names) > _NAMED_INPUTS else ""
+        super().__init__(f"{', '.join(names[:_NAMED_INPUTS])}{more}: {reason}" if names else reason)
+        self.names = tuple(names)
+        self.reason = reason
+        self.indices = tuple(indices)
 
 
 # Of many failures the gravest decides, in this order.

@@ -3,11 +3,11 @@
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
-def files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+def files_below(folder: Path, suffixes: Iterable[str], also: Callable[[Path], bool] | None = None) -> list[Path]:
     """List the files in and below a folder whose names end so, in natural order: "2.pt" before "10.pt".
 
     Names that begin with a dot are left out. A folder that cannot be read is listed like a missing file, so that it
@@ -16,28 +16,31 @@ def files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
     Args:
         folder: Where to look.
         suffixes: In lower case, with their dot; either case matches.
+        also: Asked about every other file whether it is meant too.
     """
     endings = tuple(suffixes)
     unreadable: list[Path] = []
-    found = []
+    found: list[Path] = []
     for root, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(root, name) for name in files if not name.startswith(".") and name.lower().endswith(endings)]
+        paths = [Path(root, name) for name in files if not name.startswith(".")]
+        found += [path for path in paths if path.name.lower().endswith(endings) or (also is not None and also(path))]
     return sorted(found + unreadable, key=_natural_order)
 
 
-def files_matching(pattern: str, suffixes: Iterable[str]) -> list[Path]:
+def files_matching(pattern: str, suffixes: Iterable[str], also: Callable[[Path], bool] | None = None) -> list[Path]:
     """List what a glob (`*`, `?`, `[…]`, `**`) stands for, each once, in natural order.
 
     Args:
         pattern: The glob. A folder that it matches stands for the files below it.
         suffixes: As for `files_below`; a file that the glob itself matches may end otherwise.
+        also: Likewise.
     """
     endings = tuple(suffixes)
     matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 takes absolute patterns too
     files = {match for match in matches if not match.is_dir()}
     if "**" not in pattern:  # with ** the files below a matched folder are matches themselves
-        files.update(file for match in matches if match.is_dir() for file in files_below(match, endings))
+        files.update(file for match in matches if match.is_dir() for file in files_below(match, endings, also))
     return sorted(files, key=_natural_order)
 
 

@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hookscope.editing import place_edits
 from hookscope.edits import Edit
-from hookscope.errors import HookscopeError, ModelError, UsageError
+from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.failures import broke_off, error_line, is_out_of_memory, locate, the_models_own
 from hookscope.gradient_rows import Gradient, absorb_gradients, gradient_rows, loss_record, parameter_rows
 from hookscope.gradient_watch import GradientSite, SiteKey, graph_leaves, strided_copy
@@ -24,7 +25,7 @@ from hookscope.layers import select_from
 from hookscope.losses import LossValue, choose_loss
 from hookscope.measure import Measured, Reduction
 from hookscope.models import LoadedModel
-from hookscope.nested import tensors_in, with_tensors
+from hookscope.nested import tensors_given, tensors_in, with_tensors
 from hookscope.overwriting import Overwriting, find_overwriting
 from hookscope.preservation import Mode, Preserved, preserved
 from hookscope.recording import (
@@ -47,11 +48,13 @@ from hookscope.results import (
     Verification,
     row_label,
 )
-from hookscope.subject import Subject, as_batches, subject_of
+from hookscope.subject import BatchQueue, Subject, queue_of, subject_of
 from hookscope.verification import Outcome, asks_for_identity, outcome_of, verification_warnings, verify_outcome
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
 """Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
+
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 # Relative deviation of the loss from which a pass with copies counts as another computation. Our choice: kernels that
 # add in varying order stay far below.
@@ -134,6 +137,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     verify: bool = False,
     on_tensor: Callable[[str, Tensor], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
+    on_error: Callable[[UnfitInputError], None] | None = None,
 ) -> GradientInspection:
     """Run a model forward and backward, and report on the gradients of its layers and parameters.
 
@@ -169,14 +173,19 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
             edits.
         on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input" and each gradient, and at the end
             with "NAME grad" for each parameter; clone what must outlive the call.
-        on_batch: Called after each batch with the number of inputs finished.
+        on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
+            as it was.
+        on_error: Called for an input that the model raised on, which is then left out; in eval mode the other inputs of
+            its batch are run again, one by one, in train mode the whole batch is left out. Without it the error is
+            raised.
 
     Returns:
         What was seen, without verdicts.
 
     Raises:
         LayerNotFoundError: If a pattern or an edit selects nothing.
-        PassError: If the model raised, ran out of memory, or has no gradient at all; carries what was seen until then.
+        PassError: If the model raised or ran out of memory, with `on_error` on every input, or has no gradient at all;
+            carries what was seen until then.
         UsageError: If a pattern or an edit is malformed, or the loss does not fit the output or is not one real number.
     """
     subject = subject_of(model)
@@ -184,11 +193,11 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     if isinstance(loss, str):
         categories = subject.info.categories
         loss = choose_loss(loss, target=target, seed=seed, categories=categories, output_key=output_key)
-    batches = iter(as_batches(inputs))
-    first = next(batches, None)
+    queue = queue_of(inputs, on_error)
+    first = queue.peek()
 
     def order() -> list[str]:
-        return [] if first is None else execution_order(network, first.args)
+        return execution_order(network, queue)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(0, None, None)
@@ -202,7 +211,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         parameters = subject.parameters()
         trainable = [parameter.requires_grad for parameter in parameters if _differentiable(parameter)]
         track_inputs = not any(trainable) or (include_inputs and all(trainable))
-        track_outputs = not any(trainable) and not (first and any(map(_differentiable, _tensors(first.args))))
+        track_outputs = not any(trainable) and not (first and any(map(_differentiable, _tensors(first))))
         for parameter in parameters:
             parameter.grad = None
         axes: dict[Key, int | None] = {}
@@ -234,12 +243,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
             output_key,
             ids,
         )
-        failed, batch = None, first
-        while batch is not None and failed is None:
-            failed = _run_batch(run, batch, axes)
-            if failed is None and on_batch is not None:
-                on_batch(len(run.records))
-            batch = next(batches, None) if failed is None else None
+        del first
+        failed = _run_batches(run, queue, axes, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
 
         def finished() -> tuple[tuple[LayerRow, ...], tuple[GradientRow, ...]]:
             block.close()
@@ -269,12 +274,14 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 (
                     *subject.warnings,
                     *run.warnings,
-                    *_remarks(run, trainable, track_outputs=track_outputs),
+                    *_frozen_warning(trainable, track_outputs=track_outputs),
                     *verification_warnings(verification, subject.info.name),
                     *placed.warnings(),
+                    *queue.remarks,
                 )
             )
         ),
+        notes=(*subject.notes, *_sum_note(len(run.losses))),
         failure=failed.failure if failed is not None else None,
         mode=mode,
         seed=seed,
@@ -288,8 +295,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     return inspection
 
 
-def _tensors(value: object) -> list[Tensor]:
-    return [tensor for _, tensor in tensors_in(value)]
+def _tensors(batch: Batch) -> list[Tensor]:
+    return [tensor for _, tensor in tensors_given(batch.args, batch.kwargs)]
 
 
 def _differentiable(tensor: Tensor) -> bool:
@@ -342,6 +349,56 @@ def _observer(
     return observe
 
 
+def _run_batches(
+    run: _Run, queue: BatchQueue, axes: dict[Key, int | None], *, takes_apart: bool, finished: Callable[[int], None]
+) -> _Failed | None:
+    """Run all batches; return how the run broke off, if it did.
+
+    With an `on_error`, batches that the model raises on are set aside and leave no trace: so the gradients of
+    parameters are copied before every batch but the first. If nothing is left then, the first of them counts.
+    """
+    first_failed: tuple[_Failed, _Run] | None = None
+    for batch in queue:
+        _absorb(run)
+        before = replace(run, records=[*run.records], best=[*run.best], losses=[*run.losses], warnings=[*run.warnings])
+        held = _held_gradients(run) if queue.on_error is not None and run.losses else {}
+        failed = _run_batch(run, batch, axes)
+        if failed is not None:
+            if queue.on_error is None or failed.error is None or failed.overwritten:
+                return failed
+            is_left_out = queue.set_aside(batch, failed.message, failed.error, takes_apart=takes_apart)
+            if is_left_out and not before.records and first_failed is None:
+                if queue.peek() is None:  # there was nothing else
+                    return failed
+                _absorb(run)
+                first_failed = failed, replace(run)
+                run.rows, run.gradients = {}, {}
+            _undo(run, before, held)
+        finished(len(run.records))
+    if first_failed is None or run.records:
+        return None
+    failed, seen = first_failed
+    run.rows, run.gradients, run.records = seen.rows, seen.gradients, seen.records
+    run.best, run.losses, run.warnings = seen.best, seen.losses, seen.warnings
+    return failed
+
+
+def _held_gradients(run: _Run) -> dict[nn.Parameter, Tensor]:
+    parameters = run.subject.parameters()
+    return {each: each.grad.clone() for each in parameters if each.grad is not None}
+
+
+def _undo(run: _Run, before: _Run, held: Mapping[nn.Parameter, Tensor]) -> None:
+    """Go back to what was before a batch that the model raised on."""
+    run.captured.restart()
+    run.recorder.forget()
+    run.drawn.forget()
+    run.state.rewind()
+    run.records, run.best, run.losses, run.warnings = before.records, before.best, before.losses, before.warnings
+    for parameter in run.subject.parameters():
+        parameter.grad = held.get(parameter)
+
+
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """What came of running a batch.
@@ -361,7 +418,6 @@ class _Pass:
 
 def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed | None:
     """Run one batch forward and backward, and the first without hooks as well if that is to be compared."""
-    _absorb(run)
     first = not run.losses
     if not first:  # else nothing has moved since the state was seeded
         run.state.mark()
@@ -380,7 +436,7 @@ def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed 
         run.losses.append((done.value, done.amount))
         run.warnings.extend(done.value.warnings)
         with torch.no_grad():
-            run.best.extend(predictions(done.output, run.subject.info.categories, batch.indices, run.output_key))
+            run.best.extend(predictions(done.output, run.subject.info.categories, _places(run, batch), run.output_key))
     return done.failed
 
 
@@ -444,7 +500,7 @@ def _verified(run: _Run, batch: Batch, done: _Pass, began: Preserved) -> Verific
             ),
             _autocast(run),
         ):
-            output = network(*_given(batch.args, track=run.track_inputs))
+            output = _output_of(run, batch)
             loss = _loss_of(run.loss, output, batch).value
             return outcome_of(output, float(loss.detach()))
 
@@ -465,7 +521,7 @@ def _protected(run: _Run, batch: Batch, failed: _Failed) -> _Failed:
     def loss() -> Tensor:
         run.state.rewind()
         with _autocast(run):
-            output = run.subject.network(*_given(batch.args, track=run.track_inputs))
+            output = _output_of(run, batch)
             return _loss_of(run.loss, output, batch).value
 
     with _quietly(), run.captured.detached():
@@ -523,16 +579,29 @@ def _axis(measured: Measured | None) -> int | None:
     return measured.channel_axis if isinstance(measured, Reduction) else measured.known.channel_axis
 
 
+def _places(run: _Run, batch: Batch) -> tuple[int, ...]:
+    """Return the positions of a batch's inputs among those of the run; it is the latest."""
+    return tuple(range(len(run.records) - len(batch.records), len(run.records)))
+
+
+def _output_of(run: _Run, batch: Batch) -> object:
+    given = _given((batch.args, dict(batch.kwargs)), track=run.track_inputs)
+    return run.subject.network(*given[0], **given[1])
+
+
 def _forward(run: _Run, batch: Batch) -> tuple[object, LossValue | None, _Failed | None]:
     """Run the model and its loss, as often as it takes to see every gradient."""
     expected: float | None = None
+    places = _places(run, batch)
     while True:
-        run.recorder.start(batch.indices)
-        run.drawn.start(batch.indices)
+        run.recorder.start(places)
+        run.drawn.start(places)
         run.drawn.axes = run.recorder.axes
         try:
             with _autocast(run):
-                output = run.subject.network(*_given(batch.args, track=run.track_inputs))
+                given = _given((batch.args, dict(batch.kwargs)), track=run.track_inputs)
+                output = run.subject.network(*given[0], **given[1])
+                del given
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
             error = the_models_own(raised)
             failure = locate(run.subject.modules, error)
@@ -586,19 +655,19 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _given(args: tuple[object, ...], *, track: bool) -> Sequence[object]:
+def _given(given: _Arguments, *, track: bool) -> _Arguments:
     """Return copies of the arguments; those that require a gradient, or all floating ones, lead to a leaf of ours."""
     copies: dict[int, Tensor] = {}
-    found = tensors_in(args)
+    found = tensors_in(given)
     for _, tensor in found:
         source = tensor.clone() if tensor.is_inference() else tensor.detach()
         if tensor.requires_grad or (track and _differentiable(tensor)):
             source.requires_grad_()  # the clone is no leaf: the model may overwrite it
         copies[id(tensor)] = strided_copy(source)
     try:
-        return with_tensors(args, {path: copies[id(tensor)] for path, tensor in found})  # type: ignore[return-value]
+        return with_tensors(given, {path: copies[id(tensor)] for path, tensor in found})  # type: ignore[return-value]
     except TypeError:  # a container that cannot be rebuilt is given as it is
-        return args
+        return given
 
 
 def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
@@ -662,14 +731,16 @@ def _after_the_last_gradient(run: _Run, error: BaseException) -> Failure:
     return Failure(latest.layer, type(latest.module).__name__, (), error_line(error))
 
 
-def _remarks(run: _Run, trainable: Sequence[bool], *, track_outputs: bool) -> list[str]:
-    remarks = []
-    if len(run.losses) > 1:
-        remarks.append(
-            f"The loss and the gradients of parameters are sums over {len(run.losses)} batches, as training "
-            f"accumulates them."
-        )
-    if not any(trainable):
-        end = "first floating tensors that layers return" if track_outputs else "input of the network"
-        remarks.append(f"No parameter is trainable: gradients are taken down to the {end}.")
-    return remarks
+def _frozen_warning(trainable: Sequence[bool], *, track_outputs: bool) -> tuple[str, ...]:
+    if any(trainable):
+        return ()
+    end = "first floating tensors that layers return" if track_outputs else "input of the network"
+    return (f"No parameter is trainable: gradients are taken down to the {end}.",)
+
+
+def _sum_note(batch_count: int) -> tuple[str, ...]:
+    if batch_count < 2:
+        return ()
+    return (
+        f"The loss and the gradients of parameters are sums over {batch_count} batches, as training accumulates them.",
+    )

@@ -2,9 +2,10 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,12 @@ from torch.utils._pytree import tree_map_only
 
 from hookscope.editing import place_edits
 from hookscope.edits import Edit
-from hookscope.errors import ModelError
+from hookscope.errors import ModelError, UnfitInputError
 from hookscope.failures import broke_off, locate, the_models_own
 from hookscope.hooks import Capture, ModuleCall, Observation, capture
-from hookscope.inputs import Batch
+from hookscope.inputs import Batch, copy_of
 from hookscope.layers import module_index, select_from, unwrap
+from hookscope.measure import Measured
 from hookscope.models import LoadedModel
 from hookscope.preservation import Preserved, preserved
 from hookscope.recording import (
@@ -31,7 +33,7 @@ from hookscope.recording import (
     uncalled,
 )
 from hookscope.results import Failure, InputRecord, Inspection, ModuleRow, Prediction, Verification
-from hookscope.subject import as_batches, count_parameters, subject_of
+from hookscope.subject import BatchQueue, Subject, count_parameters, queue_of, subject_of
 from hookscope.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 
 
@@ -61,6 +63,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     verify: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
+    on_error: Callable[[UnfitInputError], None] | None = None,
 ) -> Inspection:
     """Run a model over its inputs in eval mode, without gradients, and report on the outputs of its layers.
 
@@ -79,116 +82,164 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
-        on_batch: Called after each batch with the number of inputs finished.
+        on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
+            as it was.
+        on_error: Called for an input that the model raised on, which is then left out; the other inputs of its batch
+            are run again, one by one. Without it the error is raised.
 
     Returns:
         What was seen.
 
     Raises:
         LayerNotFoundError: If a pattern selects nothing.
-        ForwardError: If the model raised; carries what was seen until then.
+        ForwardError: If the model raised, with `on_error` on every input; carries what was seen until then.
         UsageError: If a pattern is malformed.
     """
     subject = subject_of(model)
     network = subject.network
-    batches = iter(as_batches(inputs))
-    first = next(batches, None)
+    queue = queue_of(inputs, on_error)
 
     def order() -> list[str]:
-        return [] if first is None else execution_order(network, first.args)
+        return execution_order(network, queue)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(grids_for, max_channels, on_tensor)
     placed = place_edits(edits, network, order, recorder)
-    rows: dict[Key, Row] = {}
-    records: list[InputRecord] = []
-    best: list[Prediction] = []
-    error: BaseException | None = None
-    verification = None
     began = time.perf_counter()
     with (
         preserved(network, seed, modules=subject.modules.values()) as state,
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
-        batch = first
-        while batch is not None:
-            recorder.start(batch.indices)
-            records.extend(batch.records)
-            to_verify = verify and batch is first and not edits
-            given = copied(batch.args) if to_verify else ()
-            try:
-                with torch.no_grad():
-                    output = network(*batch.args)
-            except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
-                error = the_models_own(raised)
-            recorder.settle()
-            finished = captured.restart()
-            absorb(rows, finished)
-            if error is not None:
-                break
-            if to_verify:
-                verification = _verified(network, given, output, captured, finished, state)
-            best.extend(predictions(output, subject.info.categories, batch.indices, output_key))
-            if on_batch is not None:
-                on_batch(len(records))
-            batch = next(batches, None)
+        run = _Run(subject, captured, recorder, state, output_key, verify=verify and not edits)
+        broken = _run_batches(run, queue, on_batch or (lambda _count: None))
     seconds = time.perf_counter() - began
 
-    failure = None if error is None else locate(subject.modules, error)
-    results = layer_rows(subject, rows)
+    if broken is not None:
+        absorb(run.rows, broken.seen)
+        run.records.extend(broken.records)
+    results = layer_rows(subject, run.rows)
     device, dtype = subject.placed
     inspection = Inspection(
         model=subject.info,
-        inputs=tuple(records),
+        inputs=tuple(run.records),
         rows=results,
         uncalled=uncalled(
             subject,
             selected,
-            captured.called if failure is None else captured.called | {failure.layer},
-            broke_off=failure is not None,
+            captured.called if broken is None else captured.called | {broken.failure.layer},
+            broke_off=broken is not None,
         ),
         feature_maps=feature_maps(results, recorder.kept),
-        predictions=tuple(best),
+        predictions=tuple(run.best),
         warnings=(
             *subject.warnings,
             *fast_path_warning(subject.modules, selected),
-            *verification_warnings(verification, subject.info.name),
+            *verification_warnings(run.verification, subject.info.name),
             *placed.warnings(),
+            *queue.remarks,
         ),
-        failure=failure,
+        notes=subject.notes,
+        failure=None if broken is None else broken.failure,
         seed=seed,
         device=device,
         dtype=dtype,
         timings={"forward": seconds},
-        verification=verification,
+        verification=run.verification,
     )
-    if failure is not None and error is not None:
-        raise ForwardError(broke_off(subject.info.name, failure, error), inspection) from error
+    if broken is not None:
+        raise ForwardError(broken.message, inspection) from broken.error
     return inspection
 
 
-def _verified(
-    network: nn.Module,
-    args: tuple[object, ...],
-    output: object,
-    captured: Capture[Any],
-    observations: Sequence[Observation[Any]],
-    state: Preserved,
-) -> Verification:
-    """Compare the output of the first batch to that without hooks."""
-    began = copy.copy(state)
-    state.mark()  # to go on from here
+class _Broken(NamedTuple):
+    """A batch that the model raised on: what was seen of it until then, and where it broke off."""
 
-    def run(layers: Sequence[str] = ()) -> Outcome:
+    records: Sequence[InputRecord]
+    seen: Sequence[Observation[Measured]]
+    error: BaseException
+    failure: Failure
+    message: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run: what is fixed, and what has been gathered so far."""
+
+    subject: Subject
+    captured: Capture[Measured]
+    recorder: Recorder
+    state: Preserved
+    output_key: str | None
+    verify: bool
+    rows: dict[Key, Row] = field(default_factory=dict)
+    records: list[InputRecord] = field(default_factory=list)
+    best: list[Prediction] = field(default_factory=list)
+    verification: Verification | None = None
+
+
+def _run_batches(run: _Run, queue: BatchQueue, finished: Callable[[int], None]) -> _Broken | None:
+    """Run all batches; return the one that the run broke off at, if it did.
+
+    With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
+    """
+    first_broken: _Broken | None = None
+    for batch in queue:
+        if run.records and queue.on_error is not None:
+            run.state.mark()
+        places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
+        run.recorder.start(places)
+        to_verify = run.verify and not run.records
+        # The network may overwrite what it is given, and the batch may have to be given again.
+        again = to_verify or (queue.on_error is not None and len(places) > 1)
+        output, error = _outcome(run.subject.network, copy_of(batch) if again else batch)
+        run.recorder.settle()
+        seen = run.captured.restart()
+        if error is None:
+            absorb(run.rows, seen)
+            if to_verify:
+                run.verification = _verified(run, batch, output, seen)
+            run.records.extend(batch.records)
+            run.best.extend(predictions(output, run.subject.info.categories, places, run.output_key))
+        else:
+            failure = locate(run.subject.modules, error)
+            message = broke_off(run.subject.info.name, failure, error)
+            if queue.on_error is None:
+                return _Broken(batch.records, seen, error, failure, message)
+            if queue.set_aside(batch, message, error):
+                first_broken = first_broken or _Broken(batch.records, seen, error, failure, message)
+            run.recorder.forget()
+            run.state.rewind()
+        finished(len(run.records))
+    return None if run.records else first_broken
+
+
+def _outcome(network: nn.Module, batch: Batch) -> tuple[object, BaseException | None]:
+    """Return what the network makes of a batch, or what it raises."""
+    try:
+        with torch.no_grad():
+            return network(*batch.args, **batch.kwargs), None
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
+        return None, the_models_own(raised)
+
+
+def _verified(run: _Run, batch: Batch, output: object, observations: Sequence[Observation[Measured]]) -> Verification:
+    """Compare the output of the first batch to that without hooks."""
+    network = run.subject.network
+    began = copy.copy(run.state)
+    run.state.mark()  # to go on from here
+
+    def with_hooks(layers: Sequence[str] = ()) -> Outcome:
         began.rewind()
-        modules = {layer: network.get_submodule(layer) for layer in layers}
-        with torch.no_grad(), captured.detached(), capture(network, modules, lambda *_: None):
-            return outcome_of(network(*copied(args)))
+        modules = {layer: run.subject.modules[layer] for layer in layers}
+        given = copy_of(batch)
+        with torch.no_grad(), run.captured.detached(), capture(network, modules, lambda *_: None):
+            return outcome_of(network(*given.args, **given.kwargs))
 
     try:
-        return verify_outcome(outcome_of(output), run, [*dict.fromkeys(seen.layer for seen in observations)], run)
+        layers = [*dict.fromkeys(seen.layer for seen in observations)]
+        return verify_outcome(outcome_of(output), with_hooks, layers, with_hooks)
     finally:
-        state.rewind()
+        run.state.rewind()
 
 
 def list_modules(
@@ -212,7 +263,7 @@ def list_modules(
     network = unwrap(model)
     modules, aliases = module_index(network)
     counts, _ = count_parameters(modules)
-    passes, failure = _passes(network, args) if args is not None else ({}, None)
+    passes, failure = _passes(network, args, {}) if args is not None else ({}, None)
     selected = select_from(modules, aliases, layers, lambda: list(passes))
     rows = []
     for name, module in modules.items():
@@ -242,12 +293,27 @@ class _FirstCall:
     call_count: int
 
 
-def execution_order(network: nn.Module, args: Sequence[object]) -> list[str]:
-    """Return the names of all modules that run, in the order in which they first finish."""
-    return list(_passes(network, args)[0])
+def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
+    """Return the names of all modules that run, in the order in which they first finish.
+
+    The next batch is tried, and where the model raises and inputs may be left out, those after it. If it raises on all,
+    the longest order counts. No batch is handed out.
+    """
+    longest: list[str] = []
+    for ahead in count():
+        batch = queue.peek(ahead)
+        if batch is None:
+            return longest
+        passes, failure = _passes(network, batch.args, batch.kwargs)
+        if failure is None or queue.on_error is None:
+            return list(passes)
+        longest = max(longest, list(passes), key=len)
+    raise AssertionError
 
 
-def _passes(network: nn.Module, args: Sequence[object]) -> tuple[dict[str, _FirstCall], Failure | None]:
+def _passes(
+    network: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[dict[str, _FirstCall], Failure | None]:
     """Run the network once; return what its modules took and gave, in the order in which they first finished."""
 
     def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
@@ -257,7 +323,8 @@ def _passes(network: nn.Module, args: Sequence[object]) -> tuple[dict[str, _Firs
     with preserved(network, seed=0), capture(network, dict(network.named_modules()), shapes) as captured:
         try:
             with torch.no_grad():
-                network(*copied(args))
+                copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite what it is given
+                network(*copies[0], **copies[1])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             the_models_own(error)
             failure = locate(dict(network.named_modules()), error)
@@ -271,6 +338,5 @@ def _passes(network: nn.Module, args: Sequence[object]) -> tuple[dict[str, _Firs
     return passes, failure
 
 
-def copied(args: Sequence[object]) -> tuple[object, ...]:
-    """Return the arguments with copies of their tensors: a model may overwrite what it is given."""
-    return tuple(tree_map_only(Tensor, lambda each: each.detach().clone().requires_grad_(each.requires_grad), args))
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

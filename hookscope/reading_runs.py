@@ -217,6 +217,7 @@ class StoredRecord(_Stored):
     timings: dict[str, Number] = {}
     verification: StoredVerification | None = None
     warnings: list[str] = []
+    notes: list[str] = []
     predictions: list[StoredPrediction] = []
     mode: str = ""
     loss: StoredLoss | None = None

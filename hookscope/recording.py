@@ -80,6 +80,11 @@ class Recorder:
         with plain_arithmetic():
             self.reducer.settle()
 
+    def forget(self) -> None:
+        """Drop what was cloned of the forward pass that began last."""
+        first = min(self.indices, default=0)
+        self.kept = [each for each in self.kept if each.input_index < first]
+
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
         axis = None if tensor.is_nested else self.axes.channel_axis(call.module, tensor.shape)

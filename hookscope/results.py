@@ -15,6 +15,9 @@ QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 InputKind = Literal["image", "detection", "video", "flow"]
 
+# Where Pillow starts to warn of decompression bombs (Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels.
+MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
+
 Flag = Literal[
     "in-place",
     "pass-through",
@@ -30,7 +33,7 @@ Flag = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """How an image becomes a network input.
+    """How a file becomes a network input.
 
     Attributes:
         kind: What the network takes: one image tensor (N, C, H, W), a list of (C, H, W) for detection, a clip
@@ -43,6 +46,9 @@ class Preprocessing:
         std: Per channel, divided by. Empty means no normalisation.
         frames: T, for a clip: the image is repeated.
         multiple: Height and width are cropped down to a multiple of this.
+        max_pixels: A picture of more is refused before it is decoded, and so is a resize to more.
+        batch_axis: Which axis of a tensor file counts inputs; "auto": the first of a tensor with an axis more than an
+            input of this kind; "none": a tensor is one input as it is.
         source: Where these values come from, for people: "ResNet34_Weights.IMAGENET1K_V1", "defaults", "options".
     """
 
@@ -55,6 +61,8 @@ class Preprocessing:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     frames: int = 1
     multiple: int = 1
+    max_pixels: int = MAX_PIXELS
+    batch_axis: int | Literal["auto", "none"] = "auto"
     source: str = "defaults"
 
 
@@ -295,6 +303,7 @@ class Inspection:
         feature_maps: For drawing; empty unless asked for.
         predictions: Top classes per input, for classifiers.
         warnings: Sentences a reader must see.
+        notes: Sentences about what was done that are no cause for alarm.
         failure: Set when the forward pass raised; `rows` then hold what was reached.
         seed: Seed of random weights and of any randomness in the forward pass.
         device: Where it ran: "cpu", "cuda:0".
@@ -310,6 +319,7 @@ class Inspection:
     feature_maps: tuple[FeatureMaps, ...] = ()
     predictions: tuple[Prediction, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     failure: Failure | None = None
     seed: int = 0
     device: str = "cpu"
@@ -472,6 +482,7 @@ class GradientInspection:
         predictions: Top classes per input, for classifiers.
         verdicts: Judgements, the gravest first.
         warnings: Sentences a reader must see.
+        notes: Sentences about what was done that are no cause for alarm.
         failure: Set when the forward or the backward pass raised; rows then hold what was reached.
         mode: "eval", or "train" for batch statistics and dropout as in training.
         seed: Seed of everything random.
@@ -492,6 +503,7 @@ class GradientInspection:
     predictions: tuple[Prediction, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     failure: Failure | None = None
     mode: Literal["eval", "train"] = "eval"
     seed: int = 0

@@ -1,16 +1,19 @@
 """Who is inspected, and with what: the network behind what a caller gave, and its inputs as batches."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookscope.errors import UsageError
-from hookscope.inputs import Batch
+from hookscope.errors import UnfitInputError, UsageError
+from hookscope.inputs import Batch, part_of
 from hookscope.layers import module_index, unwrap
 from hookscope.models import LoadedModel
 from hookscope.results import InputRecord, ModelInfo
+from hookscope.text import safe_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class Subject:
         network: Without the wrappers it came in.
         info: Which network with which weights.
         warnings: Sentences a reader must see.
+        notes: Sentences about how it was loaded that are no cause for alarm.
         modules: Every module once, by its first dotted name.
         aliases: Further names of those that have several.
         parameter_counts: Elements in the parameters that each module owns directly (not its children's), by its name.
@@ -29,6 +33,7 @@ class Subject:
     network: nn.Module
     info: ModelInfo
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
     modules: Mapping[str, nn.Module]
     aliases: Mapping[str, tuple[str, ...]]
     parameter_counts: Mapping[str, int]
@@ -62,10 +67,10 @@ def subject_of(model: nn.Module | LoadedModel) -> Subject:
     modules, aliases = module_index(network)
     counts, total = count_parameters(modules)
     if isinstance(model, LoadedModel):
-        return Subject(network, model.info, model.warnings, modules, aliases, counts)
+        return Subject(network, model.info, model.warnings, model.notes, modules, aliases, counts)
     kind = type(network).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
-    return Subject(network, info, (), modules, aliases, counts)
+    return Subject(network, info, (), (), modules, aliases, counts)
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
@@ -76,6 +81,75 @@ def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
         record = InputRecord("tensor", None, None, shape, ())
         return [Batch((inputs,), tuple(range(count)), (record,) * count)]
     return [inputs] if isinstance(inputs, Batch) else inputs
+
+
+@dataclass(slots=True)
+class BatchQueue:
+    """Batches in their order, and what becomes of those that the model raises on.
+
+    Attributes:
+        on_error: Called for each input that is left out; None leaves out none.
+    """
+
+    _further: Iterator[Batch]
+    on_error: Callable[[UnfitInputError], None] | None
+    _next: deque[Batch] = field(default_factory=deque)
+    _apart: list[str] = field(default_factory=list)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """A sentence about the batches that were taken apart, if there were any."""
+        if len(self._apart) < 2:
+            return tuple(f"The model raised on {batch}: they were run one by one." for batch in self._apart)
+        others = f"{len(self._apart) - 1} other batch{'es' if len(self._apart) > 2 else ''}"
+        return (f"The model raised on {self._apart[0]} and on {others}: their inputs were run one by one.",)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Hand out the batches until there are no more."""
+        while (batch := self.peek()) is not None:
+            self._next.popleft()
+            yield batch
+            del batch  # it is the caller's alone
+
+    def peek(self, ahead: int = 0) -> Batch | None:
+        """Return the batch that comes next, or one further `ahead`, without handing it out; None if there is none."""
+        self._next.extend(islice(self._further, max(ahead + 1 - len(self._next), 0)))
+        return self._next[ahead] if ahead < len(self._next) else None
+
+    def set_aside(self, batch: Batch, reason: str, error: BaseException, *, takes_apart: bool = True) -> bool:
+        """Leave out a batch of one input, or give the inputs of a larger one again, one by one.
+
+        Args:
+            batch: What the model raised on, as it was before.
+            reason: What it raised, and where.
+            error: The exception, which loses its traceback: the tensors of the pass hang on that.
+            takes_apart: Whether inputs may be run one by one; if not, the whole batch is left out.
+
+        Returns:
+            Whether it is left out.
+        """
+        raised: BaseException | None = error
+        while raised is not None:
+            raised.__traceback__ = None
+            raised = raised.__context__
+        # Tensors that are no files have no names.
+        names = [safe_text(record.name) for record in batch.records if record.sha256]
+        count = len(batch.indices)
+        if count == 1 or not takes_apart:
+            if self.on_error is not None:
+                self.on_error(UnfitInputError(names, reason, batch.indices))
+            return True
+        self._next.extendleft(part_of(batch, index) for index in reversed(range(count)))
+        which = f" ({names[0]} to {names[-1]})" if names else ""
+        self._apart.append(f"a batch of {count} inputs{which}")
+        return False
+
+
+def queue_of(
+    inputs: Tensor | Batch | Iterable[Batch], on_error: Callable[[UnfitInputError], None] | None
+) -> BatchQueue:
+    """Return inputs as a queue of batches; `on_error` as in `BatchQueue`."""
+    return BatchQueue(iter(as_batches(inputs)), on_error)
 
 
 def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], int]:

@@ -31,7 +31,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def batch(*args: Any, indices: tuple[int, ...] = (0,)) -> Any:
-    return SimpleNamespace(args=args, indices=indices)
+    return SimpleNamespace(args=args, kwargs={}, indices=indices)
 
 
 def loss_of(

@@ -69,6 +69,9 @@ class CheckSettings:
         crop: As `--crop`; None likewise.
         mean: As `--mean`; None likewise.
         std: As `--std`; None likewise.
+        max_pixels: As `--max-pixels`; None for the default.
+        batch_axis: As `--batch-axis`; None for "auto".
+        named: "NAME=VALUE" each, as `--input`.
         batch_size: Inputs per forward pass.
         seed: Of noise and of everything else random.
         output_key: Which of several outputs holds the class scores; None for the only one.
@@ -95,6 +98,9 @@ class CheckSettings:
     crop: str | None = None
     mean: str | None = None
     std: str | None = None
+    max_pixels: int | None = None
+    batch_axis: str | None = None
+    named: tuple[str, ...] = ()
     batch_size: int = 8
     seed: int = 0
     output_key: str | None = None

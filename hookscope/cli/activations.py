@@ -2,20 +2,21 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hookscope.cli.console import consoles, progress_bar, report
+from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.options import (
     AllowMissing,
     AllowUnexpected,
     Arch,
+    BatchAxis,
     BatchSize,
     Cmap,
     Crop,
@@ -28,9 +29,11 @@ from hookscope.cli.options import (
     Key,
     Layer,
     MaxChannels,
+    MaxPixels,
     Mean,
     Model,
     ModelArg,
+    NamedInputs,
     Out,
     OutputKey,
     Quiet,
@@ -48,12 +51,23 @@ from hookscope.cli.options import (
     file_options,
 )
 from hookscope.cli.outlets import choose_outlets
-from hookscope.cli.running import Feed, draw_grids, keeper, pass_over, place, run_record, save_tensors
-from hookscope.errors import HookscopeError, gravest
+from hookscope.cli.running import (
+    Feed,
+    TensorCollector,
+    compared,
+    draw_grids,
+    feed_of,
+    find_files,
+    pass_over,
+    report_all,
+    run_record,
+    save_tensors,
+    unreported,
+)
+from hookscope.errors import HookscopeError, UsageError
 from hookscope.text import safe_text
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
     from hookscope.results import Comparison, Inspection
@@ -64,9 +78,12 @@ _TENSORS = "activations.safetensors"
 def activations(
     model: Model,
     images: Annotated[
-        list[str],
-        typer.Argument(metavar="IMAGE", help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs."),
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="[IMAGE]...",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; only --input can do without.",
+        ),
+    ] = None,
     layer: Layer = None,
     weights: Weights = "auto",
     arch: Arch = None,
@@ -79,6 +96,9 @@ def activations(
     crop: Crop = None,
     mean: Mean = None,
     std: Std = None,
+    max_pixels: MaxPixels = None,
+    batch_axis: BatchAxis = None,
+    named: NamedInputs = None,
     output_key: OutputKey = None,
     edit: Edits = None,
     batch_size: BatchSize = 8,
@@ -109,52 +129,63 @@ def activations(
     hookscope activations resnet34 cat.jpg --layer 'layer[34].*' --layer '!downsample'
     hookscope activations net.py:build photos/ --model-arg width=2 --resize 64 --crop 64
     hookscope activations model.pt cat.jpg --arch resnet18 --layer type:relu --json
+    hookscope activations net.py:build --input wave=speech.npy --input rate=16000
     """
-    from hookscope import inputs, runs
-    from hookscope.inspection import ForwardError, inspect
+    from hookscope import runs
+    from hookscope.inspection import inspect
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
     from hookscope.render.tables import inspection_to_dict, inspection_to_json
 
     began = time.perf_counter()
     check_cmap(cmap)
-    paths = inputs.find_inputs(images)
-    target = out or runs.default_run_path("activations", Path(model).name, paths[0].name)
+    if not images and not named:
+        raise UsageError(
+            "Missing IMAGE: name a picture, a tensor file or a folder. See `hookscope activations --help`."
+        )
+    notes: list[str] = []
+    paths, first = find_files(images or (), named or (), notes, "named")
+    target = out or runs.default_run_path("activations", Path(model).name, first)
     runs.check_target(target)
     outlets = choose_outlets(target, show=show, tensorboard=tensorboard, page=page, grids=grids)
     where = choose_device(device)
     reading = file_options(trust, key, allow_missing, allow_unexpected)
     tables, messages = consoles(json=json)
     failures: list[HookscopeError] = []
-    tensors: dict[str, list[torch.Tensor]] = {}
-    keep = keeper(tensors)
     with redirect_stdout(sys.stderr if json else sys.stdout):  # a model may print
         loaded = load_model(
             model, weights=weights, arch=arch, model_arguments=model_arg or (), seed=seed, options=reading
         )
-        preprocessing = inputs.preprocessing_from_options(
-            loaded.preprocessing, resize=resize, crop=crop, mean=mean, std=std
+        loaded = replace(loaded, notes=(*notes, *loaded.notes))
+        feed = feed_of(
+            loaded,
+            paths,
+            named or (),
+            device=where,
+            dtype=dtype,
+            seed=seed,
+            resize=resize,
+            crop=crop,
+            mean=mean,
+            std=std,
+            max_pixels=max_pixels,
+            batch_axis=batch_axis,
         )
-        feed = Feed(paths, preprocessing, None, seed, where, place(loaded, where, dtype))
         load_seconds = time.perf_counter() - began
-        comparison = None
         with progress_bar(messages, len(paths), shown=not quiet) as advance:
-            try:
-                run = partial(inspect, loaded, layers=layer or (), seed=seed, verify=verify)
-                plain = run(feed.batches(batch_size, pass_over)) if edit else None
-                inspection = run(
-                    feed.batches(batch_size, failures.append),
-                    grids_for=grids_for if grids else 0,
-                    max_channels=max_channels,
-                    edits=edit or (),
-                    output_key=output_key,
-                    on_tensor=(lambda label, tensor, _axis: keep(label, tensor)) if keep_tensors else None,
-                    on_batch=advance,
-                )
-                comparison, inspection = _compared(plain, inspection, edit or ())
-            except ForwardError as error:
-                failures.append(error)
-                inspection = error.inspection
+            collector = TensorCollector(advance)
+            inspection, comparison = _run(
+                partial(inspect, loaded, layers=layer or (), seed=seed, verify=verify),
+                feed,
+                batch_size,
+                edit or (),
+                failures,
+                grids_for=grids_for if grids else 0,
+                max_channels=max_channels,
+                output_key=output_key,
+                on_tensor=(lambda label, tensor, _axis: collector.collect(label, tensor)) if keep_tensors else None,
+                on_batch=collector.end_batch,
+            )
     inspection = replace(inspection, timings={"load": load_seconds, **inspection.timings})
     if inspection.inputs:
         _show(inspection, comparison, tables, messages, quiet=quiet, full=full)
@@ -165,31 +196,50 @@ def activations(
                 folder.path, inspection.feature_maps, inspection.inputs, len(inspection.rows), cmap=cmap, scale=scale
             )
             files = _write_tables(folder.path, inspection, comparison)
-            save_tensors(folder.path / _TENSORS, tensors)
+            save_tensors(folder.path / _TENSORS, collector.tensors)
             details = {
                 **inspection_to_dict(inspection),
                 **({} if comparison is None else {"edits": list(edit or ())}),
-                "thumbnails": feed.write_pictures(folder.path, len(inspection.inputs)),
+                "thumbnails": feed.write_pictures(folder.path, inspection.inputs),
             }
-            folder.finish(run_record("activations", preprocessing, layer or (), drawn, failures, details))
+            folder.finish(run_record("activations", feed, layer or (), drawn, failures, details))
         if not quiet:
-            files += [_TENSORS] if tensors else []
+            files += [_TENSORS] if collector.tensors else []
             tables.print(_last_line(target, len(drawn), files, len(inspection.inputs), grids_for), soft_wrap=True)
         outlets.serve(target, drawn, inspection, (tables, messages), json=json, quiet=quiet)
     if json:
         typer.echo(inspection_to_json(inspection, {"run": str(target) if written else None}), nl=False)
-    return gravest([report(failure) for failure in failures])
+    return report_all(failures)
 
 
-def _compared(
-    plain: "Inspection | None", inspection: "Inspection", edits: Sequence[str]
-) -> "tuple[Comparison | None, Inspection]":
-    """Return what edits changed, and the run with them, verified as the one without was."""
-    from hookscope.comparison import compare
+def _run(
+    inspected: "Callable[..., Inspection]",
+    feed: Feed,
+    batch_size: int,
+    edits: Sequence[str],
+    failures: list[HookscopeError],
+    **options: Any,
+) -> "tuple[Inspection, Comparison | None]":
+    """Run the model over all inputs, without edits first if there are any; return what both differ in.
 
-    if plain is None:
-        return None, inspection
-    return compare(plain, inspection, edits), replace(inspection, verification=plain.verification)
+    Args:
+        inspected: `inspect` with everything given that both runs have in common.
+        feed: The inputs.
+        batch_size: Inputs at a time.
+        edits: Expressions.
+        failures: Gets the inputs that cannot be used, and what the model raised.
+        options: For the run that is reported, alone.
+    """
+    from hookscope.inspection import ForwardError
+
+    try:
+        plain = inspected(inputs=feed.batches(batch_size, pass_over), on_error=pass_over) if edits else None
+        batches = feed.batches(batch_size, failures.append)
+        inspection = inspected(inputs=batches, edits=edits, on_error=failures.append, **options)
+    except ForwardError as error:
+        failures += [error] if unreported(error, failures) else []
+        return error.inspection, None
+    return compared(plain, inspection, edits)
 
 
 def _show(
@@ -208,6 +258,8 @@ def _show(
     if inspection.warnings:
         messages.print(terminal.warnings_panel(inspection.warnings))
     if not quiet:
+        if inspection.notes:
+            tables.print(terminal.note_lines(inspection.notes))
         tables.print(terminal.layer_table(inspection, width=tables.width, full=full))
         if inspection.uncalled:
             tables.print(terminal.uncalled_lines(inspection.uncalled, full=full))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hookscope.cli.console import consoles, progress_bar, report
+from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.options import (
     AllowMissing,
     AllowUnexpected,
     Arch,
+    BatchAxis,
     BatchSize,
     Cmap,
     Crop,
@@ -29,9 +30,11 @@ from hookscope.cli.options import (
     Key,
     Layer,
     MaxChannels,
+    MaxPixels,
     Mean,
     Model,
     ModelArg,
+    NamedInputs,
     Out,
     OutputKey,
     Quiet,
@@ -47,11 +50,23 @@ from hookscope.cli.options import (
     Weights,
     choose_device,
     file_options,
-    parse_shape,
 )
 from hookscope.cli.outlets import choose_outlets
-from hookscope.cli.running import Feed, count_text, draw_grids, keeper, pass_over, place, run_record, save_tensors
-from hookscope.errors import HookscopeError, LayerNotFoundError, ModelError, UsageError, gravest, nearest
+from hookscope.cli.running import (
+    Feed,
+    TensorCollector,
+    compared,
+    count_text,
+    draw_grids,
+    feed_of,
+    find_files,
+    pass_over,
+    report_all,
+    run_record,
+    save_tensors,
+    unreported,
+)
+from hookscope.errors import HookscopeError, LayerNotFoundError, UnfitInputError, UsageError, nearest
 from hookscope.text import safe_text
 from hookscope.verdicts.limits import RULES, Limits
 
@@ -62,7 +77,7 @@ if TYPE_CHECKING:
     from hookscope.inputs import Batch
     from hookscope.losses import Loss
     from hookscope.models import LoadedModel
-    from hookscope.results import Comparison, GradientInspection, InputGradients, Preprocessing
+    from hookscope.results import Comparison, GradientInspection, InputGradients, InputRecord
 
 _TENSORS = "gradients.safetensors"
 _LIMITS = ", ".join(f"{each.name}={each.default:g}" for each in fields(Limits))
@@ -117,6 +132,9 @@ def grads(
     crop: Crop = None,
     mean: Mean = None,
     std: Std = None,
+    max_pixels: MaxPixels = None,
+    batch_axis: BatchAxis = None,
+    named: NamedInputs = None,
     batch_size: BatchSize = 8,
     per_image: Annotated[
         bool, typer.Option("--per-image", help="Also differentiate each picture alone; write norms and their spread.")
@@ -167,7 +185,7 @@ def grads(
     hookscope grads net.py:build photos/ --mode train --per-image
     hookscope grads demo cat.jpg --loss logit --edit 'relu:grad:clamp(min=0)'
     """
-    from hookscope import inputs, runs
+    from hookscope import runs
     from hookscope.gradients import inspect_gradients
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
@@ -178,8 +196,9 @@ def grads(
     check_cmap(cmap)
     limits = _limits(limit or ())
     _check_input_options(images, input_shape, per_image=per_image)
-    paths = inputs.find_inputs(images) if images else []
-    target_path = out or runs.default_run_path("grads", Path(model).name, paths[0].name if paths else "noise")
+    notes: list[str] = []
+    paths, first = find_files(images or (), named or (), notes, "noise")
+    target_path = out or runs.default_run_path("grads", Path(model).name, first)
     runs.check_target(target_path)
     outlets = choose_outlets(target_path, show=show, tensorboard=tensorboard, page=page, grids=grids)
     where = choose_device(device)
@@ -189,13 +208,25 @@ def grads(
         loaded = load_model(
             model, weights=weights, arch=arch, model_arguments=model_arg or (), seed=seed, options=reading
         )
-        preprocessing = inputs.preprocessing_from_options(
-            loaded.preprocessing, resize=resize, crop=crop, mean=mean, std=std
+        loaded, finish = _with_targets(replace(loaded, notes=(*notes, *loaded.notes)), mode)
+        feed = feed_of(
+            loaded,
+            paths,
+            named or (),
+            device=where,
+            dtype=dtype,
+            seed=seed,
+            noise=True,
+            input_shape=input_shape,
+            finish=finish,
+            resize=resize,
+            crop=crop,
+            mean=mean,
+            std=std,
+            max_pixels=max_pixels,
+            batch_axis=batch_axis,
         )
-        loaded, finish = _with_targets(loaded, mode)
-        shape = None if paths else _noise_shape(input_shape, loaded, preprocessing)
-        feed = Feed(paths, preprocessing, shape, seed, where, place(loaded, where, dtype), finish)
-        chosen = _loss(loss, target, output_key, loaded, seed, len(paths) or None)
+        chosen = _loss(loss, target, output_key, loaded, seed, feed)
         load_seconds = time.perf_counter() - began
         differentiate = partial(
             inspect_gradients, loaded, loss=chosen, layers=layer or (), mode=mode, seed=seed, autocast=_dtype(autocast)
@@ -213,7 +244,7 @@ def grads(
                 grids_for=grids_for if grids else 0,
                 max_channels=max_channels,
                 output_key=output_key,
-                on_batch=advance,
+                advance=advance,
             )
     inspection = replace(outcome.inspection, timings={"load": load_seconds, **outcome.inspection.timings})
     inspection = replace(inspection, verdicts=judge(inspection, limits))
@@ -238,9 +269,9 @@ def grads(
                 "edits": list(edit or ()),
                 "limits": asdict(limits),
                 "autocast": autocast,
-                "thumbnails": feed.write_pictures(run.path, len(inspection.inputs)),
+                "thumbnails": feed.write_pictures(run.path, inspection.inputs),
             }
-            run.finish(_record(outcome, preprocessing, layer or (), drawn, settings))
+            run.finish(_record(outcome, feed, layer or (), drawn, settings))
         if not quiet:
             parts = [count_text(len(drawn), "grid")] * bool(drawn) + files
             tables.print(f"{', '.join(parts)} and run.json are in {safe_text(str(target_path))}", soft_wrap=True)
@@ -249,7 +280,7 @@ def grads(
         alone = [asdict(each) for each in outcome.by_input]
         extra = {"run": str(target_path) if written else None, "inputs_alone": alone}
         typer.echo(gradient_inspection_to_json(inspection, extra), nl=False)
-    return gravest([report(failure) for failure in outcome.failures])
+    return report_all(outcome.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +314,7 @@ def _run(
     keep_tensors: bool,
     include_inputs: bool,
     verify: bool,
+    advance: Callable[[int], None],
     **options: Any,
 ) -> _Outcome:
     """Run the model over all inputs, without edits first if there are any, and over each input alone if asked for.
@@ -296,41 +328,44 @@ def _run(
         keep_tensors: Whether to keep the gradients themselves.
         include_inputs: Whether to differentiate with respect to inputs of layers too.
         verify: Whether to compare the run without edits to one without hooks.
+        advance: Called with the number of inputs finished.
         options: For the run that is reported, alone.
     """
     from hookscope.by_input import gradients_by_input
-    from hookscope.comparison import compare
     from hookscope.gradients import PassError
 
     failures: list[HookscopeError] = []
-    tensors: dict[str, list[torch.Tensor]] = {}
+    collector = TensorCollector(advance)
     try:
         batches = feed.batches(batch_size, pass_over)
-        plain = differentiate(inputs=batches, include_inputs=include_inputs, verify=verify) if edits else None
+        common = {"include_inputs": include_inputs, "verify": verify}
+        plain = differentiate(inputs=batches, on_error=pass_over, **common) if edits else None
         inspection = differentiate(
             inputs=feed.batches(batch_size, failures.append),
-            include_inputs=include_inputs,
             edits=edits,
-            verify=verify,
-            on_tensor=keeper(tensors) if keep_tensors else None,
+            on_tensor=collector.collect if keep_tensors else None,
+            on_batch=collector.end_batch,
+            on_error=failures.append,
+            **common,
             **options,
         )
     except PassError as error:
-        return _Outcome(error.inspection, complete=False, failures=(*failures, error))
-    comparison = None
-    if plain is not None:
-        comparison = compare(plain, inspection, edits)
-        inspection = replace(inspection, verification=plain.verification)
+        failures += [error] if unreported(error, failures) else []
+        return _Outcome(error.inspection, complete=False, failures=failures)
+    collector.end()  # gradients of parameters come last
+    inspection, comparison = compared(plain, inspection, edits)
     by_input: tuple[InputGradients, ...] = ()
     if per_image and inspection.inputs:
-        try:
-            by_input = gradients_by_input(
-                lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, pass_over)
-            )
-        except PassError as error:  # such as batch normalisation in train mode, which needs more than one value
-            name = safe_text(error.inspection.inputs[0].name)
-            failures.append(ModelError(f"--per-image, with {name} alone: {error}"))
-    return _Outcome(inspection, True, comparison, by_input, tensors, failures)
+        used = set(inspection.inputs)
+
+        def report_alone(record: "InputRecord", error: PassError) -> None:  # batch normalisation needs several values
+            if record in used:
+                failures.append(UnfitInputError([safe_text(record.name)], f"alone, for --per-image: {error}"))
+
+        by_input = gradients_by_input(
+            lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, pass_over), report_alone
+        )
+    return _Outcome(inspection, True, comparison, by_input, collector.tensors, failures)
 
 
 def _check_input_options(images: Sequence[str] | None, input_shape: str | None, *, per_image: bool) -> None:
@@ -350,20 +385,6 @@ def _with_targets(loaded: "LoadedModel", mode: str) -> "tuple[LoadedModel, Calla
     sentence = f"{loaded.info.name} needs targets in train mode: each input is given {targets}."
     loaded = replace(loaded, warnings=(*loaded.warnings, sentence))
     return loaded, partial(with_default_targets, loaded.module)
-
-
-def _noise_shape(input_shape: str | None, loaded: "LoadedModel", preprocessing: "Preprocessing") -> tuple[int, ...]:
-    """Return the shape of noise that is given, or that the network takes.
-
-    Raises:
-        UsageError: If it is not a shape, or the network does not tell.
-    """
-    from hookscope.models import example_shape
-
-    shape = parse_shape(input_shape) if input_shape else example_shape(loaded.module, preprocessing)
-    if shape is None:
-        raise UsageError(f"{loaded.info.name} does not tell what input it takes: give IMAGE or --input-shape.")
-    return shape
 
 
 def _check_histograms(labels: Sequence[str], outcome: _Outcome) -> None:
@@ -412,7 +433,7 @@ def _dtype(name: str | None) -> "torch.dtype | None":
 
 
 def _loss(
-    loss: str, target: str | None, output_key: str | None, loaded: "LoadedModel", seed: int, input_count: int | None
+    loss: str, target: str | None, output_key: str | None, loaded: "LoadedModel", seed: int, feed: Feed
 ) -> "Loss":
     """Return the loss that `--loss`, `--target` and `--output-key` choose."""
     from hookscope.inputs import read_tensor
@@ -428,7 +449,8 @@ def _loss(
         seed=seed,
         categories=loaded.info.categories,
         output_key=output_key,
-        input_count=input_count,
+        # Only targets given per input need it.
+        input_count=feed.input_count() if target is not None and (is_file or "," in target) and feed.paths else None,
     )
 
 
@@ -442,6 +464,8 @@ def _show(outcome: _Outcome, tables: "Console", messages: "Console", *, quiet: b
     if inspection.warnings:
         messages.print(terminal.warnings_panel(inspection.warnings))
     if not quiet:
+        if inspection.notes:
+            tables.print(terminal.note_lines(inspection.notes))
         tables.print(gradient_tables.gradient_table(inspection, width=tables.width, full=full))
         tables.print(gradient_tables.parameter_table(inspection, width=tables.width, full=full))
         if inspection.uncalled:
@@ -452,9 +476,7 @@ def _show(outcome: _Outcome, tables: "Console", messages: "Console", *, quiet: b
             tables.print(comparison_report(outcome.comparison, width=tables.width, full=full))
         if inspection.predictions:
             tables.print(terminal.predictions_lines(inspection, full=full))
-        tables.print(gradient_tables.loss_line(inspection.loss))
-        if inspection.verification is not None:
-            tables.print(terminal.verification_line(inspection.verification, with_loss=True))
+        tables.print(gradient_tables.loss_lines(inspection.loss, inspection.verification))
     if not quiet or inspection.verdicts:
         tables.print(gradient_tables.verdicts_panel(inspection))
     if inspection.failure is not None:
@@ -463,7 +485,7 @@ def _show(outcome: _Outcome, tables: "Console", messages: "Console", *, quiet: b
 
 def _record(
     outcome: _Outcome,
-    preprocessing: "Preprocessing",
+    feed: Feed,
     patterns: Sequence[str],
     drawn: Sequence[str],
     settings: Mapping[str, Any],
@@ -471,7 +493,7 @@ def _record(
     from hookscope.render.tables import gradient_inspection_to_dict
 
     details = {**gradient_inspection_to_dict(outcome.inspection), **settings}
-    return run_record("grads", preprocessing, patterns, drawn, outcome.failures, details)
+    return run_record("grads", feed, patterns, drawn, outcome.failures, details)
 
 
 def _write_files(folder: Path, outcome: _Outcome, histogram: Sequence[str]) -> list[str]:

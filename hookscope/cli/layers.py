@@ -53,14 +53,14 @@ def layers(
     """
     from hookscope.models import build_on_meta, load_model, parse_model
     from hookscope.render.tables import modules_to_json
-    from hookscope.render.terminal import failure_panel, module_table, warnings_panel
+    from hookscope.render.terminal import failure_panel, module_table, note_lines, warnings_panel
 
     shape = None if input_shape is None else parse_shape(input_shape)
     arguments = model_arg or ()
     reading = file_options(trust, key, allow_missing, allow_unexpected)
     with redirect_stdout(sys.stderr if json else sys.stdout):  # a model may print
         loaded = build_on_meta(model, arch=arch, model_arguments=arguments, options=reading)
-        warnings = loaded.warnings
+        warnings, notes = loaded.warnings, loaded.notes
         if _device(loaded) == "meta" and _list(loaded, (), shape)[1] is not None:
             # Data-dependent code (non-maximum suppression, say) needs values.
             weights = "auto" if parse_model(model).form == "weights" else "none"
@@ -72,6 +72,8 @@ def layers(
     if json:
         typer.echo(modules_to_json(rows), nl=False)
     else:
+        if notes:
+            tables.print(note_lines(notes))
         tables.print(module_table(rows, width=tables.width, title=f"{loaded.info.name} ({loaded.info.kind})"))
     if failure is None:
         return 0

@@ -130,6 +130,31 @@ Std = Annotated[
         help="Divided by, likewise; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
     ),
 ]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(
+        "--max-pixels",
+        min=1,
+        metavar="N",
+        help="Refuse pictures of more pixels before decoding them; default: 89478485, where Pillow warns of bombs.",
+    ),
+]
+BatchAxis = Annotated[
+    str | None,
+    typer.Option(
+        "--batch-axis",
+        metavar="AXIS",
+        help="Which axis of a tensor file counts inputs: 0, another, none, or auto: the first of (N, C, H, W).",
+    ),
+]
+NamedInputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=VALUE",
+        help="Give the model an input by name: a number (sr=16000), a picture or a tensor file (b=b.npy); repeatable.",
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Pictures per forward pass.")]
 InputShape = Annotated[
     str | None,

@@ -6,22 +6,30 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from hookscope.cli.options import floating_dtype
-from hookscope.errors import HookscopeError, ModelError, OutputError
+from hookscope.cli.console import report
+from hookscope.cli.options import floating_dtype, parse_shape
+from hookscope.errors import HookscopeError, ModelError, OutputError, UnfitInputError, UsageError, gravest
 
 if TYPE_CHECKING:
     import torch
     from PIL import Image
 
     from hookscope.errors import ImageError
-    from hookscope.inputs import Batch
+    from hookscope.inputs import Batch, NamedInput
     from hookscope.models import LoadedModel
-    from hookscope.results import FeatureMaps, InputRecord, Preprocessing
+    from hookscope.results import (
+        Comparison,
+        FeatureMaps,
+        GradientInspection,
+        InputRecord,
+        Inspection,
+        Preprocessing,
+    )
 
 
 # Inputs whose pictures a run keeps: as many as its report shows. Our choice.
@@ -33,15 +41,15 @@ class Feed:
     """What a model is given, as often as it is asked for.
 
     Attributes:
-        paths: Pictures and tensor files; none means noise.
-        preprocessing: How a picture becomes an input.
-        noise_shape: Shape of the noise, batch axis first; None where there are files.
+        paths: Pictures and tensor files.
+        preprocessing: How a file becomes an input.
+        noise_shape: Shape of the noise, batch axis first; None for none.
         seed: Of the noise.
         device: Where batches go.
         dtype: Of their floating-point tensors.
         finish: Done to each batch on its device, for example to add targets.
-        pictures: What the network is given of the first inputs, as pictures by position; filled as batches are asked
-            for.
+        named: Inputs by name, for every batch; without files and noise, all there is.
+        pictures: What the network is given of the first inputs, as pictures; filled as batches are asked for.
     """
 
     paths: "Sequence[Path]"
@@ -51,18 +59,33 @@ class Feed:
     device: "torch.device"
     dtype: "torch.dtype"
     finish: "Callable[[Batch], Batch] | None" = None
-    pictures: "dict[int, Image.Image]" = field(default_factory=dict)
+    named: "Sequence[NamedInput]" = ()
+    pictures: "dict[InputRecord, Image.Image]" = field(default_factory=dict)
 
     def batches(self, size: int, on_error: "Callable[[ImageError], None] | None" = None) -> "Iterator[Batch]":
         """Yield batches of at most `size` inputs; files that cannot be used go to `on_error`."""
         from hookscope import inputs
 
-        if self.noise_shape is not None:
+        batches: Iterator[Batch]
+        if self.paths:
+            batches = map(self._pictured, inputs.load_batches(self.paths, self.preprocessing, size, on_error))
+        elif self.noise_shape is not None:
             batches = iter([inputs.noise_batch(self.noise_shape, self.seed, self.preprocessing.kind)])
         else:
-            batches = map(self._pictured, inputs.load_batches(self.paths, self.preprocessing, size, on_error))
+            batches = inputs.in_batches(inputs.named_batch(self.named), size)
+        if self.named and (self.paths or self.noise_shape is not None):
+            total = self.input_count() if any(each.row_count > 1 for each in self.named) else 1
+            batches = (inputs.with_named(batch, self.named, total) for batch in batches)
         placed = (inputs.to_device(batch, self.device, self.dtype) for batch in batches)
         return map(self.finish, placed) if self.finish else placed
+
+    def input_count(self) -> int:
+        """Return how many inputs there are, unusable ones counted; tensor files are read for that."""
+        from hookscope.inputs import count_inputs
+
+        if self.paths:
+            return count_inputs(self.paths, self.preprocessing)
+        return 1 if self.noise_shape is None else self.noise_shape[0]
 
     def _pictured(self, batch: "Batch") -> "Batch":
         """Keep the first inputs that were pictures; a network that takes a list of them shows none."""
@@ -71,26 +94,101 @@ class Feed:
         from hookscope.render.thumbnails import thumbnails
 
         values = batch.args[0]
-        if batch.indices[0] < _SHOWN_INPUTS and isinstance(values, torch.Tensor):
+        if len(self.pictures) < _SHOWN_INPUTS and isinstance(values, torch.Tensor):
             made = thumbnails(values.float().numpy(), self.preprocessing)
-            for index, record, picture in zip(batch.indices, batch.records, made, strict=False):
-                if record.size is not None and index < _SHOWN_INPUTS:
-                    self.pictures[index] = picture
+            for record, picture in zip(batch.records[:_SHOWN_INPUTS], made, strict=False):
+                if record.size is not None:
+                    self.pictures[record] = picture
         return batch
 
-    def write_pictures(self, folder: Path, input_count: int) -> list[str | None]:
-        """Write the pictures into a run's folder; return for each input its path in there, None without one."""
-        if self.pictures:
-            (folder / "inputs").mkdir()
-        names: list[str | None] = [None] * input_count
-        for index, picture in self.pictures.items():
-            name = names[index] = f"inputs/{index:03d}.png"
-            picture.save(folder / name)
+    def write_pictures(self, folder: Path, records: "Sequence[InputRecord]") -> list[str | None]:
+        """Write the pictures of a run's first inputs into its folder; return for each its path there, or None."""
+        names: list[str | None] = [None] * len(records)
+        for index, record in enumerate(records[:_SHOWN_INPUTS]):
+            if record in self.pictures:
+                (folder / "inputs").mkdir(exist_ok=True)
+                name = names[index] = f"inputs/{index:03d}.png"
+                self.pictures[record].save(folder / name)
         return names
 
 
 def pass_over(_error: HookscopeError) -> None:
     """Say nothing of an input that cannot be used: for runs besides the one that is reported, which says so."""
+
+
+def find_files(
+    images: "Sequence[str]", named: Sequence[str], notes: list[str], otherwise: str
+) -> "tuple[list[Path], str]":
+    """Return the files that arguments stand for, and the name of the first input, for the run directory.
+
+    Args:
+        images: Files, folders and globs.
+        named: As given with `--input`.
+        notes: Gets a sentence about files that were skipped.
+        otherwise: The name where no input is a file.
+    """
+    from hookscope.inputs import find_inputs
+
+    paths = find_inputs(images, notes.append) if images else []
+    values = [value for _, _, value in (text.partition("=") for text in named)]
+    by_name = [Path(value) for value in values if os.path.isfile(value)]  # noqa: PTH113 never raises
+    return paths, next((path.name for path in [*paths, *by_name]), otherwise)
+
+
+def feed_of(
+    loaded: "LoadedModel",
+    paths: "Sequence[Path]",
+    named: Sequence[str],
+    *,
+    device: "torch.device",
+    dtype: str | None,
+    seed: int,
+    noise: bool = False,
+    input_shape: str | None = None,
+    finish: "Callable[[Batch], Batch] | None" = None,
+    **options: Any,
+) -> Feed:
+    """Place the network, and return what it is given.
+
+    Args:
+        loaded: The network.
+        paths: Pictures and tensor files.
+        named: As given with `--input`.
+        device: Where both go.
+        dtype: As given with `--dtype`.
+        seed: Of noise.
+        noise: Whether it is given noise where there are no files, or an `input_shape`.
+        input_shape: As given with `--input-shape`.
+        finish: As in `Feed`.
+        options: For `preprocessing_from_options`.
+
+    Raises:
+        UsageError: If an option cannot be right, or it is not known what input the network takes.
+        ImageError: If an input by name cannot be read.
+        ModelError: If the network cannot be moved.
+    """
+    from hookscope import inputs
+
+    preprocessing = inputs.preprocessing_from_options(loaded.preprocessing, **options)
+    by_name = inputs.read_named(named, preprocessing)
+    preprocessing = inputs.without_named_frame(preprocessing, by_name)
+    noise = noise and not paths and (input_shape is not None or all(each.record is None for each in by_name))
+    shape = _noise_shape(input_shape, loaded, preprocessing) if noise else None
+    return Feed(paths, preprocessing, shape, seed, device, place(loaded, device, dtype), finish, by_name)
+
+
+def _noise_shape(input_shape: str | None, loaded: "LoadedModel", preprocessing: "Preprocessing") -> tuple[int, ...]:
+    """Return the shape of noise that is given, or that the network takes.
+
+    Raises:
+        UsageError: If it is not a shape, or the network does not tell.
+    """
+    from hookscope.models import example_shape
+
+    shape = parse_shape(input_shape) if input_shape else example_shape(loaded.module, preprocessing)
+    if shape is None:
+        raise UsageError(f"{loaded.info.name} does not tell what input it takes: give IMAGE or --input-shape.")
+    return shape
 
 
 def place(loaded: "LoadedModel", where: "torch.device", dtype: str | None) -> "torch.dtype":
@@ -107,17 +205,80 @@ def place(loaded: "LoadedModel", where: "torch.device", dtype: str | None) -> "t
     return floating_dtype(loaded.module)
 
 
-def keeper(tensors: "dict[str, list[torch.Tensor]]") -> "Callable[[str, torch.Tensor], None]":
-    """Return an observer that copies every tensor it is given to the CPU."""
+@dataclass(slots=True)
+class TensorCollector:
+    """Copies tensors to the CPU; those of a batch that the model raised on are dropped.
 
-    def keep(label: str, tensor: "torch.Tensor") -> None:
+    Attributes:
+        advance: Called after each batch with the number of inputs finished.
+        tensors: By label, one of each batch.
+    """
+
+    advance: Callable[[int], None] = lambda _finished: None
+    tensors: "dict[str, list[torch.Tensor]]" = field(default_factory=dict)
+    _latest: "list[tuple[str, torch.Tensor]]" = field(default_factory=list)
+    _finished: int = 0
+
+    def collect(self, label: str, tensor: "torch.Tensor") -> None:
+        """Copy a tensor, for as long as its batch may still fail."""
         if tensor.is_quantized:
             tensor = tensor.dequantize()
         elif tensor.is_sparse or tensor.is_nested:
             return  # safetensors holds strided tensors only
-        tensors.setdefault(label, []).append(tensor.detach().to("cpu", copy=True).contiguous())
+        self._latest.append((label, tensor.detach().to("cpu", copy=True).contiguous()))
 
-    return keep
+    def end_batch(self, finished: int) -> None:
+        """Take over what came since the last call if inputs have been finished since: `finished` counts them."""
+        if finished > self._finished:
+            self.end()
+        self._latest.clear()
+        self._finished = finished
+        self.advance(finished)
+
+    def end(self) -> None:
+        """Take over what came since the last batch."""
+        for label, tensor in self._latest:
+            self.tensors.setdefault(label, []).append(tensor)
+        self._latest.clear()
+
+
+def unreported(error: ModelError, failures: "Sequence[HookscopeError]") -> bool:
+    """Tell whether an error that ended a run is none of those that were reported for single inputs."""
+    return all(getattr(each, "reason", None) != str(error) for each in failures)
+
+
+Run = TypeVar("Run", "Inspection", "GradientInspection")
+
+
+def compared(plain: "Run | None", edited: "Run", edits: Sequence[str]) -> "tuple[Run, Comparison | None]":
+    """Return a run with edits, verified as that without them, and what differs if both are of the same inputs."""
+    from hookscope.comparison import compare
+
+    if plain is None:
+        return edited, None
+    edited = replace(edited, verification=plain.verification)
+    if plain.inputs != edited.inputs:
+        sentence = "Nothing is compared: the model raised on other inputs with the edits than without."
+        return replace(edited, warnings=(*edited.warnings, sentence)), None
+    return edited, compare(plain, edited, edits)
+
+
+def report_all(failures: "Sequence[HookscopeError]") -> int:
+    """Print every failure, one line for all inputs that the model raised on alike; return the gravest exit code."""
+    lines: list[HookscopeError] = []
+    names: dict[str, list[str]] = {}
+    for failure in failures:
+        if isinstance(failure, UnfitInputError) and failure.names:
+            if failure.reason not in names:
+                lines.append(failure)
+            names.setdefault(failure.reason, []).extend(failure.names)
+        else:
+            lines.append(failure)
+    merged = (
+        UnfitInputError(names[each.reason], each.reason) if isinstance(each, UnfitInputError) and each.names else each
+        for each in lines
+    )
+    return gravest([report(each) for each in merged])
 
 
 def draw_grids(
@@ -178,7 +339,7 @@ def _joined(tensors: "Mapping[str, Sequence[torch.Tensor]]") -> "dict[str, torch
 
 def run_record(
     verb: str,
-    preprocessing: "Preprocessing",
+    feed: Feed,
     patterns: Sequence[str],
     grids: Sequence[str],
     failures: Sequence[HookscopeError],
@@ -188,7 +349,7 @@ def run_record(
 
     Args:
         verb: The command.
-        preprocessing: What was done to pictures.
+        feed: What the model was given.
         patterns: As given with `--layer`.
         grids: Paths of the grids inside the run.
         failures: Inputs that could not be used.
@@ -206,12 +367,20 @@ def run_record(
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "patterns": list(patterns),
-        "preprocessing": asdict(preprocessing),
-        "unusable_inputs": [str(failure) for failure in failures],
+        "preprocessing": asdict(feed.preprocessing),
+        "named_inputs": {each.name: asdict(each.record) if each.record else each.value for each in feed.named},
+        "unusable_inputs": [text for failure in failures for text in _one_by_one(failure)],
         "grids": list(grids),
     }
     in_files = ("rows", "gradients", "parameters", "uncalled")
     return record | {name: value for name, value in details.items() if name not in in_files}
+
+
+def _one_by_one(failure: HookscopeError) -> list[str]:
+    """Return what a failure says of each of its inputs."""
+    if isinstance(failure, UnfitInputError) and failure.names:
+        return [f"{name}: {failure.reason}" for name in failure.names]
+    return [str(failure)]
 
 
 def count_text(count: int, noun: str) -> str:

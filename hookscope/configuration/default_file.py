@@ -36,6 +36,12 @@ _BEFORE_RULES = """\
 #crop = 224
 #mean = [0.485, 0.456, 0.406]
 #std = [0.229, 0.224, 0.225]
+# Refuse pictures of more pixels.
+#max-pixels = 89478485
+# Which axis of a tensor file counts inputs: "auto" takes the first of (N, C, H, W); or "none".
+#batch-axis = 0
+# What the network is given by name: numbers, and pictures or tensor files.
+#named = { sampling_rate = 16000, mask = "mask.npy" }
 # Inputs per forward pass.
 batch-size = 8
 # Of noise and everything else random.

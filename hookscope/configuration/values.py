@@ -111,6 +111,22 @@ def arguments(entry: Entry) -> tuple[str, ...]:
     return tuple(f"{name}={value!r}" for name, value in entry.value.items())
 
 
+def named_inputs(entry: Entry) -> tuple[str, ...]:
+    """Read a table of inputs by name into what `--input` takes; a string is a file, relative to the configuration."""
+    found = arguments(entry)
+    files = {name: path(entry.at(name)) for name, value in entry.value.items() if isinstance(value, str)}
+    return tuple(
+        f"{name}={files[name]}" if name in files else text for name, text in zip(entry.value, found, strict=True)
+    )
+
+
+def batch_axis(entry: Entry) -> str:
+    """Read what `--batch-axis` takes: an axis, "auto" or "none"."""
+    if _is_whole(entry.value) and abs(entry.value) < 100:
+        return str(entry.value)
+    return str(one_of("auto", "none")(entry))
+
+
 def shape(entry: Entry) -> tuple[int, ...]:
     """Read the shape of noise: at most 2**28 values, as for `--input-shape`."""
     sizes: tuple[int, ...] = list_of(whole(1))(entry)

@@ -13,17 +13,15 @@ from hookscope.examination.outputs import (
     FirstPass,
     Returned,
     by_input,
-    copied,
     difference,
     greatest,
     is_listed,
-    part_of,
     varying,
     with_a_mirrored_copy,
 )
 from hookscope.failures import error_line, the_models_own
 from hookscope.hooks import capture
-from hookscope.inputs import Batch
+from hookscope.inputs import Batch, copy_of, part_of
 from hookscope.nested import tensors_in
 from hookscope.preservation import preserved
 from hookscope.subject import Subject
@@ -126,8 +124,9 @@ def _max_abs(values: Tensor) -> float | None:
 
 def _run(subject: Subject, batch: Batch) -> Returned:
     """Run the network over a batch; return copies of what it returned."""
+    given = copy_of(batch)
     with torch.no_grad():
-        output = subject.network(*(copied(each) for each in batch.args))
+        output = subject.network(*given.args, **given.kwargs)
     return {path: tensor.detach().clone() for path, tensor in tensors_in(output)}
 
 

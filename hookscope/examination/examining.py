@@ -87,9 +87,10 @@ def examine(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         with _timed(found, "gradients"):
             _gradients(prepared, settings, wanted, found)
     sentences = [
+        *loaded.notes,
         *loaded.warnings,
         *(forward.warnings if forward is not None else ()),
-        *(found.gradients.warnings if found.gradients is not None else ()),
+        *((*found.gradients.notes, *found.gradients.warnings) if found.gradients is not None else ()),
         *found.warnings,
     ]
     return Examination(

@@ -14,7 +14,7 @@ from hookscope.hooks import Capture, ModuleCall, capture
 from hookscope.inputs import Batch
 from hookscope.interventions import Intervention
 from hookscope.measure.storage import as_real_floats, stored_values
-from hookscope.nested import tensors_in
+from hookscope.nested import tensors_given
 from hookscope.preservation import preserved
 from hookscope.results import row_label
 from hookscope.subject import Subject
@@ -69,7 +69,7 @@ def locate_origin(subject: Subject, batches: Iterable[Batch], seed: int) -> Loca
 def _broken_inputs(batch: Batch) -> str:
     """Return the name of the first input of a batch that is not finite; "" for none."""
     count = len(batch.indices)
-    for _, tensor in tensors_in(batch.args):
+    for _, tensor in tensors_given(batch.args, batch.kwargs):
         if _counts(tensor).any:
             parts = tensor if tensor.dim() and tensor.shape[0] == count else [tensor]
             at = next((index for index, part in enumerate(parts) if _counts(part).any), 0)
@@ -155,7 +155,7 @@ class _Search:
         with preserved(network, seed), capture(network, modules, self._leave, edits=edits) as self.captured:
             try:
                 with torch.no_grad():
-                    network(*batch.args)
+                    network(*batch.args, **batch.kwargs)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
                 the_models_own(error)
         found = self.origin or (self.mask if self.returned_masks else None)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.inputs import Batch
+from hookscope.inputs import Batch, copy_of, part_of
 from hookscope.measure.storage import stored_values
-from hookscope.nested import tensors_in
+from hookscope.nested import tensors_given
 
 Returned = Mapping[str, Tensor]
 """The tensors of one forward pass's result, by the path to each: "", "['logits']", "[0]['boxes']"."""
@@ -104,37 +104,6 @@ def _item(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def part_of(batch: Batch, index: int) -> Batch:
-    """Return one input of a batch as a batch of its own, in memory of its own."""
-    return replace(
-        batch,
-        args=tuple(_slice(each, index, len(batch.indices)) for each in batch.args),
-        indices=(batch.indices[index],),
-        records=(batch.records[index],),
-    )
-
-
-def _slice(value: Any, index: int, count: int) -> Any:
-    if isinstance(value, Tensor):
-        return value[index : index + 1].clone() if value.dim() and value.shape[0] == count else value.clone()
-    if isinstance(value, list) and len(value) == count:
-        return [copied(value[index])]
-    if isinstance(value, dict):
-        return {key: _slice(each, index, count) for key, each in value.items()}
-    return copied(value)
-
-
-def copied(value: Any) -> Any:
-    """Return the value with copies of its tensors: a network may overwrite what it is given."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, list | tuple):
-        return type(value)(copied(each) for each in value)
-    if isinstance(value, dict):
-        return {key: copied(each) for key, each in value.items()}
-    return value
-
-
 def with_a_mirrored_copy(batch: Batch) -> Batch | None:
     """Return the first input of a batch together with another one made of it: mirrored, and as a negative.
 
@@ -146,8 +115,12 @@ def with_a_mirrored_copy(batch: Batch) -> Batch | None:
     """
     alone = part_of(batch, 0)
     joined = tuple(_with_its_mirror(each) for each in alone.args)
+    by_name = {
+        name: value if name in alone.shared else _twice(value) if alone.args else _with_its_mirror(value)
+        for name, value in alone.kwargs.items()
+    }
     index, record = alone.indices[0], alone.records[0]
-    pair = replace(alone, args=joined, indices=(index, index + 1), records=(record, record))
+    pair = replace(alone, args=joined, indices=(index, index + 1), records=(record, record), kwargs=by_name)
     return None if same_input(part_of(pair, 0), part_of(pair, 1)) else pair
 
 
@@ -159,6 +132,10 @@ def _with_its_mirror(value: Any) -> Any:
     return torch.cat([value, _mirrored(value)]) if isinstance(value, Tensor) and value.dim() else value
 
 
+def _twice(value: Any) -> Any:
+    return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() else value
+
+
 def _mirrored(tensor: Tensor) -> Tensor:
     flipped = tensor.flip(-1) if tensor.dim() else tensor
     return -flipped if tensor.is_floating_point() or tensor.is_complex() else flipped
@@ -166,7 +143,8 @@ def _mirrored(tensor: Tensor) -> Tensor:
 
 def same_input(first: Batch, second: Batch) -> bool:
     """Tell whether two batches of one input each hold the same values."""
-    pairs = zip(tensors_in(first.args), tensors_in(second.args), strict=True)
+    given = [tensors_given(each.args, each.kwargs) for each in (first, second)]
+    pairs = zip(*given, strict=True)
     return all(left.shape == right.shape and torch.equal(left, right) for (_, left), (_, right) in pairs)
 
 
@@ -197,7 +175,7 @@ class FirstPass:
         self._current = {}
         self._running = batch
         if self.batch is None:
-            self.batch = replace(batch, args=tuple(copied(each) for each in batch.args))
+            self.batch = copy_of(batch)
         if self.spreads and not self.distinct:
             first = part_of(self.batch, 0)
             self.distinct = any(not same_input(first, part_of(batch, index)) for index in range(len(batch.indices)))

@@ -1,7 +1,7 @@
 """Load the network that is to be examined, and find what to give it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,11 +12,18 @@ from hookscope.checks.settings import CheckSettings
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import (
     Batch,
+    NamedInput,
+    count_inputs,
     find_inputs,
+    in_batches,
     load_batches,
+    named_batch,
     noise_batch,
     preprocessing_from_options,
+    read_named,
     to_device,
+    with_named,
+    without_named_frame,
 )
 from hookscope.layers import unwrap
 from hookscope.models import FileOptions, LoadedModel, example_shape, load_model
@@ -76,22 +83,39 @@ def prepare(
     if device is not None:
         _move(loaded, device)
     preprocessing = preprocessing_from_options(
-        loaded.preprocessing, resize=settings.resize, crop=settings.crop, mean=settings.mean, std=settings.std
+        loaded.preprocessing,
+        resize=settings.resize,
+        crop=settings.crop,
+        mean=settings.mean,
+        std=settings.std,
+        max_pixels=settings.max_pixels,
+        batch_axis=settings.batch_axis,
     )
+    named = read_named(settings.named, preprocessing)
+    preprocessing = without_named_frame(preprocessing, named)
     batch_size = settings.batch_size
     if batch_size < 1:
         raise UsageError(f"A batch of {batch_size} inputs is not possible. Give a batch size of 1 or more.")
     if loaded.example_shape is not None:  # an exported program may take no other number of inputs
         batch_size = min(batch_size, loaded.example_shape[0])
     expected = [expectation.image for expectation in settings.expectations]
-    paths = list(dict.fromkeys([*find_inputs([str(path) for path in settings.images]), *expected]))
+    notes: list[str] = []
+    found = find_inputs([str(path) for path in settings.images], notes.append)
+    loaded = replace(loaded, notes=(*notes, *loaded.notes))
+    paths = list(dict.fromkeys([*found, *expected]))
     if paths:
         read: Callable[[], Iterator[Batch]] = partial(load_batches, paths, preprocessing, batch_size)
-        count = len(paths)
+        count = count_inputs(paths, preprocessing)
+    elif settings.shape is None and any(each.record is not None for each in named):
+        count = len(named_batch(named).indices)
+        read = partial(_in_batches, partial(named_batch, named), batch_size)
+        named = ()
     else:
         shape = _noise_shape(settings, loaded, preprocessing)
-        read = partial(_noise, shape, settings.seed, preprocessing, batch_size)
+        read = partial(_in_batches, partial(noise_batch, shape, settings.seed, preprocessing.kind), batch_size)
         count = next(iter(shape), 0)
+    if named:
+        read = partial(_with_named, read, named, count)
     return Prepared(loaded, partial(_placed, read, loaded.module), count, time.perf_counter() - began)
 
 
@@ -128,16 +152,12 @@ def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Pr
     return (max(_NOISE_INPUTS, known[0]), *known[1:])
 
 
-def _noise(shape: tuple[int, ...], seed: int, preprocessing: Preprocessing, batch_size: int) -> Iterator[Batch]:
-    whole = noise_batch(shape, seed, preprocessing.kind)
-    for begin in range(0, shape[0], batch_size):
-        part = slice(begin, begin + batch_size)
-        yield replace(
-            whole,
-            args=tuple(each[part] for each in whole.args),
-            indices=whole.indices[part],
-            records=whole.records[part],
-        )
+def _in_batches(make: Callable[[], Batch], batch_size: int) -> Iterator[Batch]:
+    return in_batches(make(), batch_size)
+
+
+def _with_named(read: Callable[[], Iterator[Batch]], named: Sequence[NamedInput], count: int) -> Iterator[Batch]:
+    return (with_named(batch, named, count) for batch in read())
 
 
 def _placed(read: Callable[[], Iterator[Batch]], module: nn.Module) -> Iterator[Batch]:

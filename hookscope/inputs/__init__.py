@@ -9,14 +9,28 @@ Choices a reader should know, all recorded in `InputRecord.steps`:
 - 16-bit and floating-point greyscale stays in floating point; it is never squeezed into 8 bits or saturated. Of 16-bit
   colour Pillow reads the high byte only.
 - Of an animation or a multi-page file the first frame counts.
-- A tensor file is passed as it is; nothing but its dtype and a batch axis of 1 is touched.
+- Of AVIF and HEIC with more than 8 bits a channel 8 are read. JPEG 2000 is read in 8 bits, and greyscale in 9 to 16;
+  deeper colour is refused, because Pillow decodes it wrongly.
+- A PNG with a wrong checksum, and a picture that is cut off, are errors even where Pillow has been told to be lenient.
+- A tensor file is passed as it is; nothing but its dtype and a batch axis is touched.
 """
 
-from hookscope.inputs.batches import Batch, load_batches, noise_batch, to_device
+from hookscope.inputs.batches import (
+    Batch,
+    copied,
+    copy_of,
+    count_inputs,
+    in_batches,
+    load_batches,
+    noise_batch,
+    part_of,
+    to_device,
+)
 from hookscope.inputs.finding import IMAGE_SUFFIXES, TENSOR_SUFFIXES, find_inputs
 from hookscope.inputs.loading import MAX_FILE_BYTES, load_input, read_tensor
+from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
 from hookscope.inputs.options import preprocessing_from_options
-from hookscope.inputs.pictures import MAX_PIXELS
+from hookscope.results import MAX_PIXELS
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -24,11 +38,21 @@ __all__ = [
     "MAX_PIXELS",
     "TENSOR_SUFFIXES",
     "Batch",
+    "NamedInput",
+    "copied",
+    "copy_of",
+    "count_inputs",
     "find_inputs",
+    "in_batches",
     "load_batches",
     "load_input",
+    "named_batch",
     "noise_batch",
+    "part_of",
     "preprocessing_from_options",
+    "read_named",
     "read_tensor",
     "to_device",
+    "with_named",
+    "without_named_frame",
 ]

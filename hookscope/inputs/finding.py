@@ -1,26 +1,42 @@
 """Find the files that folders and globs stand for."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+
+from PIL import Image
 
 from hookscope.errors import NothingMatchedError
 from hookscope.folders import files_below, files_matching
+from hookscope.inputs.pictures import looks_like_picture
+from hookscope.text import printable
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+IMAGE_SUFFIXES = frozenset(
+    {
+        *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"),
+        *(".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),  # JPEG 2000
+    }
+)
 TENSOR_SUFFIXES = frozenset({".npy", ".pt", ".pth", ".safetensors"})
-_SUFFIXES = IMAGE_SUFFIXES | TENSOR_SUFFIXES
+
+_HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
+
+# Kinds that a sentence names. Our choice.
+_NAMED_KINDS = 5
 
 
-def find_inputs(sources: Sequence[str]) -> list[Path]:
+def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = None) -> list[Path]:
     """Expand files, folders and globs into the files to read.
 
     A folder stands for the image and tensor files in it and below it, in natural order ("2.jpg" before "10.jpg");
-    names that begin with a dot are left out. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very
-    name, and its folders likewise. A name that does not exist is kept, so that reading it fails and the others are
-    finished.
+    names that begin with a dot are left out. Suffixes tell, and the content of a file without one. HEIC counts where a
+    plugin of Pillow's reads it. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very name, and its
+    folders likewise. A name that does not exist is kept, so that reading it fails and the others are finished.
 
     Args:
         sources: What the user named, in order.
+        on_skip: Called with a sentence for each source that holds other files too: how many, and of which kinds.
 
     Returns:
         Paths in the order of `sources`.
@@ -28,24 +44,54 @@ def find_inputs(sources: Sequence[str]) -> list[Path]:
     Raises:
         NothingMatchedError: If a folder holds no image or tensor, or a glob matches nothing.
     """
-    return [path for source in sources for path in _expand(source)]
+    suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | (_HEIF_SUFFIXES if _reads_heif() else frozenset())
+    found: list[Path] = []
+    for source in sources:
+        skipped: list[Path] = []
+        found += _expand(source, suffixes, skipped)
+        if skipped and on_skip is not None:
+            on_skip(_skipped_text(source, skipped))
+    return found
 
 
-def _expand(source: str) -> list[Path]:
+def _reads_heif() -> bool:
+    return "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
+
+
+def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[Path]:
+    def also(path: Path) -> bool:
+        if not path.suffix and looks_like_picture(path):
+            return True
+        skipped.append(path)
+        return False
+
     path = Path(source)
     try:
         is_folder, exists = path.is_dir(), path.exists() or path.is_symlink()
     except OSError:  # e.g. a name longer than the file system allows; reading it will say so
         is_folder, exists = False, True
     if is_folder:
-        found = files_below(path, _SUFFIXES)
+        found = files_below(path, suffixes, also)
         if not found:
-            suffixes = ", ".join(sorted(_SUFFIXES))
-            raise NothingMatchedError(f"No image or tensor in folder {source!r}. Looked for {suffixes}.")
+            known = ", ".join(sorted(suffixes))
+            held = f" {_skipped_text(source, skipped)}" if skipped else ""
+            raise NothingMatchedError(f"No image or tensor in folder {source!r}.{held} Looked for {known}.")
         return found
     if exists or not any(character in source for character in "*?["):
         return [path]
-    files = files_matching(source, _SUFFIXES)
+    files = files_matching(source, suffixes, also)
     if not files:
         raise NothingMatchedError(f"No file matches {source!r}. Check the pattern and the folder it starts from.")
     return files
+
+
+def _skipped_text(source: str, skipped: Sequence[Path]) -> str:
+    """Return "photos: 4 files skipped: 3 .txt, 1 without a suffix."."""
+    counts = Counter(path.suffix.lower() for path in skipped)
+    kinds = sorted(counts.items(), key=lambda kind: (-kind[1], kind[0]))
+    named = [f"{count} {printable(suffix, 20) or 'without a suffix'}" for suffix, count in kinds[:_NAMED_KINDS]]
+    if rest := sum(count for _, count in kinds[_NAMED_KINDS:]):
+        named.append(f"{rest} of other kinds")
+    files = f"{len(skipped)} file{'s' if len(skipped) > 1 else ''}"
+    hint = " HEIC needs pillow-heif." if any(suffix in _HEIF_SUFFIXES for suffix, _ in kinds) else ""
+    return f"{printable(source)}: {files} skipped: {', '.join(named)}.{hint}"

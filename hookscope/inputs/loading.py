@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 from hookscope.errors import ImageError
 from hookscope.inputs.pictures import is_quiet_picture, read_picture
 from hookscope.inputs.preparing import check_suits_pictures, prepare_picture
 from hookscope.inputs.tensors import prepare_tensor, read_numpy, read_stored
-from hookscope.results import InputRecord, Preprocessing
+from hookscope.results import MAX_PIXELS, InputRecord, Preprocessing
 from hookscope.text import one_line
 
 # Our choice: three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB).
@@ -25,28 +25,40 @@ MAX_FILE_BYTES = 2 * 1024**3
 def load_input(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
     """Read one file into one network input.
 
-    What the file is follows from its content, not from its suffix: JPEG, PNG, WebP, BMP, GIF and TIFF pictures, and
-    tensors as NumPy arrays, safetensors with one tensor, or one tensor stored by `torch.save`. No code in a file runs.
+    What the file is follows from its content, not from its suffix: JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF and TIFF
+    pictures, HEIC where pillow-heif is installed, and tensors as NumPy arrays, safetensors with one tensor, or one
+    tensor stored by `torch.save`. No code in a file runs.
 
     Args:
         path: The file.
         preprocessing: How a picture becomes an input. A tensor is passed as it is, except that an axis of 1 in front
             counts as the batch axis and is dropped, unless the tensor has the rank of (C, H, W), for clips of
-            (C, T, H, W), or a single axis.
+            (C, T, H, W), or a single axis; `Preprocessing.batch_axis` can say otherwise.
 
     Returns:
         The input without the batch axis, float32: (C, H, W), or (C, T, H, W) for a clip; a tensor of whole numbers,
-        booleans or complex numbers keeps its dtype. And the record of what was done.
+        booleans or complex numbers keeps its dtype. A tensor of several inputs comes whole, with the batch axis first:
+        `load_batches` takes it apart. And the record of what was done.
 
     Raises:
         ImageError: If the file is missing, unreadable, corrupt, of another kind, or over a limit.
         UsageError: If the file is a picture, and `preprocessing` does not suit pictures or contradicts itself.
     """
-    return _load(path, preprocessing, _recorded_warnings)
+    return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels))
+
+
+def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+    """Read a file for an argument of a network: a tensor as it is stored, a picture with a batch axis of 1 in front.
+
+    Args and Raises: As for `load_input`.
+    """
+    return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels), as_argument=True)
 
 
 def is_quiet(path: Path) -> bool:
     """Tell whether `load_quietly` may read a file, from its header; one that is damaged is not."""
+    if ImageFile.LOAD_TRUNCATED_IMAGES:  # it has to be off meanwhile, for all threads
+        return False
     warned: list[str] = []
     try:
         _check_regular(path, "")
@@ -66,7 +78,11 @@ def load_quietly(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor
 
 
 def _load(
-    path: Path, preprocessing: Preprocessing, recorded: Callable[[list[str]], AbstractContextManager[None]]
+    path: Path,
+    preprocessing: Preprocessing,
+    recorded: Callable[[list[str]], AbstractContextManager[None]],
+    *,
+    as_argument: bool = False,
 ) -> tuple[torch.Tensor, InputRecord]:
     name = repr(str(path))
     _check_regular(path, name)
@@ -77,7 +93,7 @@ def _load(
             content = _sniff(file, name)
             if content == "picture":
                 check_suits_pictures(preprocessing)
-                picture, white, size = read_picture(file, name, preprocessing.channels, steps)
+                picture, white, size = read_picture(file, name, preprocessing.channels, preprocessing.max_pixels, steps)
             else:
                 tensor = read_stored(path) if content == "stored tensor" else read_numpy(file, name)
             file.seek(0)
@@ -86,9 +102,20 @@ def _load(
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
     if content == "picture":
         tensor = prepare_picture(picture, white, preprocessing, name, steps)
-    else:
-        tensor = prepare_tensor(tensor, preprocessing.kind, name, steps)
+        tensor = tensor[None] if as_argument else tensor
+    elif not as_argument:
+        tensor = prepare_tensor(tensor, preprocessing, name, steps)
     return tensor, InputRecord(str(path), digest, size, tuple(tensor.shape), tuple(steps))
+
+
+def looks_like_tensor(path: Path) -> bool:
+    """Tell whether a file begins as a tensor file does; one that cannot be read does not."""
+    try:
+        _check_regular(path, "")
+        with path.open("rb") as file:
+            return _sniff(file, "") != "picture"
+    except (ImageError, OSError):
+        return False
 
 
 def read_tensor(path: Path) -> torch.Tensor:
@@ -107,6 +134,23 @@ def read_tensor(path: Path) -> torch.Tensor:
             return read_stored(path) if content == "stored tensor" else read_numpy(file, name)
     except OSError as error:
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
+
+
+@contextmanager
+def _guarded(steps: list[str], max_pixels: int) -> Iterator[None]:
+    """Do as `_recorded_warnings`, with Pillow refusing what is cut off, and reading up to `max_pixels`.
+
+    A lower limit that is set in Pillow holds, unless more than the default is asked for.
+    """
+    lenient, limit = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
+    try:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+        if max_pixels > MAX_PIXELS:
+            Image.MAX_IMAGE_PIXELS = max_pixels
+        with _recorded_warnings(steps):
+            yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = lenient, limit
 
 
 @contextmanager

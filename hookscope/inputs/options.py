@@ -2,12 +2,11 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.inputs.pictures import MAX_PIXELS
 from hookscope.results import Preprocessing
 
 
@@ -18,6 +17,8 @@ def preprocessing_from_options(
     crop: str | None = None,
     mean: str | None = None,
     std: str | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | None = None,
 ) -> Preprocessing:
     """Put the user's options over preprocessing that comes from elsewhere.
 
@@ -27,16 +28,25 @@ def preprocessing_from_options(
         crop: "224" (square), "224x288" (height x width), or "none".
         mean: One value for all channels, one per channel ("0.485,0.456,0.406"), or "none".
         std: Likewise.
+        max_pixels: Most pixels of a picture, before and after resizing.
+        batch_axis: "0", another axis, "auto" or "none".
 
     Raises:
         UsageError: If an option is not of that form, or cannot be right.
     """
     changes: dict[str, Any] = {}
+    # Neither this nor the next is part of what the network was trained with: the source stays.
+    if batch_axis is not None:
+        base = replace(base, batch_axis=_parse_axis(batch_axis))
+    if max_pixels is not None:
+        if max_pixels < 1:
+            raise UsageError(f"--max-pixels {max_pixels} leaves no pixel. Give 1 or more.")
+        base = replace(base, max_pixels=max_pixels)
     if resize is not None:
-        sizes = _parse_sizes("--resize", resize)
+        sizes = _parse_sizes("--resize", resize, base.max_pixels)
         changes["resize"] = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
     if crop is not None:
-        sizes = _parse_sizes("--crop", crop)
+        sizes = _parse_sizes("--crop", crop, base.max_pixels)
         changes["crop"] = sizes * 2 if sizes is not None and len(sizes) == 1 else sizes
     if mean is not None:
         changes["mean"] = _parse_values("--mean", mean, base.channels)
@@ -49,7 +59,18 @@ def preprocessing_from_options(
     return replace(base, **changes, source=f"options over {base.source}")
 
 
-def _parse_sizes(option: str, text: str) -> tuple[int, ...] | None:
+def _parse_axis(text: str) -> int | Literal["auto", "none"]:
+    wanted = text.strip().lower()
+    if wanted == "auto":
+        return "auto"
+    if wanted == "none":
+        return "none"
+    if not re.fullmatch(r"-?[0-9]{1,3}", wanted):
+        raise UsageError(f"--batch-axis {text!r} is not an axis. Give 0, another axis, auto or none.")
+    return int(wanted)
+
+
+def _parse_sizes(option: str, text: str, max_pixels: int) -> tuple[int, ...] | None:
     if text.strip().lower() == "none":
         return None
     if not re.fullmatch(r"\s*[0-9]{1,9}(x[0-9]{1,9})?\s*", text):
@@ -57,8 +78,8 @@ def _parse_sizes(option: str, text: str) -> tuple[int, ...] | None:
     sizes = tuple(int(number) for number in text.split("x"))
     if min(sizes) < 1:
         raise UsageError(f"{option} {text!r} leaves no pixel. Give a size of 1 or more.")
-    if sizes[0] * sizes[-1] > MAX_PIXELS:
-        raise UsageError(f"{option} {text!r} is over the limit of {MAX_PIXELS} pixels. Give a smaller size.")
+    if sizes[0] * sizes[-1] > max_pixels:
+        raise UsageError(f"{option} {text!r} is over the limit of {max_pixels} pixels. Give a smaller size.")
     return sizes
 
 

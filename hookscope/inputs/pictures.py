@@ -1,27 +1,42 @@
 """Decode a picture: hides formats, colour modes, orientation, and what hostile files do to decoders."""
 
+import importlib
 import logging
+import mmap
 import os
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from hookscope.errors import ImageError
 from hookscope.text import one_line
-
-# Above this many pixels a picture is refused before it is decoded, and so is a resize to more than that. It is where
-# Pillow starts to warn of decompression bombs (Image.MAX_IMAGE_PIXELS, 256 MiB of 24-bit pixels); ours has no switch.
-MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
 
 # Pillow logs some damage before it raises; without a handler Python would print that to stderr.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 # Pillow would hand an unlisted format, such as EPS, to whatever program reads it.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000")
+
+# What a plugin calls the pictures of phones, HEIC among them; Pillow itself reads none of them. Their files and those
+# of AVIF begin with a brand (ISO/IEC 23008-12, 10.2).
+_HEIF = "HEIF"
+_HEIF_PLUGIN = "pillow_heif.HeifImagePlugin"  # registers itself when it is imported
+_AVIF_BRANDS = frozenset({b"avif", b"avis"})
+_HEIF_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"})
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG2000 = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")  # in boxes, and a bare codestream
+_BEGINNINGS = (b"\xff\xd8\xff", _PNG, b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *_JPEG2000)
+
+_BLOCK_BYTES = 2**20
+# Frames of an animation behind the first: damage there does not reach the picture that counts.
+_LATER_FRAMES = frozenset({b"fcTL", b"fdAT"})
 
 # EXIF orientation → what puts the picture upright (EXIF 2.3, tag 0x0112).
 _UPRIGHT = {
@@ -50,8 +65,22 @@ _EIGHT_BIT_MODES = {
 _DEEP_MODES = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I", "F"})
 
 # What these have to warn of, Pillow says when it opens them and reads their EXIF data; for PNG see `_is_quiet_png`.
-_QUIET_FORMATS = frozenset({"JPEG", "MPO", "PNG", "WEBP"})
+_QUIET_FORMATS = frozenset({"JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000"})
 _QUIET_MODES = frozenset({"L", "LA", "RGB", "RGBA"})
+
+
+def looks_like_picture(path: Path) -> bool:
+    """Tell whether a file begins as a picture does; one that cannot be read does not."""
+    try:
+        if not path.is_file():  # opening a pipe would wait for a writer
+            return False
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError:
+        return False
+    is_webp = head.startswith(b"RIFF") and head[8:12] == b"WEBP"
+    is_heif = _brand(head) in _HEIF_BRANDS and _HEIF in _formats(head)
+    return head.startswith(_BEGINNINGS) or is_webp or _brand(head) in _AVIF_BRANDS or is_heif
 
 
 def is_quiet_picture(file: BinaryIO) -> bool:
@@ -87,7 +116,7 @@ def _is_quiet_png(file: BinaryIO) -> bool:
 
 
 def read_picture(
-    file: BinaryIO, name: str, channels: int, steps: list[str]
+    file: BinaryIO, name: str, channels: int, max_pixels: int, steps: list[str]
 ) -> tuple[Image.Image, float, tuple[int, int]]:
     """Decode the first frame and turn it upright.
 
@@ -95,6 +124,7 @@ def read_picture(
         file: Open for reading, at its start.
         name: What to call it in messages.
         channels: 1 for greyscale, 3 for RGB; of deep greyscale the one channel is kept.
+        max_pixels: A picture of more is refused before it is decoded.
         steps: Gets a sentence for each thing done.
 
     Returns:
@@ -104,10 +134,9 @@ def read_picture(
         ImageError: If it is truncated, corrupt, of another format or colour mode, or has too many pixels.
     """
     try:
-        picture = Image.open(file, formats=_FORMATS)
-        _check_pixel_count(picture.size, name)
-        if ";16" in str(picture.tile) and picture.mode not in _DEEP_MODES:
-            steps.append("16-bit colour read by its high byte")
+        picture = _open(file, name)
+        _check_pixel_count(picture.size, max_pixels, name)
+        depth = _depth(picture, file, name, steps)
         stored_size = picture.size
         orientation = _orientation(picture)
         if picture.format == "TIFF" and orientation in {5, 6, 7, 8}:  # Pillow says the size it will have once upright
@@ -116,7 +145,7 @@ def read_picture(
             picture.load()
         # Pillow has turned a TIFF upright by now, and finds the EXIF data of some PNG only now.
         remaining = _orientation(picture)
-        upright, white = _to_channels(picture, name, channels, steps)
+        upright, white = _to_channels(picture, depth, name, channels, steps)
         if remaining in _UPRIGHT:
             upright = upright.transpose(_UPRIGHT[remaining])
         if turned := {orientation, remaining} & _UPRIGHT.keys():
@@ -126,13 +155,8 @@ def read_picture(
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        limit = min(MAX_PIXELS, Image.MAX_IMAGE_PIXELS or MAX_PIXELS)  # whoever uses us from Python may set a lower one
-        raise ImageError(f"Cannot read {name}: over the limit of {limit} pixels. Scale it down first.") from error
-    except UnidentifiedImageError as error:
-        raise ImageError(
-            f"Cannot read {name}: it is not a JPEG, PNG, WebP, BMP, GIF or TIFF picture, nor a .npy, .pt or "
-            ".safetensors tensor; or its start is damaged."
-        ) from error
+        limit = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)  # from Python a lower one may be set
+        raise _too_large(name, "", limit) from error
     except Exception as error:  # a damaged or hostile file can make a decoder raise anything
         raise ImageError(
             f"Cannot read {name}: the picture is truncated or corrupt ({one_line(error)}). Get the file again."
@@ -158,13 +182,116 @@ def _quiet_libtiff() -> Iterator[None]:
         os.close(stderr)
 
 
-def _check_pixel_count(size: tuple[int, int], name: str) -> None:
-    width, height = size
-    if width * height > MAX_PIXELS:
+def _open(file: BinaryIO, name: str) -> ImageFile.ImageFile:
+    """Open a picture without decoding it.
+
+    Raises:
+        ImageError: If it is of another format, cannot be opened without another package, or has a wrong checksum.
+    """
+    head = file.read(16)
+    if head.startswith(_PNG):
+        _check_checksums(file, name)
+    try:
+        return Image.open(file, formats=_formats(head))
+    except UnidentifiedImageError as error:
+        if _brand(head) in _HEIF_BRANDS and _HEIF not in Image.OPEN:
+            raise ImageError(
+                f"Cannot read {name}: it is a HEIC picture, which needs one more package: pip install pillow-heif."
+            ) from error
+        if _brand(head) in _AVIF_BRANDS | _HEIF_BRANDS:
+            raise ImageError(f"Cannot read {name}: the picture is truncated or corrupt. Get the file again.") from error
         raise ImageError(
-            f"Cannot read {name}: {height}x{width} (height x width) is over the limit of {MAX_PIXELS} pixels. "
-            "Scale it down first."
-        )
+            f"Cannot read {name}: it is not a JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF or TIFF picture, nor a .npy, "
+            ".pt or .safetensors tensor; or its start is damaged."
+        ) from error
+
+
+def _formats(head: bytes) -> tuple[str, ...]:
+    """Return the formats that Pillow may take a file with this head for."""
+    if _brand(head) not in _HEIF_BRANDS:
+        return _FORMATS
+    if _HEIF not in Image.OPEN:
+        with suppress(ImportError):
+            importlib.import_module(_HEIF_PLUGIN)
+    return (*_FORMATS, _HEIF) if _HEIF in Image.OPEN else _FORMATS
+
+
+def _brand(head: bytes) -> bytes:
+    return head[8:12] if head[4:8] == b"ftyp" else b""
+
+
+def _check_checksums(file: BinaryIO, name: str) -> None:
+    """Raise if a chunk of a PNG does not have the checksum that its file says; Pillow looks at few of them.
+
+    What is cut off is left to Pillow.
+    """
+    file.seek(len(_PNG))
+    while len(head := file.read(8)) == 8:
+        remaining, kind = int.from_bytes(head[:4], "big"), head[4:]
+        checksum = zlib.crc32(kind)
+        while remaining and (block := file.read(min(remaining, _BLOCK_BYTES))):
+            remaining -= len(block)
+            checksum = zlib.crc32(block, checksum)
+        stored = file.read(4)
+        if len(stored) == 4 and int.from_bytes(stored, "big") != checksum and kind not in _LATER_FRAMES:
+            shown = kind.decode() if kind.isalpha() else repr(kind)
+            raise ImageError(
+                f"Cannot read {name}: it is damaged: the checksum of its {shown} chunk is wrong. Get the file again."
+            )
+        if kind == b"IEND":
+            return
+
+
+def _check_pixel_count(size: tuple[int, int], max_pixels: int, name: str) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise _too_large(name, f"{height}x{width} (height x width) is ", max_pixels)
+
+
+def _too_large(name: str, size: str, limit: int) -> ImageError:
+    return ImageError(
+        f"Cannot read {name}: {size}over the limit of {limit} pixels. Scale it down first, or give --max-pixels."
+    )
+
+
+def _depth(picture: ImageFile.ImageFile, file: BinaryIO, name: str, steps: list[str]) -> int:
+    """Return the bits of deep greyscale as far as the format tells, and note what decoding takes away of others.
+
+    Raises:
+        ImageError: If Pillow would decode the picture wrongly.
+    """
+    is_deep = picture.mode in _DEEP_MODES
+    if picture.format == "JPEG2000":
+        depth = _jpeg2000_depth(file)
+        if not (8 < depth <= 16 if is_deep else depth == 8):
+            # Pillow adds a half before it shifts deeper colours down to 8 bits: white runs over and becomes black.
+            raise ImageError(
+                f"Cannot read {name}: Pillow decodes JPEG 2000 of {depth or 'several'} bits per channel wrongly. Save "
+                "it as PNG."
+            )
+        return depth
+    if ";16" in str(picture.tile) and not is_deep:
+        steps.append("16-bit colour read by its high byte")
+    if picture.format in {"AVIF", _HEIF} and (depth := _isobmff_depth(file)) > 8:
+        steps.append(f"{depth}-bit colour read in 8 bits")
+    return 16
+
+
+def _jpeg2000_depth(file: BinaryIO) -> int:
+    """Return the bits of every channel, by the SIZ marker (ISO/IEC 15444-1, A.5.1); 0 where they differ."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        siz = content.find(_JPEG2000[1])  # behind boxes of metadata of any length
+        channel_count = int.from_bytes(content[siz + 40 : siz + 42], "big")
+        depths = {byte % 128 + 1 for byte in content[siz + 42 : siz + 42 + 3 * channel_count : 3]}
+    return depths.pop() if len(depths) == 1 else 0
+
+
+def _isobmff_depth(file: BinaryIO) -> int:
+    """Return the bits of the first channel of an AVIF or HEIF picture; 0 where it does not tell."""
+    file.seek(0)
+    head = file.read(_BLOCK_BYTES)
+    at = head.find(b"pixi")  # pixel information: version and flags (4 bytes), number of channels, bits of each
+    return head[at + 9] if 0 <= at < len(head) - 9 else 0
 
 
 def _orientation(picture: Image.Image) -> object:
@@ -182,9 +309,11 @@ def _other_frames(picture: Image.Image) -> str:
     return f"first of {frame_count} frames" if frame_count > 1 else ""
 
 
-def _to_channels(picture: Image.Image, name: str, channels: int, steps: list[str]) -> tuple[Image.Image, float]:
+def _to_channels(
+    picture: Image.Image, depth: int, name: str, channels: int, steps: list[str]
+) -> tuple[Image.Image, float]:
     if picture.mode in _DEEP_MODES:
-        return _deep_grey(picture, name, steps)
+        return _deep_grey(picture, depth, name, steps)
     if picture.mode not in _EIGHT_BIT_MODES:
         raise ImageError(f"Cannot read {name}: colour mode {picture.mode} is not supported. Save it as RGB.")
     if picture.has_transparency_data:
@@ -203,7 +332,7 @@ def _to_channels(picture: Image.Image, name: str, channels: int, steps: list[str
     return picture.convert("RGB"), 255
 
 
-def _deep_grey(picture: Image.Image, name: str, steps: list[str]) -> tuple[Image.Image, float]:
+def _deep_grey(picture: Image.Image, depth: int, name: str, steps: list[str]) -> tuple[Image.Image, float]:
     tags = getattr(picture, "tag_v2", {})
     values: NDArray[np.float32] = np.array(picture).astype(np.float32)
     if picture.mode == "F":
@@ -214,7 +343,9 @@ def _deep_grey(picture: Image.Image, name: str, steps: list[str]) -> tuple[Image
             )
         steps.append("floating-point greyscale taken as 0-1")
     else:
-        bits = min((16, *tags.get(ExifTags.Base.BitsPerSample, ())))  # 12 in some TIFF; "I" may hold 32
+        bits = min((depth, *tags.get(ExifTags.Base.BitsPerSample, ())))  # 12 in some TIFF; "I" may hold 32
+        if picture.format == "JPEG2000":
+            values /= 2 ** (16 - depth)  # Pillow has shifted them up to fill 16 bits
         white = float(2**bits - 1)
         if picture.mode == "I" and not (values.min() >= 0 and values.max() <= white):
             raise ImageError(

@@ -5,7 +5,6 @@ import torch
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs.pictures import MAX_PIXELS
 from hookscope.results import Preprocessing
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -38,8 +37,6 @@ def prepare_picture(
     pixels = _crop_to_multiple(pixels, preprocessing.multiple, name, steps)
     scaled = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format).div_(white)
     _normalise_(scaled, preprocessing, steps)
-    if preprocessing.kind == "flow":
-        steps.append("the same picture is both frames")
     if preprocessing.kind == "video":
         steps.append(f"repeated in {preprocessing.frames} frames")
         scaled = scaled.unsqueeze(1).repeat(1, preprocessing.frames, 1, 1)  # (C, T, H, W)
@@ -53,10 +50,10 @@ def _resize(
     new_height, new_width = _target_size(height, width, preprocessing.resize)
     if (new_height, new_width) == (height, width):
         return _to_tensor(picture)
-    if new_height * new_width > MAX_PIXELS:
+    if new_height * new_width > preprocessing.max_pixels:
         raise ImageError(
             f"Cannot resize {name} from {height}x{width} to {new_height}x{new_width} (height x width): over the limit "
-            f"of {MAX_PIXELS} pixels. Crop it first, or give --resize HEIGHTxWIDTH."
+            f"of {preprocessing.max_pixels} pixels. Crop it first, or give --resize HEIGHTxWIDTH."
         )
     antialiased = preprocessing.kind != "video"
     steps.append(

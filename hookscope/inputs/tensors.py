@@ -12,7 +12,7 @@ import torch
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError
 from hookscope.files.apart import read_vetted
 from hookscope.files.fileformat import file_kind
-from hookscope.results import InputKind
+from hookscope.results import InputKind, Preprocessing
 from hookscope.text import one_line, printable
 
 _ALONE = "save the tensor alone with torch.save, numpy.save or safetensors"
@@ -76,20 +76,34 @@ def _plain_tensor(content: object, name: str) -> torch.Tensor:
     return tensor
 
 
-def prepare_tensor(tensor: torch.Tensor, kind: InputKind, name: str, steps: list[str]) -> torch.Tensor:
+def input_rank(kind: InputKind) -> int:
+    """Return how many axes an input has without the batch axis: (C, H, W), or (C, T, H, W) for a clip."""
+    return 4 if kind == "video" else 3
+
+
+def prepare_tensor(tensor: torch.Tensor, preprocessing: Preprocessing, name: str, steps: list[str]) -> torch.Tensor:
     """Turn a tensor into an input: drop a batch axis of 1, and convert floating point to float32.
 
+    A batch axis that `preprocessing` names comes first, and stays.
+
     Raises:
-        ImageError: If it has no axis or no element.
+        ImageError: If it has no element, no axis, or not the batch axis, or torch cannot convert it.
     """
+    axis, shape = preprocessing.batch_axis, tuple(tensor.shape)
     if tensor.ndim == 0 or tensor.numel() == 0:
-        raise ImageError(f"Cannot use {name}: shape {tuple(tensor.shape)} is not an input. Give one like (C, H, W).")
+        raise ImageError(f"Cannot use {name}: shape {shape} is not an input. Give one like (C, H, W).")
     steps.append("tensor passed without preprocessing")
-    rank = 4 if kind == "video" else 3
-    if tensor.shape[0] == 1 and tensor.ndim not in {1, rank}:
+    if isinstance(axis, int):
+        if not -tensor.ndim <= axis < tensor.ndim:
+            raise ImageError(f"Cannot use {name}: shape {shape} has no axis {axis}. Give another --batch-axis.")
+        tensor = tensor.movedim(axis, 0)
+    elif axis == "auto" and shape[0] == 1 and tensor.ndim not in {1, input_rank(preprocessing.kind)}:
         tensor = tensor[0]
         steps.append("batch axis of 1 dropped")
-    if tensor.is_floating_point() and tensor.dtype != torch.float32:
-        steps.append(f"{str(tensor.dtype).removeprefix('torch.')} converted to float32")
-        tensor = tensor.to(torch.float32)
-    return tensor.contiguous()
+    try:
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            steps.append(f"{str(tensor.dtype).removeprefix('torch.')} converted to float32")
+            tensor = tensor.to(torch.float32)
+        return tensor.contiguous()
+    except RuntimeError as error:  # of an exotic dtype, or there is no memory
+        raise ImageError(f"Cannot use {name}: {one_line(error)}. Save it as float32.") from error

@@ -22,7 +22,7 @@ from hookscope.losses.targets import (
     read_target,
     value_target,
 )
-from hookscope.nested import tensors_in
+from hookscope.nested import tensors_given, tensors_in
 from hookscope.text import safe_text, shape_text
 
 # Of several outputs, the one that a loss of one output takes: the first of these names that there is. Our choice, after
@@ -124,7 +124,8 @@ def choose_loss(
         found = [Output(*each) for each in tensors_in(output)]
         floating = [each for each in found if _is_floating(each.tensor)]
         outputs = floating if output_key is None else [output_at(floating, output_key)]
-        inputs = tuple(tensor for _, tensor in tensors_in(batch.args) if _is_floating(tensor))
+        given = tensors_given(batch.args, batch.kwargs)
+        inputs = tuple(tensor for _, tensor in given if _is_floating(tensor))
         count = max(batch.indices) + 1 if input_count is None else input_count
         task = Task(name, wanted, seed, tuple(categories), count, batch.indices, inputs)
         if not isinstance(loss, str):

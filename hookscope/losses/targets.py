@@ -1,7 +1,7 @@
 """What an output is compared with: hides class names, files for many inputs, random numbers and the shapes of all."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -37,8 +37,12 @@ class BatchLike(Protocol):
         """What the model was called with."""
 
     @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """What it was called with by name."""
+
+    @property
     def indices(self) -> tuple[int, ...]:
-        """Position of each input in the run."""
+        """Position of each input among those given."""
 
 
 class Output(NamedTuple):

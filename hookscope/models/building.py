@@ -25,8 +25,9 @@ class LoadedModel:
         module: The network, in the mode (train or eval) its builder left it in.
         info: Which network with which weights, for the record.
         preprocessing: How an image becomes its input.
-        warnings: Sentences a reader must see, such as that the weights are random.
+        warnings: Sentences a reader must see, such as that trained weights could not be had.
         example_shape: Of an input that it is known to take, batch axis first; None if nothing is known.
+        notes: Sentences about how it was loaded that are no cause for alarm, such as which network was recognised.
     """
 
     module: nn.Module
@@ -34,6 +35,7 @@ class LoadedModel:
     preprocessing: Preprocessing
     warnings: tuple[str, ...] = ()
     example_shape: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,9 @@ class Checkpoint:
         sha256: Hex digest of the file's bytes; for an index, of the text "DIGEST  NAME" of the index and each shard, a
             line each.
         kind: What kind of file it is.
-        warnings: Sentences a reader must see, such as what else the file holds.
+        warnings: Sentences a reader must see, such as which tensors are not used.
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
+        notes: Sentences that are no cause for alarm: where in the file the weights are, and what else it holds.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Checkpoint:
     kind: FileKind
     warnings: tuple[str, ...] = ()
     module: nn.Module | None = None
+    notes: tuple[str, ...] = ()
 
 
 def looks_like_file(text: str) -> bool:
@@ -86,14 +88,14 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     if path in kinds:
         content = read_vetted(kinds, name, options)[path]
         weights, digest = weights_in(content, name, options.key), _digest(path)
-        return Checkpoint(printable(path.name), weights.state, digest, kind, weights.notes, weights.module)
+        return Checkpoint(printable(path.name), weights.state, digest, kind, (), weights.module, weights.notes)
     contents = read_vetted(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
-    joined, notes = _joined(name, read_index(path), read)
+    joined, warnings = _joined(name, read_index(path), read)
     weights = weights_in(joined, name, options.key)
     lines = "".join(f"{_digest(file)}  {file.name}\n" for file in (path, *kinds))
     digest = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
-    return Checkpoint(printable(path.name), weights.state, digest, kind, notes + weights.notes)
+    return Checkpoint(printable(path.name), weights.state, digest, kind, warnings, notes=weights.notes)
 
 
 def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:

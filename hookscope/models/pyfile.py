@@ -104,7 +104,8 @@ def load_python(
         with seeded(seed):
             module = _make(made, arguments, name, on_meta=on_meta)
     checkpoint = _checkpoint(weights, options)
-    notes = load_into(module, checkpoint.state, checkpoint.name, options) if checkpoint else ()
+    notes = [*checkpoint.notes] if checkpoint else []
+    misfits = load_into(module, checkpoint.state, checkpoint.name, options, notes=notes) if checkpoint else ()
     origin = "not loaded" if on_meta else checkpoint.name if checkpoint else f"as built by {name}"
     info = ModelInfo(
         name=name,
@@ -115,8 +116,8 @@ def load_python(
         parameter_count=parameter_count(module),
         arguments=dict(arguments),
     )
-    warnings_ = checkpoint.warnings + notes if checkpoint else ()
-    return LoadedModel(module, info, default_preprocessing(module), warnings_)
+    warnings_ = checkpoint.warnings + misfits if checkpoint else ()
+    return LoadedModel(module, info, default_preprocessing(module), warnings_, notes=tuple(notes))
 
 
 def _checkpoint(weights: str | Checkpoint, options: FileOptions) -> Checkpoint | None:

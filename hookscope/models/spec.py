@@ -183,7 +183,7 @@ def _load_file(
     network, recognised, channels, notes = _network_of(checkpoint, network, arguments)
     loaded = _load_network(network, checkpoint, {**recognised, **arguments}, channels, seed, options, on_meta=on_meta)
     name = f"{checkpoint.name} ({loaded.info.name})"
-    return replace(loaded, info=replace(loaded.info, name=name), warnings=(*notes, *loaded.warnings))
+    return replace(loaded, info=replace(loaded.info, name=name), notes=(*notes, *loaded.notes))
 
 
 def _network_of(
@@ -259,7 +259,7 @@ def _loaded_module(checkpoint: Checkpoint, module: nn.Module) -> LoadedModel:
         sha256=checkpoint.sha256,
         parameter_count=parameter_count(module),
     )
-    return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings)
+    return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings, notes=checkpoint.notes)
 
 
 def _load_network(

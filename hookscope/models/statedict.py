@@ -97,6 +97,7 @@ def load_into(
     options: FileOptions = FileOptions(),  # noqa: B008 - frozen
     *,
     name: str = "",
+    notes: list[str] | None = None,
 ) -> tuple[str, ...]:
     """Copy `state` into `module`, strictly: every name and shape must fit.
 
@@ -110,10 +111,11 @@ def load_into(
         origin: What to call the weights in messages: a file name.
         options: What need not fit.
         name: What to call the network in messages; without one, its class is named.
+        notes: Gets a sentence about the prefix that was removed, if one was; None has it among those returned.
 
     Returns:
-        Sentences a reader must see: what prefix was removed, what of the file is unused, what of the network is not in
-        the file, which patterns were not needed.
+        Sentences a reader must see: what of the file is unused, what of the network is not in the file, which patterns
+        were not needed.
 
     Raises:
         MisfitError: If names or shapes do not fit, or in more ways than one; one line naming a few of each group.
@@ -159,11 +161,14 @@ def load_into(
         ],
         unexpected=[key for key in unexpected if key not in unused],
     )
+    prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
+    if notes is not None:
+        notes += prefix
     return tuple(
         filter(
             None,
             [
-                removed and f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names.",
+                *(prefix if notes is None else []),
                 _sentence(
                     origin, "of its tensors are not used", unused + outside + [original[key] for key in replaced]
                 ),

@@ -152,7 +152,8 @@ def load_timm(
             raise UsageError(f"{error} Or give auto, none or a file.") from error
         chosen = ChosenWeights("not loaded") if on_meta else _trained_weights(config)
     is_trained = chosen.origin.startswith(_TRAINED)
-    notes: tuple[str, ...] = ()
+    notes = [*chosen.notes]
+    misfits: tuple[str, ...] = ()
     with ExitStack() as stack:
         stack.enter_context(seeded(seed))
         stack.enter_context(silenced_known_warnings())
@@ -163,14 +164,14 @@ def load_timm(
         else:
             module = build_timm(name, arguments, input_channels=input_channels)
             if chosen.checkpoint:
-                notes = load_into(module, chosen.checkpoint.state, chosen.origin, options, name=name)
+                state, origin = chosen.checkpoint.state, chosen.origin
+                misfits = load_into(module, state, origin, options, name=name, notes=notes)
     if on_meta:
         module = module.to("meta")
     info = model_info(f"timm:{name}", module, chosen, _categories(module) if is_trained else (), arguments)
     preprocessing, remarks = _preprocessing(name, module)
-    return LoadedModel(
-        module, info, with_channels(preprocessing, input_channels or 3), chosen.warnings + notes + remarks
-    )
+    preprocessing = with_channels(preprocessing, input_channels or 3)
+    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits + remarks, notes=tuple(notes))
 
 
 def _default_weights(name: str, default: Any, seed: int, *, altered: bool, on_meta: bool) -> ChosenWeights:

@@ -26,6 +26,7 @@ class ChosenWeights:
         checkpoint: The state dict; None for random weights, and when nothing is loaded.
         random: Whether the network keeps the random values it is built with.
         warnings: Sentences a reader must see.
+        notes: Sentences that are no cause for alarm.
     """
 
     origin: str
@@ -33,6 +34,7 @@ class ChosenWeights:
     checkpoint: Checkpoint | None = None
     random: bool = False
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def model_info(
@@ -52,12 +54,18 @@ def model_info(
 
 
 def no_weights(name: str, seed: int, *, on_meta: bool, reason: str | None = None) -> ChosenWeights:
-    """Return random weights with the sentence that says so; on the meta device there are no values at all."""
+    """Return random weights; on the meta device there are no values at all.
+
+    Args:
+        name: The network's.
+        seed: Of the weights.
+        on_meta: Whether the network has no values.
+        reason: Why they are random though trained ones were wanted; None if random ones were asked for.
+    """
     if on_meta:
         return ChosenWeights("not loaded")
-    asked = f"{name}: weights are random (seed {seed}), as asked for."
     loud = f"{name}: weights are RANDOM (seed {seed}), so activations show no learnt features: {reason}"
-    return ChosenWeights(f"random, seed {seed}", random=True, warnings=(loud if reason else asked,))
+    return ChosenWeights(f"random, seed {seed}", random=True, warnings=(loud,) if reason else ())
 
 
 def file_weights(weights: str | Checkpoint, options: FileOptions) -> ChosenWeights:
@@ -68,7 +76,7 @@ def file_weights(weights: str | Checkpoint, options: FileOptions) -> ChosenWeigh
         UntrustedFileError: If reading it could run code.
     """
     checkpoint = weights if isinstance(weights, Checkpoint) else read_checkpoint(Path(weights), options)
-    return ChosenWeights(checkpoint.name, checkpoint=checkpoint, warnings=checkpoint.warnings)
+    return ChosenWeights(checkpoint.name, checkpoint=checkpoint, warnings=checkpoint.warnings, notes=checkpoint.notes)
 
 
 def shown(arguments: Mapping[str, Any]) -> str:

@@ -122,6 +122,7 @@ def load_torchvision(
     if chosen.enum and input_channels is not None:
         raise UsageError(f"{chosen.enum} is not for pictures of {input_channels} channels; give a file or none.")
     quantised = name.startswith("quantized_")
+    notes = [*chosen.notes]
     with ExitStack() as stack:
         stack.enter_context(seeded(seed))
         stack.enter_context(silenced_known_warnings())
@@ -130,14 +131,14 @@ def load_torchvision(
             chosen.random or quantised or options.allow_missing
         ):  # quantising calibrates on what the parameters hold
             stack.enter_context(skipped_initialisation())
-        module, notes = _build_with_weights(name, chosen, arguments, options, input_channels)
+        module, misfits = _build_with_weights(name, chosen, arguments, options, input_channels, notes)
     if on_meta and not quantised:
         module = module.to("meta")
     info = model_info(name, module, chosen, _categories(name, chosen.enum), arguments)
     preprocessing = _preprocessing(name, chosen.enum, module)
     if input_channels is not None:
         preprocessing = with_channels(preprocessing, input_channels)
-    return LoadedModel(module, info, preprocessing, chosen.warnings + notes)
+    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits, notes=tuple(notes))
 
 
 def load_demo(
@@ -175,21 +176,23 @@ def load_demo(
         chosen = no_weights(DEMO, seed, on_meta=False, reason=ALTERED) if altered else _demo_weights()
     else:
         raise UsageError(f"MODEL 'demo' has no weights '{printable(weights)}'; give auto, none or a file.")
-    notes: tuple[str, ...] = ()
+    notes = [*chosen.notes]
+    misfits: tuple[str, ...] = ()
     with ExitStack() as stack:
         stack.enter_context(seeded(seed))
         if not (chosen.random or options.allow_missing):
             stack.enter_context(skipped_initialisation())
         module = build_demo(arguments, input_channels=input_channels)
         if chosen.checkpoint:
-            notes = load_into(module, chosen.checkpoint.state, chosen.origin, options, name=DEMO)
+            misfits = load_into(module, chosen.checkpoint.state, chosen.origin, options, name=DEMO, notes=notes)
     categories = tuple(torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"])
     known = categories if weights == "auto" and not chosen.random else ()
     info = model_info(DEMO, module.to("meta") if on_meta else module, chosen, known, arguments)
     # The packages state no preprocessing. 224 pixels is the size of EfficientNet-Lite0; bilinear and ImageNet's mean
     # and std are our choice: with them the weights are surest of what a picture shows.
     preprocessing = Preprocessing(resize=224, crop=(224, 224), interpolation="bilinear", source="EfficientNet-Lite0")
-    return LoadedModel(module, info, with_channels(preprocessing, input_channels or 3), chosen.warnings + notes)
+    preprocessing = with_channels(preprocessing, input_channels or 3)
+    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits, notes=tuple(notes))
 
 
 def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
@@ -274,15 +277,20 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool) -> ChosenWeights:
 
 
 def _build_with_weights(
-    name: str, chosen: ChosenWeights, arguments: Mapping[str, Any], options: FileOptions, input_channels: int | None
+    name: str,
+    chosen: ChosenWeights,
+    arguments: Mapping[str, Any],
+    options: FileOptions,
+    input_channels: int | None,
+    notes: list[str],
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the network and what a reader must see about how its weights went in."""
+    """Return the network and what a reader must see about how its weights went in; `notes` gets what is no alarm."""
     if chosen.checkpoint is None:
         with _nothing_loaded():
             return build_torchvision(name, arguments, chosen.enum, input_channels=input_channels), ()
     if chosen.enum is None:
         module = _build_to_fit(name, chosen.checkpoint, arguments, input_channels)
-        return module, load_into(module, chosen.checkpoint.state, chosen.origin, options, name=name)
+        return module, load_into(module, chosen.checkpoint.state, chosen.origin, options, name=name, notes=notes)
     # The builder is left to load its own weights (some rename keys, some drop heads afterwards), but not to read them:
     # torchvision unpickles whatever the file holds.
     with replaced(WeightsEnum, "get_state_dict", lambda *_, **__: chosen.checkpoint.state):

@@ -19,7 +19,7 @@ from hookscope.render.columns import (
     number_text,
     percent_text,
 )
-from hookscope.render.terminal import title_lines
+from hookscope.render.terminal import title_lines, verification_line
 from hookscope.results import (
     GradientInspection,
     GradientRow,
@@ -27,6 +27,7 @@ from hookscope.results import (
     ParameterRow,
     TensorStatistics,
     Verdict,
+    Verification,
 )
 from hookscope.text import safe_text, shape_text
 
@@ -91,14 +92,20 @@ def parameter_table(inspection: GradientInspection, *, width: int, full: bool = 
     return Group(title, _flagged_table(columns, rows, found, width, full=full))
 
 
-def loss_line(loss: LossRecord | None) -> RenderableType:
-    """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · of (model)"."""
+def loss_lines(loss: LossRecord | None, verification: Verification | None) -> RenderableType:
+    """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · of (model)".
+
+    Args:
+        loss: The loss; None if the forward pass broke off.
+        verification: Whether it is the loss without hooks, said in a second line; None if that is not known.
+    """
     if loss is None:
         return Text("No loss: the forward pass broke off.", style="bold red")
     parts = [f"loss {safe_text(loss.name)} = {number_text(loss.value)}"]
     parts += [f"target: {safe_text(loss.target)}"] if loss.target else []
     parts += [f"of {safe_text(', '.join(loss.outputs))}"] if loss.outputs else []
-    return Text(" · ".join(parts), style="bold", overflow="fold")
+    line = Text(" · ".join(parts), style="bold", overflow="fold")
+    return line if verification is None else Group(line, verification_line(verification, with_loss=True))
 
 
 def verdicts_panel(inspection: GradientInspection) -> RenderableType:

@@ -35,6 +35,7 @@ def inspection_html(inspection: Inspection) -> str:
     """Return the layer table, what the terminal shows beside it, and the first grids."""
     parts = [
         terminal.warnings_panel(inspection.warnings),
+        terminal.note_lines(inspection.notes),
         terminal.layer_table(inspection, width=_EVERYTHING, full=True),
         terminal.uncalled_lines(inspection.uncalled, full=True),
         terminal.predictions_lines(inspection, full=True),
@@ -47,11 +48,12 @@ def gradient_inspection_html(inspection: GradientInspection) -> str:
     """Return the tables of gradients by layer and by parameter, loss, verdicts, gradient flow and the first grids."""
     parts = [
         terminal.warnings_panel(inspection.warnings),
+        terminal.note_lines(inspection.notes),
         gradient_tables.gradient_table(inspection, width=_EVERYTHING, full=True),
         gradient_tables.parameter_table(inspection, width=_EVERYTHING, full=True),
         terminal.uncalled_lines(inspection.uncalled, full=True),
         terminal.predictions_lines(inspection, full=True),
-        gradient_tables.loss_line(inspection.loss),
+        gradient_tables.loss_lines(inspection.loss, inspection.verification),
         gradient_tables.verdicts_panel(inspection),
         *([] if inspection.failure is None else [terminal.failure_panel(inspection.failure)]),
     ]

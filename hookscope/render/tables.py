@@ -267,6 +267,7 @@ def _circumstances(inspection: Inspection | GradientInspection) -> dict[str, Any
         "timings": dict(inspection.timings),
         "verification": asdict(inspection.verification) if inspection.verification else None,
         "warnings": list(inspection.warnings),
+        "notes": list(inspection.notes),
         "failure": asdict(inspection.failure) if inspection.failure else None,
         "predictions": [
             {"input_index": prediction.input_index, "classes": _classes(prediction)}

@@ -115,6 +115,11 @@ def verification_line(verification: Verification, *, with_loss: bool) -> Rendera
     return Text("not the same as without hooks: see the warning", style="bold red")
 
 
+def note_lines(notes: Sequence[str]) -> RenderableType:
+    """Return the notes, a paragraph each; nothing for none."""
+    return Group(*(Text(f"note: {safe_text(note)}", style="dim", overflow="fold") for note in notes))
+
+
 def failure_panel(failure: Failure) -> RenderableType:
     """Return where and how the forward pass broke off, in a frame."""
     grid = Table.grid(padding=(0, 1))

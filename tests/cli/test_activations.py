@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
+from hookscope.reading_runs import read_run
+from hookscope.render.html import report_html
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of
 
 TABLES = {"run.json", "layers.csv", "layers.json"}
@@ -321,9 +323,32 @@ def test_random_weights_that_were_asked_for_are_told_without_alarm(run: Run, tmp
     options = ("--weights", "none", "--layer", "@0", "--resize", "64", "--crop", "64", "--out", "out")
     ended = run("activations", "mnasnet0_5", CAT, *options)
     assert ended.code == 0
-    assert "weights are random (seed 0), as asked for" in " ".join(ended.stderr.split())
-    assert "cannot be downloaded" not in ended.stderr
-    assert record_of(tmp_path / "out")["model"]["random"] is True
+    assert ended.stderr == ""
+    assert ended.stdout.count("RANDOM") == 1
+    record = record_of(tmp_path / "out")
+    assert record["model"]["weights"] == "random, seed 0"
+    assert record["model"]["random"] is True
+    assert record["warnings"] == record["notes"] == []
+
+
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path: Path, command: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        state = torchvision.models.mnasnet0_5().state_dict()
+    torch.save({"state_dict": {f"module.{name}": each for name, each in state.items()}, "epoch": 3}, tmp_path / "m.pt")
+    options = ("--layer", "@0", "--resize", "64", "--crop", "64", "--out", "out")
+    ended = run(command, "m.pt", CAT, *options)
+    assert ended.code == 0
+    assert ended.stderr == ""
+    notes = record_of(tmp_path / "out")["notes"]
+    assert [note.split(":")[0] for note in notes] == ["m.pt"] * 3
+    shown = " ".join(ended.stdout.split())
+    for note, about in zip(notes, ("recognised as mnasnet0_5", "its key 'state_dict'", "'module.'"), strict=True):
+        assert about in note
+        assert shown.count(f"note: {note}") == 1
+    assert record_of(tmp_path / "out")["warnings"] == []
+    assert run(command, "m.pt", CAT, *options, "--quiet").stdout == ""
+    assert "recognised as mnasnet0_5" in report_html(read_run(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -765,10 +790,13 @@ def test_a_network_that_raises_is_told_in_the_json_too(run: Run, tmp_path: Path)
 
 def test_of_several_failures_the_gravest_decides(run: Run) -> None:
     ended = run("activations", "net.py:raises_in_20th_layer", CAT, "missing.jpg", "--batch-size", 1)
-    assert ended.code == 6  # the forward pass broke off before the second file was looked for
+    assert ended.code == 3
+    assert len(ended.errors) == 2
+    assert "cat.jpg: net.py:raises_in_20th_layer raised in its forward pass" in ended.errors[0]
     ended = run("activations", "net.py:raises_in_20th_layer", "missing.jpg", CAT)
     assert ended.code == 3
     assert len(ended.errors) == 2
+    assert run("activations", "net.py:raises_in_20th_layer", CAT).code == 6
 
 
 # --- Streams, signals, full disks ------------------------------------------------------------------------------------

@@ -113,6 +113,43 @@ def test_pictures_are_prepared_as_the_settings_say(folder: Path) -> None:
     assert 0 <= float(batch.args[0].min()) <= float(batch.args[0].max()) <= 1
 
 
+def test_a_folder_that_holds_other_files_too_says_so(folder: Path) -> None:
+    (folder / "labels.csv").touch()
+    prepared = prepare(nn.Conv2d(3, 4, 1), CheckSettings(images=(folder,)))
+    assert prepared.loaded.notes == (f"{folder}: 2 files skipped: 1 .csv, 1 .py.",)
+
+
+def test_several_inputs_in_a_tensor_file_are_counted(folder: Path) -> None:
+    np.save(folder / "batch.npy", np.zeros((5, 3, 8, 8), np.float32))
+    prepared = prepare(nn.Conv2d(3, 4, 1), CheckSettings(images=(folder / "batch.npy",), batch_size=2))
+    assert shapes(prepared) == [(2, 3, 8, 8), (2, 3, 8, 8), (1, 3, 8, 8)]
+    assert prepared.input_count == 5
+    prepared = prepare(nn.Conv2d(3, 4, 1), CheckSettings(images=(folder / "batch.npy",), batch_axis="none"))
+    assert shapes(prepared) == [(1, 5, 3, 8, 8)]
+
+
+def test_inputs_by_name_go_with_pictures_with_noise_or_alone(folder: Path) -> None:
+    np.save(folder / "b.npy", np.arange(6, dtype=np.float32).reshape(3, 2))
+    named = ("rate=2", f"b={folder / 'b.npy'}")
+    files = tuple(folder / name for name in ("a.png", "b.png", "c.png"))
+    prepared = prepare(nn.Conv2d(3, 4, 1), CheckSettings(images=files, named=named, batch_size=2))
+    batches = list(prepared.batches())
+    assert [batch.kwargs["b"].tolist() for batch in batches] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert [batch.kwargs["rate"] for batch in batches] == [2, 2]
+    prepared = prepare(nn.Linear(6, 2), CheckSettings(shape=(3, 6), named=named))
+    (batch,) = prepared.batches()
+    assert (batch.args[0].shape, batch.kwargs["b"].shape) == ((3, 6), (3, 2))
+    prepared = prepare(nn.Linear(6, 2), CheckSettings(named=named, batch_size=2))
+    assert [(batch.args, len(batch.kwargs["b"])) for batch in prepared.batches()] == [((), 2), ((), 1)]
+    assert prepared.input_count == 3
+
+
+def test_a_picture_of_too_many_pixels_is_an_error(folder: Path) -> None:
+    settings = CheckSettings(images=(folder / "a.png",), max_pixels=1599)
+    with pytest.raises(ImageError, match="over the limit of 1599 pixels"):
+        list(prepare(nn.Conv2d(3, 4, 1), settings).batches())
+
+
 def test_a_picture_that_cannot_be_read_is_an_error(folder: Path) -> None:
     (folder / "b.png").write_bytes(b"not a picture")
     settings = CheckSettings(images=(folder / "a.png", folder / "b.png"))

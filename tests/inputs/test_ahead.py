@@ -48,6 +48,8 @@ def folder(tmp_path_factory) -> dict[str, Path]:
         "larger png": save(root / "larger.png", random_pixels(12, 12)),
         "png with alpha": save(root / "alpha.png", random_pixels(9, 8, 4)),
         "webp": save(root / "a.webp", pixels, lossless=True),
+        "avif": save(root / "a.avif", pixels),
+        "jpeg 2000": save(root / "a.jp2", pixels),
         "turned jpeg": save(root / "turned.jpg", pixels, exif=_orientation(6)),
         "jpeg with broken exif": save(root / "broken.jpg", pixels, exif=BROKEN_EXIF),
         "png with broken exif": save(root / "broken.png", pixels, exif=BROKEN_EXIF),
@@ -97,6 +99,8 @@ QUIET = {
     "larger png",
     "png with alpha",
     "webp",
+    "avif",
+    "jpeg 2000",
     "turned jpeg",
     "png with late text",
 }
@@ -163,10 +167,11 @@ def test_what_is_quiet_is_read_without_touching_what_all_threads_share(folder, m
 def test_batches_and_errors_are_those_of_reading_one_file_after_the_other(folder, data, batch_size):
     kinds = data.draw(st.lists(st.sampled_from(sorted(folder)), max_size=12))
     paths = [folder[kind] for kind in kinds]
-    alone, wanted_errors = [], []
-    for path in paths:
+    alone, wanted_errors, positions = [], [], []
+    for position, path in enumerate(paths):
         try:
             alone.append(load_input(path, PLAIN))
+            positions.append(position)
         except ImageError as error:
             wanted_errors.append(str(error))
     groups = [list(group) for _, group in groupby(alone, key=lambda item: item[0].shape)]
@@ -178,7 +183,7 @@ def test_batches_and_errors_are_those_of_reading_one_file_after_the_other(folder
     assert [list(batch.records) for batch in batches] == [[record for _, record in chunk] for chunk in wanted]
     for batch, chunk in zip(batches, wanted, strict=True):
         assert torch.equal(batch.args[0], torch.stack([tensor for tensor, _ in chunk]))
-    assert [index for batch in batches for index in batch.indices] == list(range(len(alone)))
+    assert [index for batch in batches for index in batch.indices] == positions
     join_readers()
 
 
@@ -187,7 +192,7 @@ def test_errors_come_in_their_turn(folder):
     seen: list[object] = []
     batches = load_batches(paths, PLAIN, 2, lambda error: seen.append(str(error).split("'")[1]))
     seen.extend(batch.indices for batch in batches)
-    assert seen == [(0, 1), str(folder["cut jpeg"]), str(folder["missing"]), (2,)]
+    assert seen == [(0, 1), str(folder["cut jpeg"]), str(folder["missing"]), (4,)]
 
 
 def test_real_photographs_are_prepared_alike_in_threads():

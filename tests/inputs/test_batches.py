@@ -1,6 +1,8 @@
 """Inputs of equal shape share a batch, in order, one batch in memory at a time."""
 
+import hashlib
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs import Batch, ahead, load_batches, load_input, noise_batch, to_device
-from hookscope.results import Preprocessing
+from hookscope.inputs import Batch, ahead, count_inputs, load_batches, load_input, noise_batch, part_of, to_device
+from hookscope.results import InputRecord, Preprocessing
 from tests.inputs.written import PLAIN, join_readers, random_pixels, save, write_all, write_tensor
 
 
@@ -39,7 +41,8 @@ def test_bad_files_are_reported_and_the_others_are_finished(tmp_path_factory, ki
     batches = list(load_batches(paths, PLAIN, batch_size, errors.append))
     assert len(errors) == kinds.count("bad")
     good = [kind for kind in kinds if kind != "bad"]
-    assert [index for batch in batches for index in batch.indices] == list(range(len(good)))
+    usable = [index for index, kind in enumerate(kinds) if kind != "bad"]
+    assert [index for batch in batches for index in batch.indices] == usable, "so that targets go with their inputs"
     assert [Path(record.name).stem for batch in batches for record in batch.records] == good
     for batch in batches:
         assert 1 <= len(batch.indices) == len(batch.records) == len(batch.args[0]) <= batch_size
@@ -120,8 +123,125 @@ def test_arguments_suit_the_kind_of_network(tmp_path):
     (clip,) = args("video")
     assert clip.shape == (2, 3, 2, 8, 8)
     first, second = args("flow")
-    assert torch.equal(first, second)
-    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first[0], image[0])
+    assert torch.equal(second[0], image[1])
+
+
+FLOW = replace(PLAIN, kind="flow")
+
+
+def test_one_frame_for_optical_flow_is_both_and_several_are_paired_in_a_row(tmp_path):
+    paths = write_all(tmp_path, [(8, 8)] * 4)
+    frames = [load_input(path, PLAIN)[0] for path in paths]
+    (alone,) = load_batches(paths[:1], FLOW)
+    assert [torch.equal(frame[0], frames[0]) for frame in alone.args] == [True, True]
+    assert alone.args[0].data_ptr() != alone.args[1].data_ptr(), "the network may overwrite one"
+    assert alone.records[0].steps == ("the same picture is both frames",)
+    (batch,) = load_batches(paths, FLOW)
+    assert torch.equal(batch.args[0], torch.stack(frames[:3]))
+    assert torch.equal(batch.args[1], torch.stack(frames[1:]))
+    assert batch.records[0].name == f"{paths[0]} with 1.png"
+    digest = hashlib.sha256(paths[1].read_bytes()).hexdigest()
+    assert batch.records[0].steps == (f"second frame: {paths[1]}, sha256 {digest}",)
+    clip = write_tensor(tmp_path / "frames.npy", torch.stack(frames))
+    (batch,) = load_batches([clip], FLOW)
+    assert torch.equal(batch.args[1], torch.stack(frames[1:]))
+    assert batch.records[2].name == f"{clip}[2] with frames.npy[3]"
+    assert count_inputs(paths, FLOW) == count_inputs([clip], FLOW) == 3
+    assert count_inputs(paths[:1], FLOW) == 1
+
+
+def test_frames_that_cannot_be_paired_leave_the_other_pairs(tmp_path):
+    paths = write_all(tmp_path, [(8, 8), (8, 8), (8, 9), (8, 9), (8, 9), (8, 9)])
+    paths[4].write_bytes(b"no picture")
+    errors: list[ImageError] = []
+    batches = list(load_batches(paths, FLOW, 4, errors.append))
+    assert [batch.records[0].name for batch in batches] == [f"{paths[0]} with 1.png", f"{paths[2]} with 3.png"]
+    assert [batch.indices for batch in batches] == [(0,), (2,)]
+    assert [str(error).split(":")[0] for error in errors] == [
+        f"Cannot pair {str(paths[1])!r} with {str(paths[2])!r}",
+        f"Cannot read {str(paths[4])!r}",
+    ]
+    assert list(load_batches(paths[4:], FLOW, 4, errors.append)) == [], "half a pair is none"
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis", "stored", "expected"),
+    [
+        ("image", "auto", (8, 3, 4, 4), [(8, 3, 4, 4)]),
+        ("image", "auto", (1, 3, 4, 4), [(1, 3, 4, 4)]),
+        ("image", "auto", (3, 4, 4), [(1, 3, 4, 4)]),
+        ("image", "auto", (5, 10), [(1, 5, 10)]),
+        ("image", "auto", (2, 5, 3, 4, 4), [(1, 2, 5, 3, 4, 4)]),
+        ("image", "none", (8, 3, 4, 4), [(1, 8, 3, 4, 4)]),
+        ("image", "none", (1, 10), [(1, 1, 10)]),
+        ("image", 0, (5, 10), [(5, 10)]),
+        ("image", 0, (1, 3, 4), [(1, 3, 4)]),
+        ("image", 0, (5,), [(5,)]),
+        ("image", -1, (10, 5), [(5, 10)]),
+        ("video", "auto", (8, 3, 2, 4, 4), [(8, 3, 2, 4, 4)]),
+        ("video", "auto", (3, 2, 4, 4), [(1, 3, 2, 4, 4)]),
+    ],
+)
+def test_a_tensor_file_of_several_inputs_is_that_many(tmp_path, kind, axis, stored, expected):
+    values = torch.arange(torch.Size(stored).numel(), dtype=torch.float32).reshape(stored)
+    path = write_tensor(tmp_path / "a.npy", values)
+    preprocessing = Preprocessing(kind=kind, batch_axis=axis)
+    batches = list(load_batches([path], preprocessing, 100))
+    assert [tuple(batch.args[0].shape) for batch in batches] == expected
+    ordered = values.movedim(axis, 0) if isinstance(axis, int) else values
+    assert torch.equal(batches[0].args[0].reshape(ordered.shape), ordered)
+    count = expected[0][0]
+    assert count_inputs([path], preprocessing) == count
+    names = [f"{path}[{index}]" for index in range(count)] if count > 1 else [str(path)]
+    assert [record.name for record in batches[0].records] == names
+    assert batches[0].records[-1].shape == expected[0][1:]
+
+
+def test_inputs_of_one_file_are_batched_with_those_of_others(tmp_path):
+    several = write_tensor(tmp_path / "a.npy", torch.rand(5, 3, 4, 4))
+    paths = [several, tmp_path / "missing.npy", several, *write_all(tmp_path, [(4, 4)])]
+    batches = list(load_batches(paths, PLAIN, 4, lambda _error: None))
+    assert [batch.indices for batch in batches] == [(0, 1, 2, 3), (4, 6, 7, 8), (9, 10, 11)]
+    assert count_inputs(paths, PLAIN) == 12
+    assert batches[1].records[0].steps == ("tensor passed without preprocessing", "input 4 of 5 in the file")
+
+
+def test_an_axis_that_a_tensor_does_not_have_is_an_error_of_its_file(tmp_path):
+    path = write_tensor(tmp_path / "a.npy", torch.ones(3, 4))
+    with pytest.raises(ImageError, match=r"shape \(3, 4\) has no axis 2. Give another --batch-axis"):
+        list(load_batches([path], replace(PLAIN, batch_axis=2)))
+
+
+def test_a_batch_that_cannot_be_put_together_is_run_one_by_one(tmp_path, monkeypatch):
+    paths = write_all(tmp_path, [(4, 4), (4, 4), (5, 5)])
+    stack = torch.stack
+
+    def poor(tensors):
+        if len(tensors) > 1 or tensors[0].shape[-1] == 5:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        return stack(tensors)
+
+    monkeypatch.setattr(torch, "stack", poor)
+    errors: list[ImageError] = []
+    assert [batch.indices for batch in load_batches(paths, PLAIN, 4, errors.append)] == [(0,), (1,)]
+    assert f"Cannot use {str(paths[2])!r}: [enforce fail]" in str(*errors)
+
+
+def test_a_part_of_a_batch_takes_what_belongs_to_it():
+    whole = Batch(
+        (torch.tensor([[1.0], [2.0]]),),
+        (0, 1),
+        (InputRecord("a", None, None, (1,), ()), InputRecord("b", None, None, (1,), ())),
+        {"rate": 3, "own": torch.tensor([5, 6]), "all": torch.tensor([7, 8]), "text": "x"},
+        frozenset({"all"}),
+    )
+    part = part_of(whole, 1)
+    assert (part.args[0].tolist(), part.indices, part.records[0].name) == ([[2.0]], (1,), "b")
+    assert (part.kwargs["own"].tolist(), part.kwargs["all"].tolist()) == ([6], [7, 8])
+    assert (part.kwargs["rate"], part.kwargs["text"]) == (3, "x")
+    part.kwargs["all"].zero_()
+    assert whole.kwargs["all"].tolist() == [7, 8]
 
 
 def test_a_batch_size_below_one_is_refused(tmp_path):
@@ -160,6 +280,8 @@ def test_moving_a_batch_converts_floating_point_only():
     assert [value.dtype for value in moved.args[1]] == [torch.float16, torch.int64]
     assert moved.indices == (0,)
     assert to_device(moved, torch.device("meta"), torch.float32).args[1][1].device.type == "meta"
+    named = to_device(Batch((), (0,), (), {"b": floats, "n": 2, "t": "x"}), "cpu", torch.float64).kwargs
+    assert (named["b"].dtype, named["n"], named["t"]) == (torch.float64, 2, "x")
 
 
 def test_raises_the_first_bad_file_where_nobody_asked_for_errors(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from hookscope.errors import NothingMatchedError
-from hookscope.inputs import find_inputs
+from hookscope.inputs import find_inputs, finding
 from tests.inputs.written import failure
 
 
@@ -78,6 +79,46 @@ def test_nothing_found_is_an_error(source):
         find_inputs(["odd1.jpg", source])
     assert repr(source) in str(caught.value)
     assert caught.value.exit_code == 5
+
+
+def test_a_folder_says_in_one_line_what_it_skipped(tree):
+    for name in ("b.TXT", "c.mov", "clip.mov", "README", "a.xyz", "a.csv", "a.json", "a.md"):
+        (tree / "photos/dogs" / name).touch()
+    sentences: list[str] = []
+    assert len(find_inputs(["photos", "odd1.jpg"], sentences.append)) == 6
+    assert sentences == [
+        "photos: 9 files skipped: 2 .mov, 2 .txt, 1 without a suffix, 1 .csv, 1 .json, 2 of other kinds."
+    ]
+    sentences.clear()
+    find_inputs(["photos/d*"], sentences.append)
+    assert sentences[0].startswith("photos/d*: 8 files skipped: 2 .mov, ")
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_folder_without_inputs_says_what_it_holds():
+    with pytest.raises(
+        NothingMatchedError, match=r"in folder 'empty'. empty: 1 file skipped: 1 .md. Looked for .avif, "
+    ):
+        find_inputs(["empty"])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "AVIF", "JPEG2000"])
+def test_a_file_without_a_suffix_is_a_picture_if_it_begins_like_one(tmp_path, kind):
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo", kind)
+    (tmp_path / "notes").write_text("no picture")
+    os.mkfifo(tmp_path / "pipe")
+    assert [path.name for path in find_inputs([str(tmp_path)])] == ["photo"]
+
+
+def test_heic_in_a_folder_asks_for_its_plugin_where_there_is_none(tmp_path, monkeypatch):
+    (tmp_path / "a.jpg").touch()
+    (tmp_path / "b.HEIC").touch()
+    sentences: list[str] = []
+    monkeypatch.setattr(finding, "find_spec", lambda _name: None)
+    assert len(find_inputs([str(tmp_path)], sentences.append)) == 1
+    assert sentences[0].endswith("1 file skipped: 1 .heic. HEIC needs pillow-heif.")
+    monkeypatch.setattr(finding, "find_spec", lambda _name: object())
+    assert len(find_inputs([str(tmp_path)], sentences.append)) == 2
 
 
 def test_links_that_lead_in_a_circle_are_not_followed(tree):

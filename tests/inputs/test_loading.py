@@ -8,16 +8,17 @@ import subprocess
 import sys
 import warnings
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from hookscope.errors import ImageError
-from hookscope.inputs import MAX_FILE_BYTES, MAX_PIXELS, load_input
+from hookscope.inputs import MAX_FILE_BYTES, MAX_PIXELS, load_batches, load_input
 from hookscope.results import Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
 
@@ -141,6 +142,58 @@ def test_a_picture_just_below_the_limit_is_not_refused_for_its_size(tmp_path):
     assert "truncated or corrupt" in failure(tmp_path / "a.png")
 
 
+def test_more_or_fewer_pixels_are_read_where_that_is_asked_for(tmp_path, monkeypatch):
+    path = save(tmp_path / "a.png", random_pixels(10, 12))
+    assert failure(path, replace(PLAIN, max_pixels=119)).endswith(
+        "10x12 (height x width) is over the limit of 119 pixels. Scale it down first, or give --max-pixels."
+    )
+    assert load_input(path, replace(PLAIN, max_pixels=120))[0].shape == (3, 10, 12)
+    (tmp_path / "b.png").write_bytes(bomb("PNG", 9460))
+    assert "truncated or corrupt" in failure(tmp_path / "b.png", replace(PLAIN, max_pixels=9460**2))
+    assert Image.MAX_IMAGE_PIXELS == MAX_PIXELS
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert load_input(path, replace(PLAIN, max_pixels=MAX_PIXELS + 1))[0].shape == (3, 10, 12)
+
+
+def test_a_wrong_checksum_in_a_png_is_found_wherever_it_is(tmp_path):
+    text = PngInfo()
+    text.add(b"tEXt", b"comment\0seen", after_idat=True)
+    content = save(tmp_path / "a.png", random_pixels(32, 32), pnginfo=text).read_bytes()
+    for kind in (b"IHDR", b"IDAT", b"tEXt", b"IEND"):
+        at = content.find(kind) - 4
+        last = at + 8 + int.from_bytes(content[at : at + 4], "big") + 3  # of the four bytes of the checksum
+        (tmp_path / "a.png").write_bytes(content[:last] + bytes([content[last] ^ 1]) + content[last + 1 :])
+        phrase = f"the checksum of its {kind.decode()} chunk is wrong. Get the file again."
+        assert failure(tmp_path / "a.png").endswith(phrase)
+    flipped = bytearray(content)
+    flipped[content.find(b"IDAT") + 2000] ^= 4  # in the middle of compressed pixels
+    (tmp_path / "a.png").write_bytes(flipped)
+    assert "the checksum of its IDAT chunk is wrong" in failure(tmp_path / "a.png")
+
+
+def test_damage_behind_the_first_frame_of_an_animated_png_leaves_it_readable(tmp_path):
+    colours = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    colours[0].save(tmp_path / "a.png", save_all=True, append_images=colours[1:])
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    content[content.rfind(b"fdAT") + 10] ^= 1
+    (tmp_path / "a.png").write_bytes(content)
+    tensor, _ = load_input(tmp_path / "a.png", PLAIN)
+    assert tensor[:, 0, 0].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "jp2", "avif"])
+def test_what_is_cut_off_is_an_error_also_where_pillow_is_lenient(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as training code likes to do
+    path = save(tmp_path / f"a.{suffix}", random_pixels(64, 64))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    errors: list[ImageError] = []
+    whole = save(tmp_path / "whole.png", random_pixels(4, 4))
+    (batch,) = load_batches([whole, path, whole], PLAIN, 4, errors.append)
+    assert len(batch.records) == 2
+    assert "truncated or corrupt" in str(*errors)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
+
+
 def test_extreme_proportions_do_not_explode_when_resized(tmp_path):
     path = save(tmp_path / "a.png", np.zeros((1, 3000, 3), dtype=np.uint8))
     assert "over the limit" in failure(path, Preprocessing(resize=224, crop=(224, 224)))
@@ -196,6 +249,8 @@ def encoded_samples() -> dict[str, bytes]:
         ("png", picture, "PNG", {"exif": exif}),
         ("palette", picture.quantize(16), "PNG", {"transparency": b"\x00\x01"}),
         ("webp", picture, "WEBP", {}),
+        ("avif", picture, "AVIF", {}),
+        ("jpeg 2000", picture, "JPEG2000", {}),
         ("bmp", picture, "BMP", {}),
         ("gif", picture.quantize(8), "GIF", {"save_all": True, "append_images": [picture.quantize(7)]}),
         ("tiff", picture, "TIFF", {}),

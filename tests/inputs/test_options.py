@@ -1,5 +1,7 @@
 """Options replace what they name, and nonsense is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from hookscope.errors import UsageError
@@ -54,6 +56,26 @@ def test_nonsense_options_are_usage_errors_of_one_line(options):
     message = str(caught.value)
     assert message.startswith(f"--{name} {value!r} ")
     assert "\n" not in message
+
+
+def test_another_limit_of_pixels_changes_no_preprocessing():
+    base = Preprocessing(source="weights")
+    assert preprocessing_from_options(base, max_pixels=99) == replace(base, max_pixels=99)
+    with pytest.raises(UsageError, match="--resize '10' is over the limit of 99 pixels"):
+        preprocessing_from_options(base, resize="10", max_pixels=99)
+    with pytest.raises(UsageError, match="--max-pixels 0 leaves no pixel"):
+        preprocessing_from_options(base, max_pixels=0)
+
+
+@pytest.mark.parametrize(("text", "axis"), [("0", 0), ("-1", -1), ("Auto", "auto"), ("none", "none")])
+def test_the_batch_axis_is_a_number_or_a_word(text, axis):
+    assert preprocessing_from_options(Preprocessing(), batch_axis=text) == Preprocessing(batch_axis=axis)
+
+
+@pytest.mark.parametrize("text", ["", "first", "0.5", "٣", "9999"])
+def test_other_batch_axes_are_usage_errors(text):
+    with pytest.raises(UsageError, match="is not an axis"):
+        preprocessing_from_options(Preprocessing(), batch_axis=text)
 
 
 def test_one_value_suits_a_one_channel_network():

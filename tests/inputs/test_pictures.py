@@ -2,14 +2,16 @@
 
 import hashlib
 import struct
+import sys
 import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.AvifImagePlugin import AvifImageFile
 
-from hookscope.inputs import load_input
+from hookscope.inputs import find_inputs, load_input
 from hookscope.results import Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, as_input, failure, load_steps, random_pixels, save, tiff
 
@@ -23,6 +25,8 @@ from tests.inputs.written import PLAIN, PLAIN_GREY, as_input, failure, load_step
         ("tif", {}),
         ("tif", {"compression": "tiff_lzw"}),
         ("tif", {"compression": "tiff_adobe_deflate"}),
+        ("jp2", {}),
+        ("j2k", {}),
     ],
 )
 def test_reads_lossless_formats_exactly(tmp_path, suffix, options):
@@ -33,7 +37,14 @@ def test_reads_lossless_formats_exactly(tmp_path, suffix, options):
     assert (record.size, record.shape, record.steps) == ((5, 7), (3, 7, 5), ())
 
 
-@pytest.mark.parametrize(("suffix", "options"), [("jpg", {"quality": 95, "subsampling": 0}), ("webp", {"quality": 95})])
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [
+        ("jpg", {"quality": 95, "subsampling": 0}),
+        ("webp", {"quality": 95}),
+        ("avif", {"quality": 95, "subsampling": "4:4:4"}),
+    ],
+)
 def test_reads_lossy_formats_closely(tmp_path, suffix, options):
     rows, columns = np.mgrid[0:32, 0:48]
     pixels = np.stack([rows * 7, columns * 5, 255 - rows * 4], axis=2).astype(np.uint8)
@@ -274,6 +285,85 @@ def test_16_bit_colour_is_read_by_its_high_byte_and_says_so(tmp_path):
     assert record.steps == ("16-bit colour read by its high byte",)
 
 
+# [[0, 1, 2048], [100, 4094, 4095]] in 12 bits, as OpenJPEG 2.5 writes it without loss.
+GREY_12_BIT_J2K = bytes.fromhex(
+    "ff4fff5100290000000000030000000200000000000000000000000300000002000000000000000000010b0101ff52000c0000000100000404"
+    "0001ff5c00044060ff640025000143726561746564206279204f70656e4a5045472076657273696f6e20322e352e34ff90000a00000000001b"
+    "0001ff93dfe02807a148c45a242434d53effd9"
+)
+
+
+def test_deep_greyscale_jpeg_2000_is_white_where_its_bits_end(tmp_path):
+    (tmp_path / "a.j2k").write_bytes(GREY_12_BIT_J2K)
+    tensor, record = load_input(tmp_path / "a.j2k", PLAIN_GREY)
+    values = np.array([[0, 1, 2048], [100, 4094, 4095]], dtype=np.float32)
+    assert torch.equal(tensor[0], torch.from_numpy(values / np.float32(4095)))
+    assert record.steps == ("12-bit greyscale scaled to 0-1",)
+    deep = np.array([[0, 257], [40000, 65535]], dtype=np.uint16)
+    tensor, _ = load_input(save(tmp_path / "b.jp2", deep), PLAIN_GREY)
+    assert torch.equal(tensor[0], torch.from_numpy(deep.astype(np.float32) / np.float32(65535)))
+
+
+def test_deep_colour_jpeg_2000_is_refused_for_pillow_turns_its_white_black(tmp_path):
+    content = bytearray(save(tmp_path / "a.jp2", random_pixels(8, 8)).read_bytes())
+    first = content.find(b"\xff\x4f\xff\x51") + 42  # the bits of each channel less one, in the SIZ marker
+    assert content[first : first + 9 : 3] == bytes([7, 7, 7])
+    content[first : first + 9 : 3] = bytes([11, 11, 11])
+    (tmp_path / "a.jp2").write_bytes(content)
+    assert "JPEG 2000 of 12 bits per channel wrongly. Save it as PNG." in failure(tmp_path / "a.jp2")
+    content[first] = 7
+    (tmp_path / "a.jp2").write_bytes(content)
+    assert "several bits" in failure(tmp_path / "a.jp2")
+
+
+# 8x8 pixels of (1023, 512, 0) in 10 bits, as libavif 1.4 writes them.
+RGB_10_BIT_AVIF = bytes.fromhex(
+    "00000020667479706176696600000000617669666d6966316d6961664d413141000000eb6d657461000000000000002168646c7200000000"
+    "0000000070696374000000000000000000000000000000000e7069746d0000000000010000001e696c6f6300000000440000010001000000"
+    "0100000113000000250000002869696e660000000000010000001a696e6665020000000001000061763031436f6c6f72000000006a697072"
+    "700000004b6970636f0000001469737065000000000000000800000008000000107069786900000000030a0a0a0000000c61763143812040"
+    "0000000013636f6c726e636c78000200020006800000001769706d610000000000000001000104010283040000002d6d64617412000a0838"
+    "08bf6f02020690321717826304c000f2000000903d3eb357a25824d919c2206a"
+)
+
+
+def test_avif_of_more_than_8_bits_is_read_in_8_and_says_so(tmp_path):
+    (tmp_path / "a.avif").write_bytes(RGB_10_BIT_AVIF)
+    tensor, record = load_input(tmp_path / "a.avif", PLAIN)
+    assert torch.allclose(tensor[:, 0, 0], torch.tensor([1, 512 / 1023, 0]), atol=0.01)
+    assert record.steps == ("10-bit colour read in 8 bits",)
+
+
+class _Heif(AvifImageFile):
+    format = "HEIF"
+
+
+def test_heic_is_a_picture_where_its_plugin_is_installed(tmp_path, monkeypatch):
+    pixels = np.full((8, 8, 3), 200, dtype=np.uint8)
+    path = save(tmp_path / "a.avif", pixels, subsampling="4:4:4", quality=100).rename(tmp_path / "photo.heic")
+    path.write_bytes(path.read_bytes().replace(b"ftypavif", b"ftypheic", 1))
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    assert failure(path).endswith("it is a HEIC picture, which needs one more package: pip install pillow-heif.")
+
+    monkeypatch.delitem(sys.modules, "pillow_heif")
+    (tmp_path / "pillow_heif").mkdir()
+    (tmp_path / "pillow_heif" / "__init__.py").touch()
+    (tmp_path / "pillow_heif" / "HeifImagePlugin.py").write_text(
+        "from PIL import Image\nfrom tests.inputs.test_pictures import _Heif\nImage.register_open('HEIF', _Heif)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
+    monkeypatch.setattr(Image, "ID", [*Image.ID])
+    try:
+        tensor, _ = load_input(path, PLAIN)
+        assert (tensor - 200 / 255).abs().max() < 0.01
+        path.rename(tmp_path / "photo")  # without a suffix
+        assert [found.name for found in find_inputs([str(tmp_path)])] == ["photo"]
+    finally:
+        for name in ("pillow_heif", "pillow_heif.HeifImagePlugin"):
+            sys.modules.pop(name, None)
+
+
 # How a stored picture has to be turned for each EXIF orientation, in NumPy's words (rot90 turns anticlockwise).
 UPRIGHT = {
     1: lambda stored: stored,
@@ -288,14 +378,15 @@ UPRIGHT = {
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", ["png", "webp", "tif"])
+@pytest.mark.parametrize("suffix", ["png", "webp", "tif", "avif"])
 def test_turns_pictures_upright_by_exif_orientation(tmp_path, suffix, orientation):
     stored = random_pixels(4, 7)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    path = save(tmp_path / f"a.{suffix}", stored, exif=exif, **({"lossless": True} if suffix == "webp" else {}))
+    options = {"webp": {"lossless": True}, "avif": {"quality": 100, "subsampling": "4:4:4"}}
+    path = save(tmp_path / f"a.{suffix}", stored, exif=exif, **options.get(suffix, {}))
     tensor, record = load_input(path, PLAIN)
-    assert torch.equal(tensor, as_input(UPRIGHT[orientation](stored)))
+    assert torch.allclose(tensor, as_input(UPRIGHT[orientation](stored)), atol=0.02 if suffix == "avif" else 0)
     assert record.size == (7, 4)
     turned = (f"turned upright from EXIF orientation {orientation}",)
     assert record.steps == (turned if orientation > 1 else ())
@@ -338,13 +429,17 @@ def test_unknown_orientation_is_ignored(tmp_path, kind, count, value, suffix):
     assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
 
 
-@pytest.mark.parametrize(("suffix", "options"), [("gif", {}), ("png", {}), ("tif", {}), ("webp", {"lossless": True})])
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [("gif", {}), ("png", {}), ("tif", {}), ("webp", {"lossless": True}), ("avif", {"quality": 100})],
+)
 def test_takes_the_first_of_several_frames(tmp_path, suffix, options):
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     first, *others = [Image.new("RGB", (5, 4), colour) for colour in colours]
     first.save(tmp_path / f"a.{suffix}", save_all=True, append_images=others, **options)
     tensor, record = load_input(tmp_path / f"a.{suffix}", PLAIN)
-    assert torch.equal(tensor, torch.tensor([1.0, 0.0, 0.0])[:, None, None].expand(3, 4, 5))
+    red = torch.tensor([1.0, 0.0, 0.0])[:, None, None].expand(3, 4, 5)
+    assert torch.allclose(tensor, red, rtol=0, atol=0.02 if suffix == "avif" else 0)
     assert record.steps[0] == "first of 3 frames"
 
 

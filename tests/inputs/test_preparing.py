@@ -12,7 +12,7 @@ from torchvision.transforms import functional as reference
 from hookscope.errors import UsageError
 from hookscope.inputs import find_inputs, load_batches, load_input
 from hookscope.results import Preprocessing
-from tests.inputs.written import PLAIN, SAMPLES, as_input, failure, load_steps, random_pixels, save
+from tests.inputs.written import PLAIN, SAMPLES, as_input, failure, random_pixels, save
 
 
 def every_preset() -> dict[str, object]:
@@ -114,15 +114,13 @@ def test_padding_is_black_and_recorded(tmp_path):
     assert record.steps == ("centre crop 4x4 (height x width), padded with black from 2x3",)
 
 
-def test_clip_repeats_the_picture_and_flow_takes_it_twice(tmp_path):
+def test_clip_repeats_the_picture(tmp_path):
     path = save(tmp_path / "a.png", random_pixels(8, 8))
     picture, _ = load_input(path, PLAIN)
     clip, record = load_input(path, Preprocessing(kind="video", resize=None, crop=None, mean=(), std=(), frames=5))
     assert torch.equal(clip, picture[:, None].expand(3, 5, 8, 8))
     assert record.shape == (3, 5, 8, 8)
     assert record.steps == ("repeated in 5 frames",)
-    flow = Preprocessing(kind="flow", resize=None, crop=None, mean=(), std=())
-    assert load_steps(path, flow) == "the same picture is both frames"
 
 
 def test_crops_to_a_multiple(tmp_path):

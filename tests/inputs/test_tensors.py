@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hookscope.inputs import load_input
+from hookscope.errors import ImageError
+from hookscope.inputs import load_batches, load_input
 from hookscope.results import Preprocessing
 from tests.inputs.written import failure, write_tensor
 
@@ -144,6 +145,20 @@ def test_other_contents_of_tensor_files_are_named(tmp_path):
 def test_tensors_that_are_no_input_are_refused(tmp_path, tensor, phrase):
     torch.save(tensor, tmp_path / "a.pt")
     assert phrase in failure(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "uint16", "uint64"])
+def test_tensors_of_rare_dtypes_are_inputs_or_refused(tmp_path, name):
+    stored = torch.zeros(3, 2, 2, dtype=torch.uint8)
+    dtype = getattr(torch, name)
+    torch.save(stored.view(dtype) if dtype.itemsize == 1 else stored.to(dtype), tmp_path / "a.pt")
+    try:
+        tensor, _ = load_input(tmp_path / "a.pt", Preprocessing())
+    except ImageError as error:
+        assert "a.pt" in str(error)  # noqa: PT017 - either is right
+    else:
+        assert tensor.shape == (3, 2, 2)
+        list(load_batches([tmp_path / "a.pt"] * 2, Preprocessing(), on_error=lambda _error: None))
 
 
 def test_quantised_tensors_are_refused(tmp_path):

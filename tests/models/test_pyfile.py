@@ -218,7 +218,7 @@ def test_state_dict_file_goes_into_the_network(tmp_path: Path) -> None:
         assert torch.equal(loaded.module.conv.weight, trained.conv.weight)
         assert loaded.info.weights == "trained.pt"
         assert loaded.info.sha256
-        assert "'state_dict'" in loaded.warnings[0]
+        assert "'state_dict'" in loaded.notes[0]
     assert loaded.info.name == "trained.pt (net.py:build)"
 
 

@@ -144,7 +144,8 @@ def test_network_of_a_weights_file_follows_the_file(file: str, small: nn.Module,
     assert loaded.info.weights == "model.pt"
     assert loaded.info.arguments == {"num_classes": 7}
     assert not loaded.info.random
-    said = "\n".join(loaded.warnings)
+    assert loaded.warnings == ()
+    said = "\n".join(loaded.notes)
     assert ("recognised as squeezenet1_1" if arch is None else "built with num_classes=7") in said
     assert "'state_dict'" in said
     assert "'model.' was removed" in said
@@ -196,7 +197,8 @@ def test_options_reach_a_file_given_as_weights(tmp_path: Path) -> None:
     options = FileOptions(key="ema", allow_missing=("bias",), allow_unexpected=("head",))
     loaded = load_model(f"{tmp_path}/net.py:build", weights=str(tmp_path / "model.pt"), options=options)
     assert torch.equal(loaded.module.weight, torch.ones(2, 2))
-    assert len(loaded.warnings) == 3
+    assert len(loaded.warnings) == 2
+    assert loaded.notes == (f"{tmp_path}/model.pt: weights taken from its key 'ema'; ignored: model.",)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.control import strip_control_codes
 
-from hookscope.render.gradient_tables import gradient_table, loss_line, parameter_table, verdicts_panel
+from hookscope.render.gradient_tables import gradient_table, loss_lines, parameter_table, verdicts_panel
 from hookscope.results import GradientInspection, GradientRow, GradientStatus, LossRecord, Verdict
 from tests.render.conftest import FAILURE, GRADIENT_ROWS, GRADIENTS, PARAMETER_ROWS, gradient_statistics, printed
 
@@ -29,7 +29,7 @@ def everything(inspection: GradientInspection, width: int) -> Sequence[Renderabl
     return (
         gradient_table(inspection, width=width),
         parameter_table(inspection, width=width),
-        loss_line(inspection.loss),
+        loss_lines(inspection.loss, inspection.verification),
         verdicts_panel(inspection),
     )
 
@@ -193,11 +193,11 @@ def test_parameters_fold_alike() -> None:
 
 
 def test_the_loss_names_its_target_and_outputs() -> None:
-    assert printed(loss_line(GRADIENTS.loss), 100) == (
+    assert printed(loss_lines(GRADIENTS.loss, None), 100) == (
         "loss mse = 1.062 · target: noise (seed 7) · of (model), aux['aux']\n"
     )
-    assert printed(loss_line(LossRecord("sum", "", float("nan"))), 80) == "loss sum = nan\n"
-    assert "broke off" in printed(loss_line(None), 80)
+    assert printed(loss_lines(LossRecord("sum", "", float("nan")), None), 80) == "loss sum = nan\n"
+    assert "broke off" in printed(loss_lines(None, None), 80)
 
 
 def test_verdicts_are_counted_and_worded() -> None:

@@ -108,7 +108,8 @@ def test_json_keeps_hostile_names_exactly_but_for_lone_surrogates() -> None:
 def test_json_holds_the_whole_inspection_but_pixels_and_categories() -> None:
     document = parsed(inspection_to_json(INSPECTION))
     assert list(document) == [
-        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "warnings", "failure"),
+        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "warnings", "notes"),
+        "failure",
         *("predictions", "rows", "uncalled"),
     ]
     assert document["model"] == {
@@ -279,7 +280,8 @@ def test_json_gradients_hold_every_number_in_full(write: Callable[[Any], str]) -
 def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:
     document = parsed(gradient_inspection_to_json(GRADIENTS, {"run": "here"}))
     assert list(document) == [
-        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "warnings", "failure"),
+        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "warnings", "notes"),
+        "failure",
         *("predictions", "mode", "loss", "verdicts", "gradients", "parameters", "rows", "uncalled", "run"),
     ]
     assert document["mode"] == "train"

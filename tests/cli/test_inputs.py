@@ -1,0 +1,375 @@
+"""What commands can be given, how inputs that cannot be used are told, and that the others are finished."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+from torch.nn import functional
+
+from tests.cli.conftest import CAT, Run, names_below, record_of, rows_of
+
+AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--no-grids", "--out", "out")
+
+NETWORKS = """
+import torch
+from torch import nn
+
+
+class Picky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+        self.fc = nn.Linear(2, 5)
+
+    def forward(self, x):
+        y = self.conv(x)
+        if (x[:, 0] > 0.99).all(dim=(1, 2)).any():
+            raise ValueError("too red")
+        return self.fc(y.mean((2, 3)))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)
+
+    def forward(self, x):
+        return self.bn(self.conv(x)).mean((2, 3))
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 3), nn.Linear(2, 4)
+
+    def forward(self, x, b, rate=1):
+        return (self.left(x).mean((2, 3)) + self.right(b)) * rate
+
+
+class Frames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+
+    def forward(self, image1, image2):
+        return self.conv(image2 - image1)
+"""
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> Path:
+    (tmp_path / "cases.py").write_text(NETWORKS, encoding="utf-8")
+    return tmp_path
+
+
+def built(folder: Path, name: str) -> nn.Module:
+    """Build a network as hookscope does by default."""
+    space: dict[str, object] = {}
+    exec(compile((folder / "cases.py").read_text(encoding="utf-8"), "cases.py", "exec"), space)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = space[name]()  # type: ignore[operator]
+    assert isinstance(network, nn.Module)
+    return network
+
+
+def picture(path: Path, seed: int, size: int = 8, colour: tuple[int, int, int] | None = None) -> torch.Tensor:
+    """Write a picture; return it as an input, (1, 3, H, W)."""
+    pixels = np.random.default_rng(seed).integers(0, 200, (size, size, 3), dtype=np.uint8)
+    if colour:
+        pixels[:] = colour
+    Image.fromarray(pixels).save(path)
+    return torch.from_numpy(pixels.astype(np.float32) / 255).permute(2, 0, 1)[None]
+
+
+def save(path: Path, values: NDArray[np.generic] | torch.Tensor) -> torch.Tensor:
+    array = np.asarray(values)
+    np.save(path, array)
+    return torch.from_numpy(array)
+
+
+# --- Inputs that cannot be used --------------------------------------------------------------------------------------
+
+
+def folder_with_bad_ones(folder: Path) -> torch.Tensor:
+    """Write five files, of which the network takes the first and the last; return these two."""
+    (folder / "in").mkdir()
+    first = picture(folder / "in" / "1.png", 1)
+    picture(folder / "in" / "2.png", 2, colour=(255, 0, 0))
+    save(folder / "in" / "3.npy", np.zeros((5, 8, 8), np.float32))  # of five channels
+    (folder / "in" / "4.png").write_bytes((folder / "in" / "1.png").read_bytes()[:90])
+    (folder / "in" / "notes.txt").touch()
+    return torch.cat([first, picture(folder / "in" / "5.png", 5)])
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_what_the_network_refuses_is_named_and_the_others_are_finished(run: Run, cases: Path, batch_size: int) -> None:
+    good = folder_with_bad_ones(cases)
+    ended = run("activations", "cases.py:Picky", "in", *AS_THEY_ARE, "--batch-size", batch_size, "--save-tensors")
+    assert ended.code == 3  # a corrupt file is graver than a model that raises
+    cut, red, channels = sorted(error.removeprefix("hookscope: error: ") for error in ended.errors)
+    raised = "cases.py:Picky raised in its forward pass at"
+    assert red == f"in/2.png: {raised} (model) (Picky), given [0] (1, 3, 8, 8): ValueError: too red"
+    assert channels.startswith(f"in/3.npy: {raised} conv (Conv2d), given [0] (1, 5, 8, 8): RuntimeError: ")
+    assert cut.startswith("Cannot read 'in/4.png': the picture is truncated or corrupt")
+    record = record_of(cases / "out")
+    assert [each["name"] for each in record["inputs"]] == ["in/1.png", "in/5.png"]
+    assert len(record["unusable_inputs"]) == 3
+    assert record["thumbnails"] == ["inputs/000.png", "inputs/001.png"]
+    with Image.open(cases / "out" / "inputs" / "001.png") as kept, Image.open(cases / "in" / "5.png") as source:
+        assert np.array_equal(np.asarray(kept), np.asarray(source))
+    network = built(cases, "Picky")
+    with torch.no_grad():
+        expected = network.conv(good).numpy()
+    saved = safetensors.numpy.load_file(cases / "out" / "activations.safetensors")
+    np.testing.assert_allclose(saved["conv"], expected, rtol=1e-5, atol=1e-6)
+    [row] = [row for row in rows_of(cases / "out") if row["layer"] == "conv"]
+    assert row["activation"]["element_count"] == expected.size
+    assert row["activation"]["mean"] == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def test_targets_stay_with_their_inputs_where_others_cannot_be_used(run: Run, cases: Path) -> None:
+    good = folder_with_bad_ones(cases)
+    options = ("--loss", "ce", "--target", "4,3,2,1,0", "--per-image", "--save-tensors")
+    ended = run("grads", "cases.py:Picky", "in", *AS_THEY_ARE, *options)
+    assert ended.code == 3
+    assert len(ended.errors) == 3, "none is told again for --per-image"
+    network = built(cases, "Picky")
+    loss = sum(functional.cross_entropy(network(x[None]), torch.tensor([y])) for x, y in zip(good, (4, 0), strict=True))
+    names, parameters = zip(*network.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, parameters)
+    saved = safetensors.numpy.load_file(cases / "out" / "gradients.safetensors")
+    for name, gradient in zip(names, gradients, strict=True):
+        np.testing.assert_allclose(saved[f"{name} grad"], gradient.numpy(), rtol=1e-4, atol=1e-6)
+    assert saved["conv grad_output"].shape == (2, 2, 8, 8)
+    lines = (cases / "out" / "inputs.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.split(",")[0] for line in lines[1:]] == ["in/1.png", "in/5.png"]
+
+
+def test_inputs_that_are_refused_alike_share_a_line_and_are_all_in_the_record(run: Run, cases: Path) -> None:
+    for number in range(6):
+        picture(cases / f"{number}.png", number, colour=(255, number, 0) if number else None)
+    ended = run("activations", "cases.py:Picky", *[cases / f"{number}.png" for number in range(6)], *AS_THEY_ARE)
+    assert ended.code == 6
+    [error] = ended.errors
+    assert "3.png and 2 more inputs: cases.py:Picky raised" in error
+    assert len(record_of(cases / "out")["unusable_inputs"]) == 5
+    assert "batch of 6 inputs" in " ".join(ended.stderr.split())
+
+
+def test_if_the_network_refuses_all_nothing_is_written_and_the_first_is_shown(run: Run, cases: Path) -> None:
+    for number in (1, 2):
+        picture(cases / f"{number}.png", number, colour=(255, 0, 0))
+    ended = run("activations", "cases.py:Picky", "1.png", "2.png", *AS_THEY_ARE, "--json")
+    assert ended.code == 6
+    [error] = ended.errors
+    assert error.startswith("hookscope: error: 1.png, 2.png: cases.py:Picky raised in its forward pass")
+    document = json.loads(ended.stdout)
+    assert document["run"] is None
+    assert [each["name"] for each in document["inputs"]] == ["1.png"]
+    assert [row["layer"] for row in document["rows"]] == ["conv"]
+    assert not (cases / "out").exists()
+
+
+def test_in_train_mode_the_inputs_of_a_refused_batch_go_together(run: Run, cases: Path) -> None:
+    for number in range(3):
+        picture(cases / f"{number}.png", number, size=8 + number // 2)
+    ended = run("grads", "cases.py:Normed", "0.png", "1.png", "2.png", *AS_THEY_ARE, "--mode", "train")
+    assert ended.code == 0
+    picture(cases / "2.png", 2, size=1)  # one value per channel
+    ended = run("grads", "cases.py:Normed", "0.png", "1.png", "2.png", *AS_THEY_ARE, "--mode", "train")
+    assert ended.code == 6
+    assert "2.png: cases.py:Normed raised in its forward pass at bn (BatchNorm2d)" in ended.errors[0]
+    assert [each["name"] for each in record_of(cases / "out")["inputs"]] == ["0.png", "1.png"]
+
+
+def test_runs_with_edits_that_make_the_network_raise_are_not_compared(run: Run, cases: Path) -> None:
+    for number in range(2):
+        picture(cases / f"{number}.png", number, colour=(200 + 55 * number - 55, 0, 0))
+    ended = run("activations", "cases.py:Picky", "0.png", "1.png", *AS_THEY_ARE, "--edit", "name:/^$/:input:scale(1.4)")
+    assert ended.code == 6
+    assert "Nothing is compared" in " ".join(ended.stderr.split())
+    assert not (cases / "out" / "changes.csv").exists()
+
+
+# --- Folders, formats, limits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path, command: str) -> None:
+    (cases / "in").mkdir()
+    with Image.open(CAT) as cat:
+        small = cat.resize((12, 8))
+    for name in ("a.avif", "b.jp2", "c"):
+        small.save(cases / "in" / name, {"c": "PNG"}.get(name))
+    for name in ("readme.md", "labels.csv", "more.csv"):
+        (cases / "in" / name).touch()
+    ended = run(command, "cases.py:Normed", "in", *AS_THEY_ARE)
+    assert (ended.code, ended.stderr) == (0, "")
+    note = "in: 3 files skipped: 2 .csv, 1 .md."
+    assert ended.stdout.splitlines()[0] == f"note: {note}"
+    record = record_of(cases / "out")
+    assert record["notes"][0] == note
+    assert [each["name"] for each in record["inputs"]] == ["in/a.avif", "in/b.jp2", "in/c"]
+
+
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_the_limit_of_pixels_is_an_option(run: Run, cases: Path, command: str) -> None:
+    picture(cases / "a.png", 0, size=10)
+    picture(cases / "b.png", 0, size=11)
+    ended = run(command, "cases.py:Normed", "a.png", "b.png", *AS_THEY_ARE, "--max-pixels", 100)
+    assert ended.code == 3
+    assert "'b.png': 11x11 (height x width) is over the limit of 100 pixels" in ended.errors[0]
+    assert record_of(cases / "out")["preprocessing"]["max_pixels"] == 100
+    assert run(command, "cases.py:Normed", "a.png", "--max-pixels", 0).code == 2
+
+
+# --- Several inputs in a file, by name, in pairs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [3, 8])
+def test_a_batch_in_one_tensor_file_is_that_many_inputs(run: Run, cases: Path, batch_size: int) -> None:
+    values = save(cases / "batch.npy", np.random.default_rng(0).uniform(0, 0.9, (8, 3, 6, 6)).astype(np.float32))
+    ended = run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-size", batch_size)
+    assert ended.code == 0
+    record = record_of(cases / "out")
+    assert [each["name"] for each in record["inputs"]] == [f"batch.npy[{index}]" for index in range(8)]
+    with torch.no_grad():
+        expected = built(cases, "Picky").conv(values)
+    [row] = [row for row in rows_of(cases / "out") if row["layer"] == "conv"]
+    assert row["activation"]["mean"] == pytest.approx(expected.mean().item(), rel=1e-5)
+    assert run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-axis", "none").code == 6
+    assert run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-axis", "one").code == 2
+
+
+def test_the_batch_axis_of_other_tensors_is_named(run: Run, cases: Path) -> None:
+    (cases / "net.py").write_text("from torch import nn\nbuild = lambda: nn.Sequential(nn.BatchNorm1d(4, eps=1))\n")
+    save(cases / "rows.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
+    ended = run("activations", "net.py:build", "rows.npy", "--batch-axis", 1, "--no-grids", "--out", "out")
+    assert ended.code == 0
+    assert [each["shape"] for each in record_of(cases / "out")["inputs"]] == [[4]] * 3
+
+
+def test_targets_of_a_batch_in_one_file_go_with_its_inputs(run: Run, cases: Path) -> None:
+    values = save(cases / "batch.npy", np.random.default_rng(0).uniform(0, 0.9, (4, 3, 6, 6)).astype(np.float32))
+    options = ("--loss", "ce", "--target", "4,3,2,1", "--batch-size", "2", "--json")
+    found = json.loads(run("grads", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, *options).stdout)
+    network = built(cases, "Picky")
+    losses = [
+        functional.cross_entropy(network(values[part]), torch.tensor([4, 3, 2, 1])[part]).item()
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    assert found["loss"]["value"] == pytest.approx(sum(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_inputs_by_name_are_keyword_arguments(run: Run, cases: Path, command: str) -> None:
+    x = torch.cat([picture(cases / "1.png", 1), picture(cases / "2.png", 2)])
+    b = save(cases / "b.npy", np.array([[0.5, -1]]))  # float64: the network takes float32
+    ended = run(command, "cases.py:Mixed", "1.png", "2.png", *AS_THEY_ARE, "--input", "b=b.npy", "--input", "rate=3",
+                "--layer", "*")  # fmt: skip
+    assert (ended.code, ended.stderr) == (0, "")
+    with torch.no_grad():
+        expected = built(cases, "Mixed")(x, b.float().expand(2, 2), rate=3)
+    [row] = [row for row in rows_of(cases / "out") if row["layer"] == ""]
+    assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
+    named = record_of(cases / "out")["named_inputs"]
+    assert (named["rate"], named["b"]["name"], len(named["b"]["sha256"])) == (3, "b.npy", 64)
+
+
+def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
+    x = save(cases / "x.npy", np.random.default_rng(0).normal(size=(3, 3, 5, 5)).astype(np.float32))
+    b = save(cases / "b.npy", np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32))
+    options = ("--input", "x=x.npy", "--input", "b=b.npy", "--layer", "*", "--no-grids", "--batch-size", 2)
+    ended = run("activations", "cases.py:Mixed", *options)
+    assert ended.code == 0
+    target = cases / "hookscope-runs" / "activations-cases.py-Mixed-x"
+    assert [each["name"] for each in record_of(target)["inputs"]] == [
+        f"x.npy with b.npy[{index}]" for index in range(3)
+    ]
+    with torch.no_grad():
+        expected = built(cases, "Mixed")(x, b)
+    [row] = [row for row in rows_of(target) if row["layer"] == ""]
+    assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
+    found = json.loads(run("grads", "cases.py:Mixed", *options[:4], "--loss", "sum", "--json").stdout)
+    assert found["loss"]["value"] == pytest.approx(expected.sum().item(), rel=1e-4)
+    save(cases / "b.npy", np.zeros((1, 2)))
+    noise = run("grads", "cases.py:Mixed", "--input-shape", "2,3,5,5", *options[2:4], "--json")
+    assert len(json.loads(noise.stdout)["inputs"]) == 2
+
+
+def test_rows_of_an_input_by_name_go_with_the_pictures_in_every_batch(run: Run, cases: Path) -> None:
+    for number in range(3):
+        picture(cases / f"{number}.png", number)
+    b = save(cases / "b.npy", np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32))
+    names = [f"{number}.png" for number in range(3)]
+    options = ("--input", "b=b.npy", "--batch-size", 2, "--layer", "right")
+    ended = run("activations", "cases.py:Mixed", *names, *AS_THEY_ARE, *options, "--save-tensors")
+    assert ended.code == 0
+    with torch.no_grad():
+        expected = built(cases, "Mixed").right(b).numpy()
+    saved = safetensors.numpy.load_file(cases / "out" / "activations.safetensors")
+    np.testing.assert_allclose(saved["right"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--input", "b"), 2, ["--input 'b'", "NAME=VALUE"]),
+        (("--input", "b=missing.npy"), 3, ["'missing.npy'", "no such file"]),
+        (("--input", "b=fast"), 2, ["b=fast", "quotes"]),
+        (("--input", "c=3"), 6, ["Mixed", "unexpected keyword argument 'c'"]),
+        (("--input", "b=word.npy"), 3, ["word.npy"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_an_input_by_name_that_cannot_be_is_one_line(
+    run: Run, cases: Path, command: str, arguments: tuple[str, ...], code: int, words: list[str]
+) -> None:
+    picture(cases / "a.png", 0)
+    (cases / "word.npy").write_bytes(b"\x93NUMPY and no more")
+    before = names_below(cases)
+    ended = run(command, "cases.py:Mixed", "a.png", *AS_THEY_ARE, *arguments)
+    assert ended.code == code
+    assert len(ended.errors) == 1
+    assert all(word in ended.errors[0] for word in words)
+    assert names_below(cases) == before
+
+
+def test_two_pictures_are_a_pair_of_frames_for_optical_flow(run: Run, cases: Path) -> None:
+    for number in range(3):
+        picture(cases / f"{number}.png", number, size=128)
+    picture(cases / "wide.png", 9, size=136)
+    options = ("--weights", "none", "--resize", "none", "--layer", "feature_encoder.convnormrelu.0", "--no-grids")
+    ended = run("activations", "raft_small", "0.png", "1.png", "2.png", "wide.png", *options, "--out", "out")
+    assert ended.code == 3
+    assert "Cannot pair '2.png' with 'wide.png': frames of 3x128x128 float32 and 3x136x136 float32" in ended.errors[0]
+    assert [each["name"] for each in record_of(cases / "out")["inputs"]] == ["0.png with 1.png", "1.png with 2.png"]
+    named = run(
+        "activations", "raft_small", "0.png", "--input", "image2=1.png", "--input", "num_flow_updates=2",
+        *options, "--out", "named",
+    )  # fmt: skip
+    pair = run(
+        "activations", "raft_small", "0.png", "1.png", "--input", "num_flow_updates=2", *options, "--out", "pair"
+    )
+    assert (named.code, pair.code) == (0, 0)
+    first, second = (rows_of(cases / name) for name in ("named", "pair"))
+    assert [row["activation"]["l2"] for row in first] == [row["activation"]["l2"] for row in second]
+
+
+def test_a_png_with_a_wrong_checksum_is_told_in_one_line(run: Run, cases: Path) -> None:
+    picture(cases / "a.png", 0, size=40)
+    content = bytearray((cases / "a.png").read_bytes())
+    content[content.find(b"IDAT") + 900] ^= 8
+    (cases / "a.png").write_bytes(content)
+    ended = run("activations", "cases.py:Normed", "a.png", *AS_THEY_ARE)
+    assert ended.code == 3
+    [error] = ended.errors
+    assert error.endswith("'a.png': it is damaged: the checksum of its IDAT chunk is wrong. Get the file again.")
