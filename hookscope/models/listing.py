@@ -11,7 +11,7 @@ from torch import Tensor
 from hookscope.errors import ModelNotFoundError, UsageError
 from hookscope.files.archive import open_archive
 from hookscope.files.fileformat import FileKind, open_regular
-from hookscope.files.reading import read_layout
+from hookscope.files.reading import read_layout, tensors_within
 from hookscope.models.architecture import Candidate, recognise, state_shapes
 from hookscope.models.building import FileOptions
 from hookscope.models.checkpoint import files_of, read_vetted
@@ -148,7 +148,7 @@ def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
 
     Reading mapped values would fill memory with the whole file: they are read from the file instead, piece by piece.
     """
-    tensors = [tensor for tensor in _tensors(content) if tensor.layout is torch.strided and tensor.numel()]
+    tensors = [tensor for tensor in tensors_within(content) if tensor.layout is torch.strided and tensor.numel()]
     if kind == "legacy torch" or not tensors:
         return None
     if kind == "safetensors" and isinstance(content, dict):
@@ -159,7 +159,7 @@ def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
             layout = read_layout(path)
         except NotImplementedError:  # a quantised tensor cannot be on the meta device
             return None
-        layouts = [each for each in _tensors(layout) if each.layout is torch.strided and each.numel()]
+        layouts = [each for each in tensors_within(layout) if each.layout is torch.strided and each.numel()]
         offsets: list[Any] = [each.untyped_storage()._checkpoint_offset for each in layouts]  # noqa: SLF001 - the one way
         pointers = [tensor.untyped_storage().data_ptr() for tensor in tensors]
         bases = {pointer - offset for pointer, offset in zip(pointers, offsets, strict=True)}
@@ -187,19 +187,6 @@ def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _tensors(content: object) -> Iterator[Tensor]:
-    """Yield the tensors anywhere in nested dicts, lists and tuples, each of these once, in the file's order."""
-    seen: set[int] = set()
-    waiting = [content]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Tensor):
-            yield part
-        elif isinstance(part, dict | list | tuple) and id(part) not in seen:
-            seen.add(id(part))
-            waiting += reversed([*(dict.values(part) if isinstance(part, dict) else part)])
-
-
 def _entries(content: object) -> tuple[StoredEntry, ...]:
     """Describe what stands at the top of a training checkpoint."""
     if not isinstance(content, dict):
@@ -215,7 +202,7 @@ def _summary(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{shape_text(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, dict | list | tuple):
-        tensor_count = sum(1 for _ in _tensors(value))
+        tensor_count = sum(1 for _ in tensors_within(value))
         entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
         return f"{entries}, {tensor_count} tensor{'s' * (tensor_count != 1)}"
     if isinstance(value, str | int | float | bool | None):

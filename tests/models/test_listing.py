@@ -13,6 +13,7 @@ from torch import nn
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models.listing import list_contents
 from hookscope.results import CheckpointContents, StoredTensor
+from tests.byteorder import save_big_endian
 
 Kind = Literal["torch", "legacy torch", "safetensors"]
 KINDS: tuple[Kind, ...] = ("torch", "legacy torch", "safetensors")
@@ -92,6 +93,15 @@ def test_views_count_their_own_values_and_name_whose_storage_they_share(tmp_path
         "rows": (0, 1),
         "even": (1, 0),
         **dict.fromkeys(("none", "nothing"), (0, 0)),
+    }
+
+
+def test_a_file_of_a_big_endian_machine_is_listed_by_its_values(tmp_path: Path) -> None:
+    state = {"a": torch.tensor([1.0, float("nan"), float("inf")]), "b": torch.ones(5, dtype=torch.bfloat16)}
+    listed = by_key(list_contents(save_big_endian(state, tmp_path / "w.pt")))
+    assert {name: (each.shape, each.nan_count, each.inf_count) for name, each in listed.items()} == {
+        "a": ((3,), 1, 1),
+        "b": ((5,), 0, 0),
     }
 
 
