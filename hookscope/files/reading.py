@@ -95,13 +95,16 @@ def _swap_what_torch_leaves(content: object) -> None:
 
 
 def tensors_within(content: object) -> Iterator[Tensor]:
-    """Yield the tensors anywhere in nested dicts, lists and tuples, each of these once, in the file's order."""
+    """Yield the tensors anywhere in nested dicts, lists and tuples, each of these once, in the file's order.
+
+    They are detached, because a file can put anything in the place of a tensor's methods.
+    """
     seen: set[int] = set()
     waiting = [content]
     while waiting:
         part = waiting.pop()
         if isinstance(part, Tensor):
-            yield part
+            yield Tensor.detach(part)
         elif isinstance(part, dict | list | tuple) and id(part) not in seen:
             seen.add(id(part))
             waiting += reversed([*(dict.values(part) if isinstance(part, dict) else part)])
