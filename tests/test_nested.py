@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 import hookscope
 from hookscope import nested
 from hookscope.nested import tensors_in, with_tensors
+from tests.networks import Cache, CachingModel, Entry
 
 OLD, OTHER, NEW = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
 
@@ -45,16 +46,9 @@ class Slotted:
         self.beside = beside
 
 
-class Entry:
-    """As a layer of transformers' caches: tensors beside what they are like."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
-        self.dtype, self.device, self.is_initialised = keys.dtype, keys.device, True
-
-
-class Cache:
+class Looped(Cache):
     def __init__(self, *entries: Entry) -> None:
+        super().__init__()
         self.layers = list(entries)
         self.owner = self  # what refers back is no way on
 
@@ -73,8 +67,8 @@ class Cache:
         BaseModelOutput(last_hidden_state=OLD, hidden_states=(OTHER, OLD)),
         ImageList(OLD, [(4, 4)]),
         Holder(OLD),
-        Cache(Entry(OTHER, OTHER), Entry(OLD, OTHER)),
-        BaseModelOutput(last_hidden_state=OTHER, hidden_states=Cache(Entry(OLD, OLD))),
+        Looped(Entry(OTHER, OTHER), Entry(OLD, OTHER)),
+        BaseModelOutput(last_hidden_state=OTHER, hidden_states=Looped(Entry(OLD, OLD))),
         Slotted(OTHER, [Slotted(OLD)]),
         SimpleNamespace(boxes={"a": OLD}),
         UserList([OTHER, OLD]),
@@ -125,7 +119,7 @@ def test_a_container_that_takes_nothing_is_a_type_error(value: object, path: str
 
 
 def test_tensors_are_found_however_many_attributes_deep() -> None:
-    value = {"past": Cache(Entry(OLD, OTHER)), "states": deque([Slotted(NEW, {"aux": OLD})]), "last": frozenset({OLD})}
+    value = {"past": Looped(Entry(OLD, OTHER)), "states": deque([Slotted(NEW, {"aux": OLD})]), "last": frozenset({OLD})}
     assert tensors_in(value) == [
         ("['past'].layers[0].keys", OLD),
         ("['past'].layers[0].values", OTHER),
@@ -222,37 +216,12 @@ def test_what_objects_lead_to_is_followed_so_far_and_no_farther() -> None:
     assert len(tensors_in([OLD] * 10**5)) == 10**5  # what the module itself returns is listed whole
 
 
-class Remembering(nn.Module):
-    """Layers that share a cache, which each adds to: a copy of it would miss what is added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Attending() for _ in range(3))
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        cache = Cache()
-        for layer in self.layers:
-            x = layer(x, cache=cache)
-        return {"out": x, "cache": cache, "seen": deque([x.mean()])}
-
-
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
-        keys = self.project(x)
-        cache.layers.append(Entry(keys, keys * 2))
-        return x + sum(each.values for each in cache.layers).tanh()  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("include_inputs", [False, True])
 def test_what_a_cache_holds_has_its_activations_and_gradients(include_inputs: bool) -> None:
     torch.manual_seed(0)
-    network, given = Remembering().eval(), torch.randn(2, 4)
+    network, given = CachingModel().eval(), torch.randn(2, 4)
     output = network(given)
-    truth = {"['out']": output["out"], "['seen'][0]": output["seen"][0]}
+    truth = {"['out']": output["out"], "['seen'][0]": output["seen"][0], "['last']{0}": output["out"]}
     for at, entry in enumerate(output["cache"].layers):
         truth |= {f"['cache'].layers[{at}].keys": entry.keys, f"['cache'].layers[{at}].values": entry.values}
     rows = {row.slot: row.activation for row in hookscope.inspect(network, given, ["name:/^$/"]).rows}
