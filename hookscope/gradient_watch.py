@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.nested import tensors_in, with_tensors
+from hookscope.nested import replaceable_inputs, with_tensors
 
 T = TypeVar("T")
 
@@ -281,7 +281,7 @@ class GradientWatch(Generic[T]):
         replacements: dict[str, Tensor] = {}
         given_as: dict[int, Tensor] = {}  # one tensor given twice stays one: attention asks whether q is k
         met: list[tuple[GradientSite[T], Tensor]] = []
-        for path, tensor in tensors_in(args) + tensors_in(kwargs):
+        for path, tensor in replaceable_inputs(args, kwargs):
             why = _why_untracked(tensor, ())
             site: GradientSite[T] = GradientSite(layer, module, call, path, "input", _shape(tensor), tensor.dtype, why)
             if id(tensor) not in given_as:

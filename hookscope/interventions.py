@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookscope.errors import UsageError
 from hookscope.gradient_watch import strided_copy
-from hookscope.nested import tensors_given, tensors_in, with_tensors
+from hookscope.nested import replaceable_inputs, tensors_in, with_tensors
 
 
 class Intervention(NamedTuple):
@@ -64,7 +64,7 @@ def separate_edits(
 
 def _editor_of_inputs(edit: Intervention) -> Callable[..., Any]:
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        found = tensors_given(args, kwargs)
+        found = replaceable_inputs(args, kwargs)
         edited = {path: edit.apply(module, tensor) for path, tensor in found if tensor.is_floating_point()}
         return _edited(args, edited, module), _edited(kwargs, edited, module)
 

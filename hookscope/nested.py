@@ -1,31 +1,122 @@
-"""Find the tensors in what modules take and return, however deep, and put others in their place."""
+"""Find the tensors in what modules take and return, however deep, and put others in their place.
 
+Runs at every call of every module, on objects that others have made. So it reads what an object holds, its `__dict__`
+and its slots, and calls nothing of it: no property, no `__getattr__`, no iterator. Mappings alone are asked for their
+items.
+"""
+
+import argparse
 import copy
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import enum
+import sys
+import types
+from collections import OrderedDict, UserList, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+# Our choices, for what is reached through attributes, where a configuration or a whole program may follow: so many
+# objects, and so many members of all of them, take about a millisecond.
+_OBJECTS_LIMIT = 1000
+_MEMBERS_LIMIT = 20_000
+
+# What holds no tensor, by its very type: most of what there is.
+_PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(...), type, torch.Size}
+    | {torch.dtype, torch.device, torch.layout, types.FunctionType, types.MethodType, types.BuiltinFunctionType}
+)
+_DICT: dict[Any, Any] = {}
+_ORDERED: OrderedDict[Any, Any] = OrderedDict()
+_VIEWS = {type(view) for each in (_DICT, _ORDERED) for view in (each.keys(), each.values(), each.items())}
+# Of the standard library's classes those that are made to hold what others put there.
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserList)
+
+_Child = tuple[str, Any, object]
+"""A place in a value: what it adds to the path, its index, key or attribute's name, and what is there."""
+
+
+class _Kind(NamedTuple):
+    """How values of one type are read.
+
+    Attributes:
+        read: Lists what one holds, without what is plain.
+        rebuild: Returns a copy of one, with other values at some keys.
+        attributes: Of an object, where its attributes are; None for containers.
+        is_replaceable: Whether a module can be given a copy of one.
+    """
+
+    read: Callable[[Any], list[_Child]]
+    rebuild: Callable[[Any, Mapping[Any, object]], object]
+    attributes: "_Attributes | None" = None
+    is_replaceable: bool = True
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far one walk has come.
+
+    Attributes:
+        into_objects: Whether to follow the attributes of objects as far as they lead, and enter sets and deques.
+        objects: Those whose attributes have been read, by their ids.
+        members_left: How many members of objects may still be looked at.
+    """
+
+    into_objects: bool = True
+    objects: dict[int, object] = field(default_factory=dict)
+    members_left: int = _MEMBERS_LIMIT
+
+    def children(self, value: object, *, inside: bool) -> tuple[_Kind, list[_Child]] | None:
+        """Return how to read a value and what it holds; None if it is not entered.
+
+        Args:
+            value: No tensor.
+            inside: Whether it was reached through an attribute.
+        """
+        kind = _kind(type(value))  # type: ignore[arg-type]  # mypy takes classes for unhashable
+        if kind is None or not (self.into_objects or kind.is_replaceable):
+            return None
+        if kind.attributes is not None:
+            if id(value) in self.objects or len(self.objects) >= _OBJECTS_LIMIT:
+                return None
+            self.objects[id(value)] = value
+        try:
+            if inside and kind.attributes is None:
+                size = len(value)  # type: ignore[arg-type]  # containers have one
+                if size > self.members_left:
+                    return None
+                self.members_left -= size
+            found = kind.read(value)
+        except Exception:  # noqa: BLE001 - a mapping of the model's own may raise anything; the model goes on
+            return None
+        if kind.attributes is not None and not (self.into_objects or is_dataclass(type(value))):
+            found = [each for each in found if issubclass(type(each[2]), Tensor)]
+        return kind, found
 
 
 def tensors_in(value: object) -> list[tuple[str, Tensor]]:
     """List the tensors of a nested value with the path to each.
 
-    Walks tensors, mappings (Hugging Face outputs are mappings), named tuples, lists, tuples, dataclasses, and the
-    attributes of other objects one level deep (torchvision's `ImageList`).
+    Walks mappings (Hugging Face outputs are mappings), named tuples, lists, tuples, deques, sets, views of dicts, and
+    the attributes of other objects, dataclasses and slotted ones among them, as far as they lead. Modules, classes,
+    iterators and the standard library's own objects are not entered. An object's attributes are read once, where it is
+    met first; beyond the first 1,000 objects, and 20,000 members of what they hold, none is read (our choices).
 
     Args:
         value: What a module took or returned.
 
     Returns:
-        (path, tensor) in order: ("", t) for a bare tensor, ("[0]", t), ("['out']", t), (".boxes", t).
+        (path, tensor) in order: ("", t) for a bare tensor, ("[0]", t), ("['out']", t), (".boxes", t). A set's members
+        ("{0}", t) are ordered by type, dtype and shape, and by their values where these are equal.
     """
-    if isinstance(value, torch.Tensor):
-        return [("", value)]
-    found: list[tuple[str, Tensor]] = []
-    _walk(value, "", found, set())
-    return found
+    kind = type(value)
+    if kind is Tensor or issubclass(kind, Tensor):  # isinstance() would ask an object for its __class__
+        return [("", value)]  # type: ignore[list-item]
+    return _found(value, into_objects=True)
 
 
 def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
@@ -38,36 +129,20 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
     return inputs
 
 
-def _walk(value: object, path: str, found: list[tuple[str, Tensor]], parents: set[int]) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append((path, value))
-        return
-    if value is None or isinstance(value, str | bytes | int | float | complex) or id(value) in parents:
-        return
-    parents = parents | {id(value)}
-    for step, child in _children(value):
-        _walk(child, path + step, found, parents)
+def replaceable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """List the tensors of `tensors_given` that others can take the place of when a module is called.
 
-
-def _children(value: object) -> list[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", child) for key, child in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [(f".{name}", getattr(value, name)) for name in value._fields]
-    if isinstance(value, list | tuple):
-        return [(f"[{index}]", child) for index, child in enumerate(value)]
-    if dataclasses.is_dataclass(value):
-        return [(f".{item.name}", getattr(value, item.name, None)) for item in dataclasses.fields(value)]
-    if callable(getattr(type(value), "keys", None)) and callable(getattr(type(value), "items", None)):
-        return [(f"[{key!r}]", child) for key, child in value.items()]  # type: ignore[attr-defined]
-    attributes = {} if isinstance(value, nn.Module) else getattr(value, "__dict__", {})
-    return [(f".{name}", child) for name, child in attributes.items() if isinstance(child, torch.Tensor)]
+    Those in sets and deques, and those more than one attribute deep, are left out: a key-value cache, say, is there for
+    the module to change, and it would change a copy.
+    """
+    return _found(args, into_objects=False) + (_found(kwargs, into_objects=False) if kwargs else [])
 
 
 def with_tensors(value: object, replacements: Mapping[str, Tensor]) -> object:
     """Return the nested value with other tensors at some paths.
 
-    Containers on the way to a replaced tensor are copied, shallowly; the others stay the objects they are.
+    Containers and objects on the way to a replaced tensor are copied, shallowly, without calling their constructors;
+    the others stay the objects they are. What was one object at two places still is.
 
     Args:
         value: What `tensors_in` was asked about.
@@ -76,41 +151,283 @@ def with_tensors(value: object, replacements: Mapping[str, Tensor]) -> object:
     Raises:
         TypeError: If a container on the way cannot be copied or does not take the tensor.
     """
+    if isinstance(value, Tensor):
+        return replacements.get("", value)
+    nodes: list[_Node] = []
+    _found(value, into_objects=True, nodes=nodes)
+    to_copy: set[int] = set()
+    waiting = [at for at, node in enumerate(nodes) if any(path in replacements for _, path, _ in node.tensors)]
+    while waiting:  # and what holds those
+        if (at := waiting.pop()) not in to_copy:
+            to_copy.add(at)
+            waiting += nodes[at].holders
     try:
-        return _rebuilt(value, "", replacements, set())
+        return _copies(nodes, to_copy, replacements).get(0, value)
     except (TypeError, AttributeError, ValueError, KeyError, RuntimeError) as error:
         raise TypeError(f"no tensor of a {type(value).__name__} can be replaced: {error}") from error
 
 
-def _rebuilt(value: object, path: str, replacements: Mapping[str, Tensor], parents: set[int]) -> object:
-    if isinstance(value, torch.Tensor):
-        return replacements.get(path, value)
-    if value is None or isinstance(value, str | bytes | int | float | complex) or id(value) in parents:
-        return value
-    parents = parents | {id(value)}
-    children = _children(value)
-    rebuilt = [_rebuilt(child, path + step, replacements, parents) for step, child in children]
-    changed = [at for at, (_, child) in enumerate(children) if rebuilt[at] is not child]
-    if not changed:
-        return value
-    return _assembled(value, children, rebuilt, changed)
+def _copies(nodes: Sequence["_Node"], to_copy: set[int], replacements: Mapping[str, Tensor]) -> dict[int, object]:
+    """Copy some of the nodes, with the replacements in place; return the copies by node."""
+    copies: dict[int, object] = {}
+
+    def changed(node: _Node) -> dict[Any, object]:
+        inner = {key: copies[at] for key, at in node.nodes if at in copies}
+        return inner | {key: replacements.get(path, old) for key, path, old in node.tensors}
+
+    objects = {at: attributes for at in to_copy if (attributes := nodes[at].kind.attributes) is not None}
+    for at, attributes in objects.items():  # before what they hold, which may refer back
+        copies[at] = attributes.copy(nodes[at].value)
+    for at in sorted(to_copy - objects.keys(), reverse=True):  # a container comes before what it holds
+        copies[at] = nodes[at].kind.rebuild(nodes[at].value, changed(nodes[at]))
+    for at, attributes in objects.items():
+        attributes.assign(copies[at], changed(nodes[at]))
+    return copies
 
 
-def _assembled(
-    value: Any, children: Sequence[tuple[str, object]], rebuilt: Sequence[object], changed: Sequence[int]
-) -> object:
-    """Return a copy of the container with other children, of which those at `changed` differ."""
-    if isinstance(value, tuple):
-        make = getattr(type(value), "_make", type(value))
-        return make(rebuilt)
+@dataclass(slots=True)
+class _Node:
+    """A value on the way to tensors.
+
+    Attributes:
+        value: It.
+        kind: How it is read.
+        tensors: Those it holds itself: their keys in it, their paths, and them.
+        nodes: What else it holds: the keys, and which nodes they are.
+        holders: Which nodes hold it.
+    """
+
+    value: object
+    kind: _Kind
+    holders: list[int]
+    tensors: list[tuple[Any, str, object]] = field(default_factory=list)
+    nodes: list[tuple[Any, int]] = field(default_factory=list)
+
+
+def _found(value: object, *, into_objects: bool, nodes: list[_Node] | None = None) -> list[tuple[str, Tensor]]:
+    """List the tensors in a value that is none; collect in `nodes` what leads to them, the value itself first."""
+    found: list[tuple[str, Tensor]] = []
+    walk = _Walk(into_objects)
+    entered = walk.children(value, inside=False)
+    if entered is None:
+        return found
+    if nodes is not None:
+        nodes.append(_Node(value, entered[0], []))
+    parents, count = {id(value)}, 1
+    met: dict[int, int] = {id(value): 0}  # which node an object is
+    # Of each value on the way: what is still to be looked at, its path, itself, its node, whether an object is above.
+    way: list[tuple[Iterator[_Child], str, object, int, bool]] = [
+        (iter(entered[1]), "", value, 0, entered[0].attributes is not None)
+    ]
+    while way:
+        children, path, holder, at, inside = way[-1]
+        for step, key, child in children:
+            if issubclass(type(child), Tensor):
+                found.append((path + step, child))  # type: ignore[arg-type]
+                if nodes is not None:
+                    nodes[at].tensors.append((key, path + step, child))
+            elif id(child) not in parents and (entered := walk.children(child, inside=inside)) is not None:
+                kind, inner = entered
+                if nodes is not None:
+                    nodes[at].nodes.append((key, count))
+                    nodes.append(_Node(child, kind, [at]))
+                    met[id(child)] = count
+                parents.add(id(child))
+                way.append((iter(inner), path + step, child, count, inside or kind.attributes is not None))
+                count += 1
+                break
+            elif nodes is not None and id(child) in walk.objects:  # met before
+                nodes[at].nodes.append((key, met[id(child)]))
+                nodes[met[id(child)]].holders.append(at)
+        else:
+            parents.discard(id(holder))
+            way.pop()
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _kind(type_: type) -> _Kind | None:
+    """Return how to read values of a type; None for those that are not entered."""
+    if type_ in _PLAIN or issubclass(type_, str | bytes | int | float | complex | type | enum.Enum | nn.Module):
+        return None
+    kind: _Kind | None = None
+    if issubclass(type_, dict):
+        kind = _Kind(_items_of_dict, _with_items)
+    elif issubclass(type_, Mapping) or all(callable(getattr(type_, name, None)) for name in ("keys", "items")):
+        kind = _Kind(_items, _with_items)
+    elif issubclass(type_, tuple):
+        fields = getattr(type_, "_fields", None)
+        kind = _Kind(partial(_fields, fields) if isinstance(fields, tuple) else _members_of_tuple, _with_members)
+    elif issubclass(type_, list):
+        kind = _Kind(_members_of_list, _with_elements)
+    elif issubclass(type_, deque):
+        kind = _Kind(_members_of_deque, _with_elements, is_replaceable=False)
+    elif issubclass(type_, set | frozenset):
+        kind = _Kind(_members_of_set, _as_set, is_replaceable=False)
+    elif type_ in _VIEWS:
+        kind = _Kind(_members_of_view, _no_copy, is_replaceable=False)
+    elif issubclass(type_, _NAMESPACES) or not _is_of_standard_library(type_):
+        kind = _kind_of_object(type_)
+    return kind
+
+
+def _is_of_standard_library(type_: type) -> bool:
+    name = type_.__module__
+    return isinstance(name, str) and name.partition(".")[0] in sys.stdlib_module_names
+
+
+def _kind_of_object(type_: type) -> _Kind | None:
+    """Return how to read objects of a class; None if they have no attributes of their own."""
+    slots = [
+        member
+        for each in reversed(type_.__mro__)
+        if "__slots__" in vars(each)
+        for member in vars(each).values()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
+    held = next((vars(each)["__dict__"] for each in type_.__mro__ if "__dict__" in vars(each)), None)
+    if not isinstance(held, types.GetSetDescriptorType | types.MemberDescriptorType):  # but something of the class's
+        held = None
+    if not slots and held is None:
+        return None
+    attributes = _Attributes(held, slots)
+    return _Kind(attributes.children, _no_copy, attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attributes:
+    """Where objects of a class keep their attributes: read and written there, past the class's own code.
+
+    Attributes:
+        held: The descriptor of their `__dict__`; None if they have none.
+        slots: The descriptors of their slots.
+    """
+
+    held: Any
+    slots: Sequence[Any]
+
+    def by_name(self, value: object) -> dict[str, object]:
+        """Return what an object has."""
+        found: dict[str, object] = {}
+        for slot in self.slots:
+            with suppress(AttributeError):  # never assigned
+                found[slot.__name__] = slot.__get__(value)
+        if self.held is not None:
+            found |= self.held.__get__(value)
+        return found
+
+    def children(self, value: object) -> list[_Child]:
+        """Return what an object has that is not plain."""
+        named = self.by_name(value) if self.slots else self.held.__get__(value)
+        return [(f".{name}", name, child) for name, child in [*named.items()] if type(child) not in _PLAIN]
+
+    def copy(self, value: object) -> object:
+        """Return another object that has the same."""
+        blank = types.SimpleNamespace if issubclass(type(value), types.SimpleNamespace) else object
+        copied = blank.__new__(type(value))
+        self.assign(copied, self.by_name(value))
+        return copied
+
+    def assign(self, value: object, named: Mapping[str, object]) -> None:
+        """Set attributes of an object."""
+        remaining = dict(named)
+        for slot in self.slots:
+            if slot.__name__ in remaining:
+                slot.__set__(value, remaining.pop(slot.__name__))
+        if self.held is not None:
+            self.held.__get__(value).update(remaining)
+
+
+# --- What a value holds, without what is plain ----------------------------------------------------------------------
+
+
+def _listed(members: Iterator[object]) -> list[_Child]:
+    return [(f"[{at}]", at, child) for at, child in enumerate(members) if type(child) not in _PLAIN]
+
+
+def _members_of_tuple(value: tuple[object, ...]) -> list[_Child]:
+    return _listed(tuple.__iter__(value))
+
+
+def _members_of_list(value: list[object]) -> list[_Child]:
+    return _listed(list.__iter__(value))
+
+
+def _members_of_deque(value: deque[object]) -> list[_Child]:
+    return _listed(deque.__iter__(value))
+
+
+def _members_of_view(value: Any) -> list[_Child]:
+    return _listed(iter([*value]))
+
+
+def _fields(names: tuple[str, ...], value: tuple[object, ...]) -> list[_Child]:
+    pairs = zip(names, tuple.__iter__(value), strict=False)
+    return [(f".{name}", at, child) for at, (name, child) in enumerate(pairs) if type(child) not in _PLAIN]
+
+
+def _items_of_dict(value: dict[object, object]) -> list[_Child]:
+    return [(f"[{key!r}]", key, child) for key, child in [*dict.items(value)] if type(child) not in _PLAIN]
+
+
+def _items(value: Any) -> list[_Child]:
+    return [(f"[{key!r}]", key, child) for key, child in value.items() if type(child) not in _PLAIN]
+
+
+def _members_of_set(value: set[object] | frozenset[object]) -> list[_Child]:
+    members = [each for each in [*value] if type(each) not in _PLAIN]
+    if len(members) > 1:  # a set has no order, and that of its memory differs from run to run
+        ranks = [_rank(each, with_values=False) for each in members]
+        if len({*ranks}) < len(ranks):
+            ranks = [_rank(each, with_values=True) for each in members]
+        members = [members[at] for at in sorted(range(len(members)), key=ranks.__getitem__)]
+    return [(f"{{{at}}}", id(each), each) for at, each in enumerate(members)]
+
+
+def _rank(member: object, *, with_values: bool) -> tuple[str, tuple[tuple[str, str, tuple[int, ...], bytes], ...]]:
+    """Return what a set's members are ordered by."""
+    tensors = [
+        (path, str(tensor.dtype), tuple(tensor.shape), _bytes(tensor) if with_values else b"")
+        for path, tensor in tensors_in(member)
+    ]
+    return type(member).__qualname__, tuple(tensors)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    try:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return plain.view(-1).view(torch.uint8).numpy().tobytes()
+    except (RuntimeError, TypeError, ValueError):  # without memory to read: its order is any
+        return b""
+
+
+# --- Copies with other values at some keys ---------------------------------------------------------------------------
+
+
+def _with_members(value: tuple[object, ...], changed: Mapping[int, object]) -> object:
+    make = getattr(type(value), "_make", type(value))
+    return make([changed.get(at, each) for at, each in enumerate(tuple.__iter__(value))])
+
+
+def _with_elements(value: Any, changed: Mapping[int, object]) -> object:
     copied = copy.copy(value)
-    if isinstance(value, list):
-        copied[:] = rebuilt
-    elif children[0][0].startswith("["):
-        keys = list(value.keys())
-        for at in changed:
-            copied[keys[at]] = rebuilt[at]
-    else:
-        for at in changed:
-            object.__setattr__(copied, children[at][0][1:], rebuilt[at])
+    for at, new in changed.items():
+        copied[at] = new
     return copied
+
+
+_with_items = _with_elements
+
+
+def _as_set(value: Any, changed: Mapping[int, object]) -> object:
+    members = [changed.get(id(each), each) for each in value]
+    if isinstance(value, frozenset):
+        return type(value)(members)
+    copied = copy.copy(value)
+    set.clear(copied)
+    set.update(copied, members)
+    return copied
+
+
+def _no_copy(value: object, _changed: Mapping[Any, object]) -> object:
+    raise TypeError(f"a {type(value).__name__} cannot be made anew")

@@ -522,14 +522,23 @@ class GradientInspection:
 class StoredTensor:
     """One tensor in a weights file.
 
+    Its statistics are those of the finite elements, of complex numbers those of their moduli. They are None where the
+    values could not be read: a view too scattered, a tensor without data, a dtype without arithmetic.
+
     Attributes:
-        key: Its name in the state dict.
+        key: Its name in the part of the file that it is in: "conv1.weight", "state.0.exp_avg".
         shape: Sizes of its axes.
         dtype: torch's name without the prefix: "float32".
         byte_count: Bytes of its elements; tied tensors each count theirs.
         nan_count: Elements that are NaN; None where they could not be counted.
         inf_count: Elements that are +Inf or -Inf; None likewise.
-        tied_to: The first key whose storage this tensor shares; "" for its own.
+        tied_to: The first tensor that shares an element with this one, with its part's key before it if that is another
+            part; "" for none. Tensors side by side in one storage, as an LSTM's may be, are not tied.
+        zero_count: Elements that are zero.
+        min: Smallest element, exactly; an int for integers.
+        max: Largest element, likewise.
+        mean: Mean of the elements.
+        std: Their standard deviation, with the number of elements as the divisor.
     """
 
     key: str
@@ -539,6 +548,35 @@ class StoredTensor:
     nan_count: int | None
     inf_count: int | None
     tied_to: str = ""
+    zero_count: int | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of a weights file that holds tensors: a set of weights, or something else such as an optimiser's state.
+
+    Attributes:
+        key: Where in the file it is: "model"; "" when it is the whole file, or beside all others.
+        is_weights: Whether it is a set of weights.
+        tensors: All tensors in it, in the file's order.
+        prefix: What every name begins with: "module"; "" for nothing.
+        architectures: The known networks whose names and shapes fit, with remarks; empty for none.
+    """
+
+    key: str
+    is_weights: bool
+    tensors: tuple[StoredTensor, ...]
+    prefix: str = ""
+    architectures: tuple[str, ...] = ()
+
+    @property
+    def nonfinite_count(self) -> int:
+        """Elements that are NaN or Inf, over all tensors whose values could be counted."""
+        return sum((tensor.nan_count or 0) + (tensor.inf_count or 0) for tensor in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,12 +603,9 @@ class CheckpointContents:
         kind: "torch", "legacy torch", "safetensors" and so on.
         producer: What wrote it, as far as the file tells: "torch.save, zip format 3".
         byte_count: Size of the file, in bytes; of all shards for an index.
-        weights_key: Where in the file the state dict is: "model"; "" when it is the whole file.
-        tensors: Of that state dict, in its order.
+        parts: Every set of weights, then what else has tensors.
         entries: The top-level entries of a larger checkpoint; empty for a bare state dict.
         metadata: Text stored beside the tensors.
-        prefix: What every name begins with: "module."; "" for nothing.
-        architectures: The known networks whose names and shapes fit, with remarks; empty for none.
         warnings: Sentences a reader must see.
     """
 
@@ -578,18 +613,20 @@ class CheckpointContents:
     kind: str
     producer: str
     byte_count: int
-    weights_key: str
-    tensors: tuple[StoredTensor, ...]
+    parts: tuple[StoredPart, ...]
     entries: tuple[StoredEntry, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
-    prefix: str = ""
-    architectures: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        """The tensors of all parts."""
+        return tuple(tensor for part in self.parts for tensor in part.tensors)
 
     @property
     def nonfinite_count(self) -> int:
         """Elements that are NaN or Inf, over all tensors whose values could be counted."""
-        return sum((tensor.nan_count or 0) + (tensor.inf_count or 0) for tensor in self.tensors)
+        return sum(part.nonfinite_count for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -316,6 +316,45 @@ class LanguageModel(nn.Module):
         return ModelOutput(self.head(hidden), tuple(states))
 
 
+class Entry:
+    """As a layer of transformers' caches: tensors beside what they are like."""
+
+    __slots__ = ("dtype", "keys", "values")
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values, self.dtype = keys, values, keys.dtype
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers: list[Entry] = []
+
+
+class CachingAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        keys = self.project(x)
+        cache.layers.append(Entry(keys, keys * 2))
+        return x + torch.stack([each.values for each in cache.layers]).sum(0).tanh(), cache
+
+
+class CachingModel(nn.Module):
+    """Layers that share a cache, which each adds to: a copy of it, given to one, would miss what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(CachingAttention() for _ in range(3))
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        cache = Cache()
+        for layer in self.layers:
+            x, _ = layer(x, cache=cache)
+        return {"out": x, "cache": cache, "seen": deque([x.mean()]), "last": frozenset({x})}
+
+
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.1, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -524,6 +563,7 @@ BY_HAND: dict[str, Network] = {
         lambda: Checkpointed(use_reentrant=True), lambda: (torch.randn(2, 6, requires_grad=True),)
     ),
     "language model": Network(LanguageModel, lambda: (torch.randint(20, (2, 9)),)),
+    "key-value cache": Network(CachingModel, image(2, 4)),
     "transformer encoder": Network(encoder, image(2, 5, 16)),
     "multi-head attention": Network(
         written(lambda net, x: net.attention(x, x, x), attention=lambda: nn.MultiheadAttention(8, 2, batch_first=True)),

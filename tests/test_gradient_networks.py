@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from hookscope.gradients import PassError, inspect_gradients
 from hookscope.inputs import Batch
 from hookscope.layers import unwrap
 from hookscope.results import GradientInspection, InputRecord
-from tests.networks import NETWORKS, TRAINED
+from tests.networks import NETWORKS, TRAINED, Cache
 from tests.test_networks import assert_unchanged, copied, seeded, snapshot
 
 SEED = 3
@@ -115,21 +116,28 @@ def parts(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{key!r}]", part) for key, part in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
-    if isinstance(value, list | tuple):
-        return [(f"[{index}]", part) for index, part in enumerate(value)]
+    if isinstance(value, list | tuple | deque | frozenset):
+        left, right = "{}" if isinstance(value, frozenset) else "[]"
+        return [(f"{left}{index}{right}", part) for index, part in enumerate(value)]
+    names = ATTRIBUTES.get(type(value).__name__, ())
     if dataclasses.is_dataclass(value):
-        return [(f".{item.name}", getattr(value, item.name)) for item in dataclasses.fields(value)]
-    if type(value).__name__ == "ImageList":
-        return [(".tensors", value.tensors)]
-    return []
+        names = tuple(item.name for item in dataclasses.fields(value))
+    return [(f".{name}", getattr(value, name)) for name in names]
 
 
-def mapped(value: Any, function: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
-    """Return the value with each tensor replaced."""
+ATTRIBUTES = {"ImageList": ("tensors",), "Cache": ("layers",), "Entry": ("keys", "values")}  # that hold tensors
+
+
+def mapped(
+    value: Any, function: Callable[[str, Tensor], Tensor], path: str = "", *, kept: tuple[type, ...] = ()
+) -> Any:
+    """Return the value with each tensor replaced, except in objects that are `kept`."""
     if isinstance(value, Tensor):
         return function(path, value)
-    new = [mapped(part, function, path + step) for step, part in parts(value)]
-    if isinstance(value, tuple):
+    if isinstance(value, kept):
+        return value
+    new = [mapped(part, function, path + step, kept=kept) for step, part in parts(value)]
+    if isinstance(value, tuple | deque | frozenset):
         return value._make(new) if hasattr(value, "_make") else type(value)(new)
     if isinstance(value, list):
         return new
@@ -238,7 +246,7 @@ class Copies:
                 copies[id(tensor)] = self.kept[place].clone()
             return copies[id(tensor)]
 
-        return mapped(value, copied_twice)
+        return mapped(value, copied_twice, kept=(Cache,) if self.of_inputs else ())  # which a module adds to
 
     @contextmanager
     def hooked(self, network: nn.Module) -> Iterator[None]:

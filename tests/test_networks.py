@@ -3,7 +3,7 @@
 import dataclasses
 import random
 import traceback
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +20,7 @@ from hookscope.inspection import ForwardError, inspect
 from hookscope.layers import unwrap
 from hookscope.measure import reduce_tensor
 from hookscope.results import InputRecord, Inspection
-from tests.networks import NETWORKS, conv_net
+from tests.networks import NETWORKS, Cache, conv_net
 from tests.test_measure import check
 
 SEED = 3
@@ -116,8 +116,10 @@ def tensors_of(value: Any) -> list[Tensor]:
     parts: list[Any] = []
     if isinstance(value, Mapping):
         parts = list(value.values())
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque | frozenset):
         parts = list(value)
+    elif isinstance(value, Cache):
+        parts = [part for entry in value.layers for part in (entry.keys, entry.values)]
     elif dataclasses.is_dataclass(value):
         parts = [getattr(value, item.name) for item in dataclasses.fields(value)]
     elif type(value).__name__ == "ImageList":

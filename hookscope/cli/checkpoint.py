@@ -13,9 +13,9 @@ def checkpoint(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A weights file, or the index of a sharded one.")],
     key: Key = None,
     json: Json = False,
-    full: Annotated[bool, typer.Option("--full", help="Show every tensor of a long list.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show every tensor, the optimiser's, too.")] = False,
 ) -> int:
-    """List what FILE holds without loading a model or running anything: kind, tensors, values that are not finite.
+    """List what FILE holds without loading a model or running anything: all sets of weights, statistics of each tensor.
 
     \b
     hookscope checkpoint model.safetensors

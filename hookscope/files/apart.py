@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hookscope.errors import CheckpointError
 from hookscope.files.fileformat import FileKind, open_regular
@@ -39,7 +40,7 @@ def read_vetted(
         UntrustedFileError: If reading one runs code, and they are not trusted.
         HookscopeError: Whatever `check` raises.
     """
-    before = {path: _version(path) for path in kinds}
+    before = _versions(kinds)
     try:
         runs_code = vet_apart(kinds, name, check, ways_on=ways_on, trust=read_trusted is not None)
         contents = {
@@ -48,8 +49,7 @@ def read_vetted(
         }
     except MemoryError as error:
         raise CheckpointError(f"{name} needs more memory than there is.") from error
-    if before != {path: _version(path) for path in kinds}:
-        raise CheckpointError(f"{name} was changed while it was read; read it again when it is complete.")
+    _check_unchanged(kinds, before, name)
     return contents
 
 
@@ -60,18 +60,64 @@ def vet_apart(
 
     Args and Raises: As for `read_vetted`.
     """
-    length = sum(_version(path)[1] for path in kinds)
-    vetted: list[bool] = attempt(
-        lambda: [vet(path, kind, check, ways_on=ways_on, trust=trust) for path, kind in kinds.items()],
-        name,
-        memory_bytes=2 * length + _SPARE_BYTES,
-        seconds=_SPARE_SECONDS + length // _BYTES_PER_SECOND,
+    vetted: list[bool] = _attempt(
+        lambda: [vet(path, kind, check, ways_on=ways_on, trust=trust) for path, kind in kinds.items()], kinds, name
     )
     return vetted
 
 
-def _version(path: Path) -> tuple[int, int, int]:
-    """Return what changes with a file's content: where it is, its size, when it was written."""
-    with open_regular(path) as file:
-        status = os.fstat(file.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
+def look_apart(
+    kinds: Mapping[Path, FileKind], name: str, look: Callable[[Path, FileKind, object], Any], *, ways_on: str
+) -> list[Any]:
+    """Go through files that run no code in a process of its own, where `look` also looks at what they hold.
+
+    Args:
+        kinds: What each file is.
+        name: What to call all of them in messages.
+        look: Given a file, its kind and what it holds, returns what JSON can hold.
+        ways_on: As for `vet`.
+
+    Returns:
+        What `look` returned of each file; tuples come back as lists.
+
+    Raises:
+        CheckpointError, UntrustedFileError: As for `read_vetted`.
+        HookscopeError: Whatever `look` raises.
+    """
+
+    def go_through() -> list[Any]:
+        seen: list[Any] = []
+        for path, kind in kinds.items():
+
+            def see(content: object, _name: str, path: Path = path, kind: FileKind = kind) -> None:
+                seen.append(look(path, kind, content))
+
+            vet(path, kind, see, ways_on=ways_on)
+        return seen
+
+    before = _versions(kinds)
+    seen: list[Any] = _attempt(go_through, kinds, name)
+    _check_unchanged(kinds, before, name)
+    return seen
+
+
+def _attempt(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
+    """Work in a process of its own, within what files of such sizes should take."""
+    length = sum(size for _, size, _ in _versions(kinds))
+    memory_bytes, seconds = 2 * length + _SPARE_BYTES, _SPARE_SECONDS + length // _BYTES_PER_SECOND
+    return attempt(work, name, memory_bytes=memory_bytes, seconds=seconds)
+
+
+def _versions(kinds: Mapping[Path, FileKind]) -> list[tuple[int, int, int]]:
+    """Return what changes with each file's content: where it is, its size, when it was written."""
+    versions = []
+    for path in kinds:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+        versions.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return versions
+
+
+def _check_unchanged(kinds: Mapping[Path, FileKind], before: list[tuple[int, int, int]], name: str) -> None:
+    if before != _versions(kinds):
+        raise CheckpointError(f"{name} was changed while it was read; read it again when it is complete.")

@@ -12,13 +12,13 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from hookscope import errors
 from hookscope.errors import CheckpointError, HookscopeError
+from hookscope.jobs import CAN_LIMIT_MEMORY, is_lack_of_memory, limit_memory
 
 # Windows does not fork; macOS does, but its libraries may crash in the child.
 CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"
@@ -41,8 +41,8 @@ def attempt(work: Callable[[], Any], name: str, *, memory_bytes: int, seconds: i
     Args:
         work: Returns what JSON can hold. It may use torch on the CPU, in one thread.
         name: What is read, for messages.
-        memory_bytes: Address space it may take on top of what this process has; without limit where the system does not
-            tell how much that is (no /proc).
+        memory_bytes: Memory it may take on top of what this process has; without limit where the system does not tell
+            how much that is (no /proc). See `hookscope.jobs.limit_memory`.
         seconds: Processor time it may take.
 
     Raises:
@@ -127,12 +127,12 @@ def _result(work: Callable[[], Any], name: str, memory_bytes: int) -> dict[str, 
         return {"value": work()}
     except HookscopeError as error:
         return {"error": [type(error).__name__, str(error)]}
-    except MemoryError:
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        if not is_lack_of_memory(error):
+            return {"bug": traceback.format_exc()}
         limit = f"{memory_bytes // 2**20} MiB"
         message = f"{name} takes more than {limit} to read, far more than a file of its size should; refused."
         return {"error": [CheckpointError.__name__, message]}
-    except BaseException:  # noqa: BLE001 - the parent raises it
-        return {"bug": traceback.format_exc()}
 
 
 def _set_limits(memory_bytes: int, seconds: int) -> None:
@@ -147,10 +147,10 @@ def _set_limits(memory_bytes: int, seconds: int) -> None:
     faulthandler.disable()
     torch.set_num_threads(1)  # the parent's other threads do not exist here
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds}
-    with suppress(OSError, ValueError):
-        mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = mapped_pages * resource.getpagesize() + memory_bytes
     for kind, limit in limits.items():
         hard = resource.getrlimit(kind)[1]
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (soft, hard))
+    if CAN_LIMIT_MEMORY:
+        with suppress(OSError):  # no /proc
+            limit_memory(memory_bytes)

@@ -9,8 +9,17 @@ cannot fork safely (Windows, macOS), the host does the work itself, and serves o
 unknown origin lie, and import the program's main module.
 """
 
-from hookscope.jobs.host import CAN_LIMIT_MEMORY
 from hookscope.jobs.machine import machine_memory_bytes, usable_cores
+from hookscope.jobs.memory import CAN_LIMIT_MEMORY, is_lack_of_memory, limit_memory
 from hookscope.jobs.running import Ending, Limits, run_jobs
 
-__all__ = ["CAN_LIMIT_MEMORY", "Ending", "Limits", "machine_memory_bytes", "run_jobs", "usable_cores"]
+__all__ = [
+    "CAN_LIMIT_MEMORY",
+    "Ending",
+    "Limits",
+    "is_lack_of_memory",
+    "limit_memory",
+    "machine_memory_bytes",
+    "run_jobs",
+    "usable_cores",
+]

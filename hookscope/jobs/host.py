@@ -10,10 +10,9 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
-CAN_LIMIT_MEMORY = sys.platform == "linux"  # relative to what is mapped, which /proc tells
+from hookscope.jobs.memory import CAN_LIMIT_MEMORY, is_lack_of_memory, limit_memory
 
 _LENGTH_BYTES = 8
 
@@ -86,34 +85,22 @@ def _answer_to(request: bytes) -> bytes:
     try:
         work, item, memory_bytes = pickle.loads(request)  # noqa: S301 - by our own parent
         if memory_bytes is not None and CAN_LIMIT_MEMORY:
-            _limit_memory(memory_bytes)
+            limit_memory(memory_bytes)
+            _leave_no_core()
         return pickle.dumps(("result", work(item)))
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the parent hears of it
         if CAN_LIMIT_MEMORY:
-            _limit_memory(None)  # saying what happened takes some
-        if _is_lack_of_memory(error):
+            limit_memory(None)  # saying what happened takes some
+        if is_lack_of_memory(error):
             return pickle.dumps(("memory", None))
         return pickle.dumps(("raised", traceback.format_exc()))
 
 
-def _is_lack_of_memory(error: BaseException) -> bool:
-    """Tell a MemoryError, and what torch raises in its place."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
-
-
-def _limit_memory(memory_bytes: int | None) -> None:
-    """Let this process map so much more than it has; None for as much as the system allows."""
+def _leave_no_core() -> None:
     import resource  # noqa: PLC0415 (Windows has none)
 
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    soft = hard
-    if memory_bytes is not None:
-        mapped_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        wanted = mapped_pages * resource.getpagesize() + memory_bytes
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 

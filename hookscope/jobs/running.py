@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
-from hookscope.jobs.host import CAN_LIMIT_MEMORY, read_frame, write_frame
+from hookscope.jobs.host import read_frame, write_frame
+from hookscope.jobs.memory import CAN_LIMIT_MEMORY
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

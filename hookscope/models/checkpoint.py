@@ -17,7 +17,8 @@ from hookscope.models.finding import weights_in
 from hookscope.models.shards import check_names, read_index
 from hookscope.text import printable
 
-_WAYS_ON = "save `model.state_dict()` where it was made, or give --trust if you trust whoever made it"
+WAYS_ON = "save `model.state_dict()` where it was made, or give --trust if you trust whoever made it"
+"""What to do about a file that runs code, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def read_vetted(kinds: Mapping[Path, FileKind], name: str, options: FileOptions)
         CheckpointError, UntrustedFileError, UsageError, NothingMatchedError: As for `read_checkpoint`.
     """
     trusted = _read_trusted if options.trust else None
-    return apart.read_vetted(kinds, name, _weights_check(options), ways_on=_WAYS_ON, read_trusted=trusted)
+    return apart.read_vetted(kinds, name, _weights_check(options), ways_on=WAYS_ON, read_trusted=trusted)
 
 
 def vet_apart(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> list[bool]:
@@ -135,7 +136,7 @@ def vet_apart(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -
 
     Args and Raises: As for `read_vetted`.
     """
-    return apart.vet_apart(kinds, name, _weights_check(options), ways_on=_WAYS_ON, trust=options.trust)
+    return apart.vet_apart(kinds, name, _weights_check(options), ways_on=WAYS_ON, trust=options.trust)
 
 
 def _weights_check(options: FileOptions) -> Callable[[object, str], object]:

@@ -5,7 +5,7 @@ nothing is followed without bounds.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,9 @@ _OPTIMISER = {"state", "param_groups"}  # the keys of every torch optimiser's st
 _DEPTH_LIMIT = 4
 _DICTS_LIMIT = 10_000
 
+# Our choice: with more dicts of tensors than this they are a tree of parameters, one set of weights.
+_SETS_LIMIT = 8
+
 _Keys = tuple[object, ...]  # that lead from the whole content to a part of it
 
 
@@ -62,6 +65,132 @@ class Weights:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what a file holds, with all the tensors in it.
+
+    Attributes:
+        key: Where it is, keys joined by dots; "" for the whole content.
+        is_weights: Whether it is a set of weights; an optimiser's state, for one, is not.
+        tensors: (name, tensor) in the file's order, detached: "conv.weight", "state.0.exp_avg", "[2]", "packed[0]".
+        state: The state dict itself; empty if it is none.
+    """
+
+    key: str
+    is_weights: bool
+    tensors: tuple[tuple[str, Tensor], ...]
+    state: dict[str, Any]
+
+
+def parts_of(content: object, name: str, key: str | None = None) -> list[Part]:
+    """Return the parts of what a file holds that have tensors: every set of weights, then everything else.
+
+    Args:
+        content: What the file holds.
+        name: What to call the file in messages.
+        key: As for `weights_in`; what is there is the only part then.
+
+    Raises:
+        CheckpointError: If there are no tensors.
+        NothingMatchedError: If there is nothing at `key`.
+    """
+    if key is None:
+        sets = {id(found): (_joined(keys), found) for keys, found in _sets(content)}
+    else:
+        keys, prefix = _walked(content, key, name)
+        content, _ = _reach(content, keys, prefix)
+        sets = {id(content): (".".join(filter(None, [_joined(keys), prefix.rstrip(".")])), content)}
+    by_part: dict[tuple[str, bool], list[tuple[str, Tensor]]] = {(where, True): [] for where, _ in sets.values()}
+    for place, path, tensor in _placed(content, {at: where for at, (where, _) in sets.items()}):
+        by_part.setdefault(place, []).append((path, tensor))
+    states = {where: found for where, found in sets.values() if isinstance(found, dict)}
+    parts = [
+        Part(where, is_weights, tuple(tensors), _by_name(states.get(where)) if is_weights else {})
+        for (where, is_weights), tensors in by_part.items()
+        if tensors
+    ]
+    if not parts:
+        holds = f"{name} holds" if key is None else f"{name} has at '{printable(key, 80)}'"
+        raise CheckpointError(f"{holds} no tensors: {_inside(content)}.")
+    return parts
+
+
+def _sets(content: object) -> list[tuple[_Keys, object]]:
+    """Return the sets of weights in what a file holds, and the keys that lead to them: itself if it has none inside."""
+    if _is_optimiser(content):
+        return []
+    if isinstance(content, dict):
+        candidates = list(_candidates(content))
+        usual = [keys for keys, _ in candidates if keys[-1] in _WEIGHTS_KEYS]
+        if usual or not _tensors(content):
+            chosen = [each for each in candidates if not usual or each[0] in usual or _may_be_weights(*each)]
+            if 0 < len(chosen) <= _SETS_LIMIT:
+                return chosen
+    return [((), content)]
+
+
+def _may_be_weights(keys: _Keys, found: object) -> bool:
+    """Say whether a dict beside the weights may be another set of them: floating values along an axis, no optimiser's.
+
+    Our choice: what else training scripts keep are single numbers, and random states in bytes.
+    """
+    tensors = map(Tensor.detach, _tensors(found) if isinstance(found, dict) else ())
+    named_so = any("optim" in key.lower() for key in keys if isinstance(key, str))
+    return not named_so and any(each.dim() > 0 and each.is_floating_point() for each in tensors)
+
+
+def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, Tensor]]:
+    """Yield every tensor of nested dicts, lists and tuples: which part it is of, its path there, and itself, detached.
+
+    Args:
+        content: What a file holds; each container in it is entered once.
+        sets: Where each set of weights is, by the id of what holds it.
+    """
+    seen: set[int] = set()
+    waiting: list[tuple[object, tuple[str, bool], str]] = [(content, ("", False), "")]
+    while waiting:
+        value, (where, is_weights), path = waiting.pop()
+        if id(value) in sets:
+            where, is_weights, path = sets[id(value)], True, ""
+        if isinstance(value, Tensor):
+            yield (where, is_weights), path or "(tensor)", Tensor.detach(value)
+        if not isinstance(value, dict | list | tuple) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if path and (_is_optimiser(value) if is_weights else not where):  # everything else, by its top-level entry
+            where, is_weights, path = ".".join(filter(None, [where, path])), False, ""
+        for step, child in reversed(_members(value)):
+            waiting.append((child, (where, is_weights), path + step if path else step.removeprefix(".")))
+
+
+def _members(value: object) -> list[tuple[str, object]]:
+    """Return what a dict, list or tuple holds, each with what it adds to the path."""
+    if isinstance(value, dict):
+        return [(f".{_named(key)}", child) for key, child in dict.items(value)]
+    return [(f"[{at}]", child) for at, child in enumerate(value)] if isinstance(value, list | tuple) else []
+
+
+def _named(key: object) -> str:
+    """Return a key as a part of a path."""
+    if isinstance(key, tuple) and 0 < len(key) < 5 and all(isinstance(each, str | int) for each in key):
+        return f"({', '.join(map(_named, key))})"
+    return key if isinstance(key, str) else _shown(key)
+
+
+def _by_name(found: object) -> dict[str, Any]:
+    """Return what stands under names in a dict, tensors detached."""
+    pairs = dict.items(found) if isinstance(found, dict) else ()
+    return {
+        key: Tensor.detach(value) if isinstance(value, Tensor) else value
+        for key, value in pairs
+        if isinstance(key, str)
+    }
+
+
+def _joined(keys: _Keys) -> str:
+    return ".".join(map(str, keys))
+
+
 def weights_in(content: object, name: str, key: str | None = None) -> Weights:
     """Return the weights in what a file holds.
 
@@ -77,9 +206,7 @@ def weights_in(content: object, name: str, key: str | None = None) -> Weights:
         NothingMatchedError: If there is nothing at `key`.
         ModelError: If a trusted Module raises.
     """
-    keys, prefix = (_find(content, name), "") if key is None else next(_walks(content, key), ((), ""))
-    if key is not None and not (keys or prefix):
-        raise NothingMatchedError(f"--key '{printable(key)}' names nothing in {name}, which holds {_inside(content)}.")
+    keys, prefix = (_find(content, name), "") if key is None else _walked(content, key, name)
     found, ignored = _reach(content, keys, prefix)
     where = ".".join(filter(None, [_dotted(keys), printable(prefix.rstrip("."), 80)]))
     module = found if isinstance(found, nn.Module) else None
@@ -158,6 +285,18 @@ def _candidates(content: dict[Any, Any]) -> Iterator[tuple[_Keys, object]]:
                 elif not _is_optimiser(value):
                     deeper.append(((*keys, key), value))
         level = deeper
+
+
+def _walked(content: object, key: str, name: str) -> tuple[_Keys, str]:
+    """Return the first of the ways that `_walks` yields.
+
+    Raises:
+        NothingMatchedError: If there is none.
+    """
+    way = next(_walks(content, key), None)
+    if way is None:
+        raise NothingMatchedError(f"--key '{printable(key)}' names nothing in {name}, which holds {_inside(content)}.")
+    return way
 
 
 def _walks(content: object, dotted: str) -> Iterator[tuple[_Keys, str]]:

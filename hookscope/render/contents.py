@@ -1,5 +1,6 @@
 """What a weights file holds, as Rich renderables for people and as JSON for machines."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -7,11 +8,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render.columns import REMARK_WIDTH, Column, counted, draw_table, fitted, kept_positions
-from hookscope.results import CheckpointContents, StoredEntry, StoredTensor
+from hookscope.render.columns import (
+    REMARK_WIDTH,
+    Column,
+    counted,
+    draw_table,
+    fitted,
+    kept_positions,
+    number_text,
+    percent_text,
+)
+from hookscope.results import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import safe_text, shape_text, strict_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Our choices: what a screen has room for beside the tensors.
 _MOST_ENTRIES = 20
@@ -19,42 +29,75 @@ _LONGEST_TEXT = 200
 
 
 def contents_to_json(contents: CheckpointContents) -> str:
-    """Return all of `contents` as strict JSON, one tensor a line. Names are those of `CheckpointContents`."""
-    document = asdict(contents) | {"nonfinite_count": contents.nonfinite_count}
+    """Return all of `contents` as strict JSON, one part and one tensor a line, which says in `part` where it is.
+
+    Names are those of `CheckpointContents` and what it holds.
+    """
+    document = asdict(contents)
+    parts = [
+        {**asdict(part), "tensors": len(part.tensors), "nonfinite_count": part.nonfinite_count}
+        for part in contents.parts
+    ]
+    tensors = [{"part": part.key, **asdict(tensor)} for part in contents.parts for tensor in part.tensors]
+    document |= {"parts": parts, "tensors": tensors, "nonfinite_count": contents.nonfinite_count}
     return strict_json({"schema_version": SCHEMA_VERSION} | document)
 
 
 def contents_report(contents: CheckpointContents, *, width: int, full: bool = False) -> RenderableType:
     """Return what a weights file holds: what it is, what lies beside the weights, every tensor, and a summary.
 
+    Of what is no set of weights, such as an optimiser's state, only tensors that are not finite are listed.
+
     Args:
         contents: What to show.
         width: Columns of the terminal.
-        full: Show every tensor of a long list instead of folding it, and every entry.
+        full: Show every tensor, and every entry.
     """
-    parts: list[RenderableType] = [_facts(contents)]
+    weights = [part for part in contents.parts if part.is_weights]
+    shown: list[RenderableType] = [_facts(contents, weights)]
     if contents.entries:
-        parts += [Text("\nIn the file", style="bold"), _entries(contents.entries, full=full)]
-    parts += [Text(), _tensors(contents.tensors, width=width, full=full), _summary(contents)]
-    return Group(*parts)
+        shown += [Text("\nIn the file", style="bold"), _entries(contents.entries, full=full)]
+    for part in weights:
+        shown += [_about(part), Text()] if len(weights) > 1 else [Text()]
+        shown.append(_tensors(part.tensors, width=width, full=full))
+    for part in contents.parts:
+        if part.is_weights:
+            continue
+        shown += [Text(), Text(f"{_cut(part.key) or 'beside these'}: {_total([part])}", style=_style(part))]
+        if listed := [each for each in part.tensors if full or _oddity(each)]:
+            shown.append(_tensors(listed, width=width, full=full))
+    total = Text(_total(contents.parts), style=_style(contents) or "bold")
+    return Group(*shown, *([Text()] * (len(contents.parts) > 1)), total)
 
 
-def _facts(contents: CheckpointContents) -> Table:
+def _facts(contents: CheckpointContents, weights: Sequence[StoredPart]) -> Table:
+    """Return what is to be known of the file; of its weights, too, if they are one set."""
+    facts = [
+        ("file", f"{contents.name} · {bytes_text(contents.byte_count)}"),
+        ("kind", f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind),
+    ]
+    metadata = [(f"metadata {_cut(key)}", value) for key, value in contents.metadata.items()]
+    if len(weights) != 1:
+        return _grid([*facts, *metadata])
+    [part] = weights
+    return _grid([*facts, ("weights at", part.key), ("prefix", part.prefix), *metadata], part.architectures)
+
+
+def _about(part: StoredPart) -> RenderableType:
+    """Return what is to be known of one of several sets of weights."""
+    facts = [("weights at", part.key), ("holds", _total([part])), ("prefix", part.prefix)]
+    return Group(Text(), _grid(facts, part.architectures))
+
+
+def _grid(facts: Sequence[tuple[str, str]], fitting: Sequence[str] | None = None) -> Table:
+    """Return facts with their names, those that there are, and the networks that fit."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    facts = {
-        "file": f"{contents.name} · {bytes_text(contents.byte_count)}",
-        "kind": f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind,
-        "weights at": contents.weights_key,
-        "prefix": contents.prefix,
-        **{f"metadata {_cut(key)}": value for key, value in contents.metadata.items()},
-    }
-    for name, value in facts.items():
+    for name, value in facts:
         if value:
             grid.add_row(Text(safe_text(name), style="bold"), Text(_cut(value)))
-    fitting = contents.architectures or ("none that hookscope knows",)
-    for position, text in enumerate(fitting):
+    for position, text in enumerate(() if fitting is None else fitting or ("none that hookscope knows",)):
         grid.add_row(Text("" if position else "fits", style="bold"), Text(safe_text(text)))
     return grid
 
@@ -72,16 +115,32 @@ def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> Rend
     if not tensors:
         return Text("No tensors.")
     remarks = [_remark(tensor) for tensor in tensors]
+    differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line says it
     columns = [
         Column("tensor", [Text(safe_text(tensor.key)) for tensor in tensors], 0, words=True),
         Column("shape", [Text(shape_text(tensor.shape)) for tensor in tensors], 1),
-        Column("dtype", [Text(safe_text(tensor.dtype)) for tensor in tensors], 3, words=True),
-        Column("size", [Text(bytes_text(tensor.byte_count)) for tensor in tensors], 2),
-        Column("remarks", remarks, 4, words=True, max_width=REMARK_WIDTH),
+        Column("dtype", [Text(safe_text(tensor.dtype)) for tensor in tensors], 3 if differ else 10, words=True),
+        Column("size", [Text(bytes_text(tensor.byte_count)) for tensor in tensors], 11),
+        Column("mean", [Text(_value_text(tensor.mean)) for tensor in tensors], 12),
+        Column("std", [Text(_value_text(tensor.std)) for tensor in tensors], 6),
+        Column("min", [Text(_value_text(tensor.min)) for tensor in tensors], 4),
+        Column("max", [Text(_value_text(tensor.max)) for tensor in tensors], 5),
+        Column("zeros", [Text(_zeros_text(tensor)) for tensor in tensors], 7),
+        Column("remarks", remarks, 2, words=True, max_width=REMARK_WIDTH),
     ]
     styles = ["bold red" if _oddity(tensor) else "" for tensor in tensors]
     kept = kept_positions([bool(style) for style in styles], full=full)
     return draw_table(fitted(columns, remarks, width), styles, kept, width)
+
+
+def _value_text(value: float | None) -> str:
+    """Return a statistic; a small whole number as it is."""
+    return str(value) if isinstance(value, int) and abs(value) < 10**9 else number_text(value)
+
+
+def _zeros_text(tensor: StoredTensor) -> str:
+    count = math.prod(tensor.shape)
+    return percent_text(tensor.zero_count / count if tensor.zero_count is not None and count else None)
 
 
 def _remark(tensor: StoredTensor) -> Text:
@@ -97,20 +156,31 @@ def _oddity(tensor: StoredTensor) -> str:
     return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 
-def _summary(contents: CheckpointContents) -> Text:
-    tensors = contents.tensors
+def _total(parts: Sequence[StoredPart]) -> str:
+    """Return how many tensors there are in all, how large they are, and whether they are finite."""
+    tensors = [(part.key, tensor) for part in parts for tensor in part.tensors]
+    names = {_full(where, tensor.key) for where, tensor in tensors}
     storages: dict[str, int] = {}
-    for tensor in tensors:  # of those that share storage, the first need not be the largest
-        owner = tensor.tied_to or tensor.key
+    for where, tensor in tensors:  # of those that share storage, the first need not be the largest
+        tied = _full(where, tensor.tied_to) if _full(where, tensor.tied_to) in names else tensor.tied_to
+        owner = tied if tensor.tied_to else _full(where, tensor.key)
         storages[owner] = max(storages.get(owner, 0), tensor.byte_count)
-    total = sum(storages.values())
-    dtypes = sorted({tensor.dtype for tensor in tensors})
-    uncounted = sum(tensor.nan_count is None for tensor in tensors)
-    bad = contents.nonfinite_count
+    dtypes = sorted({tensor.dtype for _, tensor in tensors})
+    uncounted = sum(tensor.nan_count is None for _, tensor in tensors)
+    bad = sum(part.nonfinite_count for part in parts)
     finite = [f"NaN or Inf: {counted(bad, 'value')}"] * bool(bad)
     finite += [f"values of {counted(uncounted, 'tensor')} not counted"] * bool(uncounted)
-    parts = (counted(len(tensors), "tensor"), bytes_text(total), ", ".join(map(safe_text, dtypes)))
-    return Text(" · ".join((*parts, "; ".join(finite) or "all values are finite")), style="bold red" if bad else "bold")
+    size = bytes_text(sum(storages.values()))
+    facts = (counted(len(tensors), "tensor"), size, ", ".join(map(safe_text, dtypes)))
+    return " · ".join((*facts, "; ".join(finite) or "all values are finite"))
+
+
+def _full(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _style(of: StoredPart | CheckpointContents) -> str:
+    return "bold red" if of.nonfinite_count else ""
 
 
 def bytes_text(count: int) -> str:

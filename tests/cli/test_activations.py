@@ -27,6 +27,7 @@ from torch import nn
 
 from hookscope.reading_runs import read_run
 from hookscope.render.html import report_html
+from tests.byteorder import save_big_endian
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of
 
 TABLES = {"run.json", "layers.csv", "layers.json"}
@@ -299,7 +300,7 @@ def tiny_network(width: int = 4) -> nn.Sequential:
     return network
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors", ".big-endian.pt"])
 @pytest.mark.parametrize("as_weights", [False, True], ids=["with --arch", "with --weights"])
 def test_a_state_dict_runs_in_its_architecture(
     run: Run, tmp_path: Path, pictures: list[Path], suffix: str, as_weights: bool
@@ -308,6 +309,8 @@ def test_a_state_dict_runs_in_its_architecture(
     path = tmp_path / f"weights{suffix}"
     if suffix == ".safetensors":
         safetensors.torch.save_file(network.state_dict(), path)
+    elif suffix == ".big-endian.pt":
+        save_big_endian(network.state_dict(), path)
     else:
         torch.save(network.state_dict(), path)
     model = ("net.py:tiny", "--weights", path) if as_weights else (path, "--arch", "net.py:tiny")

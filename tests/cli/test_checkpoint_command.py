@@ -23,18 +23,22 @@ def state() -> dict[str, torch.Tensor]:
     return {"net.a": tied, "net.b": tied, "net.bad": bad, "net.half": torch.zeros(1024, dtype=torch.float16)}
 
 
-def test_a_report_says_all_that_is_to_be_known(run: Run, tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+def test_a_report_says_all_that_is_to_be_known(
+    run: Run, tmp_path: Path, state: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.save(state, tmp_path / "w.pt")
+    monkeypatch.setenv("COLUMNS", "120")
     ended = run("checkpoint", "w.pt")
     assert (ended.code, ended.stderr) == (0, "")
     lines = [line.split() for line in ended.stdout.splitlines()]
     assert ["kind", "torch", "·", "torch.save,", "zip", "format", "3"] in lines
     assert ["prefix", "net"] in lines
     assert ["fits", "none", "that", "hookscope", "knows"] in lines
-    assert ["net.a", "4x6", "float32", "96", "bytes"] in lines
-    assert ["net.b", "4x6", "float32", "96", "bytes", "shares", "storage", "with", "net.a"] in lines
-    assert ["net.bad", "4", "float32", "16", "bytes", "1", "NaN,", "2", "Inf"] in lines
-    assert ["net.half", "1024", "float16", "2.0", "KiB"] in lines
+    ones = ["1.000", "0", "1.000", "1.000", "0%"]  # mean, std, min, max, zeros
+    assert ["net.a", "4x6", "float32", "96", "bytes", *ones] in lines
+    assert ["net.b", "4x6", "float32", "96", "bytes", *ones, "shares", "storage", "with", "net.a"] in lines
+    assert ["net.bad", "4", "float32", "16", "bytes", *ones, "1", "NaN,", "2", "Inf"] in lines
+    assert ["net.half", "1024", "float16", "2.0", "KiB", "0", "0", "0", "0", "100%"] in lines
     total = 96 + 16 + 2048  # what is tied counts once
     assert total == 2160
     assert ended.stdout.splitlines()[-1] == "4 tensors · 2.1 KiB · float16, float32 · NaN or Inf: 3 values"
@@ -47,19 +51,31 @@ def test_json_holds_the_same_and_nothing_else_goes_to_stdout(
     ended = run("checkpoint", "w.pt", "--json")
     document = json.loads(ended.stdout)
     assert ended.code == 0
-    assert "epoch" in ended.stderr  # the warning that other entries are left out
-    assert [(each["key"], each["tied_to"]) for each in document["tensors"]] == [
-        ("net.a", ""),
-        ("net.b", "net.a"),
-        ("net.bad", ""),
-        ("net.half", ""),
+    assert ended.stderr == ""
+    assert [(each["part"], each["key"], each["tied_to"]) for each in document["tensors"]] == [
+        ("model", "net.a", ""),
+        ("model", "net.b", "net.a"),
+        ("model", "net.bad", ""),
+        ("model", "net.half", ""),
     ]
-    assert {name: document[name] for name in ("kind", "weights_key", "prefix", "nonfinite_count")} == {
-        "kind": "torch",
-        "weights_key": "model",
-        "prefix": "net",
-        "nonfinite_count": 3,
-    }
+    [part] = document["parts"]
+    assert (part["key"], part["is_weights"], part["prefix"]) == ("model", True, "net")
+    assert (document["kind"], document["nonfinite_count"]) == ("torch", 3)
+    assert [entry["key"] for entry in document["entries"]] == ["model", "epoch"]
+
+
+def test_the_optimiser_is_listed_where_it_is_not_finite(run: Run, tmp_path: Path) -> None:
+    moments = {0: {"exp_avg": torch.ones(2), "exp_avg_sq": torch.tensor([1.0, float("nan")])}}
+    optimiser = {"state": moments, "param_groups": [{"params": [0]}]}
+    torch.save({"model": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}, "optimizer": optimiser}, tmp_path / "w.pt")
+    folded, full = (run("checkpoint", "w.pt", *options).stdout for options in ((), ("--full",)))
+    assert sum(line.startswith("tensor ") for line in folded.splitlines()) == 3
+    assert ("state.0.exp_avg_sq" in folded, "state.0.exp_avg " in folded, "state.0.exp_avg " in full) == (
+        True,
+        False,
+        True,
+    )
+    assert folded.splitlines()[-1] == "4 tensors · 32 bytes · float32 · NaN or Inf: 1 value"
 
 
 @pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors", "index"])
@@ -113,9 +129,8 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a folder": (("folder",), 3, "folder"),
     "text": (("text.pt",), 3, "text.pt"),
     "a module": (("module.pt",), 4, "--trust"),
-    "several weights": (("two.pt",), 2, "--key"),
     "no such key": (("two.pt", "--key", "nowhere"), 5, "nowhere"),
-    "no state dict": (("list.pt",), 3, "state dict"),
+    "no tensors": (("words.pt",), 3, "no tensors"),
     "nothing given": ((), 2, "FILE"),
 }
 
@@ -127,7 +142,7 @@ def broken_files(tmp_path: Path) -> None:
     contents: dict[str, Any] = {
         "module.pt": nn.Linear(2, 1),
         "two.pt": {"model": {"w": torch.ones(1)}, "ema": {"w": torch.ones(1)}},
-        "list.pt": [torch.ones(1)],
+        "words.pt": ["a", "b"],
     }
     for name, content in contents.items():
         torch.save(content, tmp_path / name)

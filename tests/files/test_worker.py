@@ -19,6 +19,8 @@ from hookscope.files.worker import attempt
 
 MIB = 2**20
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much is mapped")
+
 
 def run(work: Callable[[], Any], *, memory_bytes: int = 256 * MIB, seconds: int = 60) -> Any:
     return attempt(work, "model.pt", memory_bytes=memory_bytes, seconds=seconds)
@@ -84,12 +86,34 @@ def test_exit_is_an_error() -> None:
     assert "exit code 3" in failure(lambda: os._exit(3))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much is mapped")
+@linux
 def test_memory_is_limited_on_top_of_what_this_process_has() -> None:
     here = bytearray(512 * MIB)
     assert run(lambda: len(bytearray(128 * MIB)), memory_bytes=256 * MIB) == 128 * MIB
     assert "takes more than 256 MiB" in failure(lambda: len(bytearray(1024 * MIB)), memory_bytes=256 * MIB)
     assert len(here) == 512 * MIB
+
+
+@linux
+@pytest.mark.parametrize("piece", [1024 * MIB, MIB, 100_000])
+def test_memory_that_this_process_has_freed_is_no_gift(piece: int) -> None:
+    threshold = bytearray(31 * MIB)
+    del threshold  # from here on the C library takes as much from its heap, which it does not give back
+    blocks = [bytearray(16 * MIB) for _ in range(80)]
+    ends = [bytearray(8 * MIB) for _ in range(4)]  # of the heap
+    del blocks
+
+    def take() -> int:
+        return len([bytearray(piece) for _ in range(1024 * MIB // piece)])
+
+    assert "takes more than 256 MiB" in failure(take, memory_bytes=256 * MIB)
+    assert run(lambda: len(bytearray(128 * MIB)), memory_bytes=256 * MIB) == 128 * MIB
+    assert len(ends) == 4
+
+
+@linux
+def test_what_torch_raises_for_lack_of_memory_is_said_like_any_other() -> None:
+    assert "takes more than 256 MiB" in failure(lambda: torch.ones(2**28).numel(), memory_bytes=256 * MIB)
 
 
 def test_processor_time_is_limited() -> None:
@@ -135,7 +159,7 @@ attempt(lambda: sys.stderr.write("never shown"), "model.pt", memory_bytes=2**28,
 
 
 def test_limits_stay_in_the_child() -> None:
-    kinds = [resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_CORE]
+    kinds = [resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_CORE]
     before = [resource.getrlimit(kind) for kind in kinds], torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
     run(lambda: None)
     after = [resource.getrlimit(kind) for kind in kinds], torch.get_num_threads(), signal.getsignal(signal.SIGTERM)

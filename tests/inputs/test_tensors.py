@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input
 from hookscope.results import Preprocessing
+from tests.byteorder import save_big_endian
 from tests.inputs.written import failure, write_tensor
 
 TENSOR_NAMES = ["a.npy", "a.safetensors", "a.pt", "a.pth"]  # .pth stands for torch's format before 1.6 here
@@ -41,6 +42,12 @@ def test_tensor_files_of_other_dtypes_keep_them(tmp_path, name, dtype):
     values = torch.arange(6).reshape(1, 2, 3).to(dtype)
     tensor, _ = load_input(write_tensor(tmp_path / name, values), Preprocessing())
     assert tensor.dtype == dtype
+    assert torch.equal(tensor, values)
+
+
+def test_a_tensor_file_of_a_big_endian_machine_has_its_values(tmp_path):
+    values = torch.linspace(-3, 3, 24).reshape(2, 3, 4)
+    tensor, _ = load_input(save_big_endian(values, tmp_path / "x.pt"), Preprocessing())
     assert torch.equal(tensor, values)
 
 

@@ -23,6 +23,7 @@ from hookscope.errors import CheckpointError, UntrustedFileError
 from hookscope.files import worker
 from hookscope.models import FileOptions, read_checkpoint, read_state_dict
 from hookscope.models.checkpoint import looks_like_file
+from tests.byteorder import save_big_endian
 
 STATE = {"conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2), "count": torch.tensor(7), "half": torch.ones(3).half()}
 
@@ -70,6 +71,18 @@ class Touch:
 
 
 # ---------------------------------------------------------------------------------------------------------------- good
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", ["model.pt", "m\udcff.pt"])  # the second cannot be mapped
+def test_a_file_of_a_big_endian_machine_has_the_values_it_was_saved_with(tmp_path: Path, name: str) -> None:
+    names = "float64 float32 float16 bfloat16 complex32 complex64 complex128 bool int64 int32 int16 int8 uint8"
+    dtypes = [getattr(torch, dtype) for dtype in (names + " uint16 uint32 uint64 float8_e5m2").split()]
+    state = {str(dtype): (torch.arange(12).reshape(3, 4) * 300).to(dtype) for dtype in dtypes}
+    path = save_big_endian({"model": state, "epoch": 3}, tmp_path / name)
+    read = read_state_dict(path)
+    for dtype, saved in state.items():
+        assert bytes(read[dtype].contiguous().untyped_storage()) == bytes(saved.untyped_storage()), dtype
 
 
 @pytest.mark.parametrize("writer", WRITERS)

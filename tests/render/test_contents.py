@@ -3,23 +3,23 @@ import json
 import pytest
 
 from hookscope.render.contents import bytes_text, contents_report, contents_to_json
-from hookscope.results import CheckpointContents, StoredEntry, StoredTensor
+from hookscope.results import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from tests.render.conftest import HOSTILE_NAME, printed
 
 
-def contents(*tensors: StoredTensor, **values: object) -> CheckpointContents:
+def contents(*tensors: StoredTensor, part: StoredPart | None = None, **values: object) -> CheckpointContents:
     known: dict[str, object] = {
         "name": "w.pt",
         "kind": "torch",
         "producer": "torch.save, zip format 3",
         "byte_count": 5_000,
-        "weights_key": "",
+        "parts": (part or StoredPart("", is_weights=True, tensors=tensors),),
     }
-    return CheckpointContents(tensors=tensors, **{**known, **values})  # type: ignore[arg-type]
+    return CheckpointContents(**{**known, **values})  # type: ignore[arg-type]
 
 
 def stored(key: str, byte_count: int = 16, nans: int | None = 0, infs: int | None = 0, tied: str = "") -> StoredTensor:
-    return StoredTensor(key, (2, 2), "float32", byte_count, nans, infs, tied)
+    return StoredTensor(key, (2, 2), "float32", byte_count, nans, infs, tied, 1, -0.5, 1234567.0, 0.25, 1e-6)
 
 
 def lines(of: CheckpointContents, *, width: int = 80, full: bool = False) -> list[str]:
@@ -32,9 +32,8 @@ def test_facts_come_first_and_only_those_that_there_are() -> None:
         "kind torch · torch.save, zip format 3",
         "fits none that hookscope knows",
     ]
-    more = contents(
-        stored("a"), weights_key="ema", prefix="module", metadata={"format": "pt"}, architectures=("one: …", "two: …")
-    )
+    part = StoredPart("ema", True, (stored("a"),), prefix="module", architectures=("one: …", "two: …"))
+    more = contents(part=part, metadata={"format": "pt"})
     assert [line.split() for line in lines(more)[2:7]] == [
         ["weights", "at", "ema"],
         ["prefix", "module"],
@@ -51,13 +50,55 @@ def test_what_is_not_finite_or_tied_or_not_counted_is_said_beside_the_tensor() -
         stored("tied", tied="plain"),
         stored("far", 16, None, None),
     ]
-    shown = {line.split()[0]: line.split()[5:] for line in lines(contents(*tensors)) if "2x2" in line}
-    assert shown == {
-        "plain": [],
-        "bad": ["2", "NaN,", "1", "Inf"],
-        "tied": ["shares", "storage", "with", "plain"],
-        "far": ["not", "counted"],
+    shown = {line.split()[0]: line for line in lines(contents(*tensors), width=140) if "2x2" in line}
+    assert {name: line.partition("25.0%")[2].strip() for name, line in shown.items()} == {
+        "plain": "",
+        "bad": "2 NaN, 1 Inf",
+        "tied": "shares storage with plain",
+        "far": "not counted",
     }
+
+
+def test_statistics_stand_in_columns_whole_numbers_as_they_are() -> None:
+    count = StoredTensor("steps", (), "int64", 8, 0, 0, "", 0, 123456, 123456, 123456.0, 0.0)
+    empty = StoredTensor("empty", (0, 3), "float32", 0, 0, 0, "", 0)
+    table = [line.split() for line in lines(contents(stored("a"), count, empty), width=120)[4:]]
+    assert table[0] == ["tensor", "shape", "dtype", "size", "mean", "std", "min", "max", "zeros"]
+    assert table[2] == ["a", "2x2", "float32", "16", "bytes", "0.2500", "1.000e-6", "-0.5000", "1.235e6", "25.0%"]
+    assert table[3] == ["steps", "scalar", "int64", "8", "bytes", "1.235e5", "0", "123456", "123456", "0%"]
+    assert table[4] == ["empty", "0x3", "float32", "0", "bytes", "-", "-", "-", "-", "-"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_long_names_leave_room_for_what_is_known_of_the_values(width: int) -> None:
+    names = [f"encoder.layers.{at}.self_attention.output_projection.weight" for at in range(3)]
+    text = lines(contents(*map(stored, names), stored(names[0] + "x", nans=7)), width=width)
+    assert max(map(len, text)) <= width
+    header = next(line.split() for line in text if line.startswith("tensor"))
+    wanted = {60: {"min", "max"}, 80: {"min", "max", "std", "zeros"}, 100: {"min", "max", "std", "zeros"}}
+    assert set(header) >= wanted.get(width, {"mean", "std", "min", "max", "zeros", "size", "dtype"}) | {"shape"}
+    assert sum("7 NaN" in line for line in text) == 1
+
+
+def test_several_sets_of_weights_have_a_table_each_and_of_the_rest_only_what_is_not_finite() -> None:
+    model = StoredPart("model", True, (stored("w", 8),), architectures=("one: fits",))
+    ema = StoredPart("ema", True, (stored("w", 8), stored("b", 8, tied="model.w")))
+    state = tuple(stored(f"state.{at}", 8, nans=at == 3) for at in range(5))
+    of = contents(
+        parts=(model, ema, StoredPart("optimizer", False, state), StoredPart("", False, (stored("best", 8),)))
+    )
+    text = lines(of, width=100)
+    assert [line.split() for line in text if line.startswith("weights at")] == [
+        ["weights", "at", "model"],
+        ["weights", "at", "ema"],
+    ]
+    assert sum(line.startswith("tensor ") for line in text) == 3
+    assert [line.split()[0] for line in text if line.startswith("state.")] == ["state.3"]
+    assert "optimizer: 5 tensors · 40 bytes · float32 · NaN or Inf: 1 value" in text
+    assert "beside these: 1 tensor · 8 bytes · float32 · all values are finite" in text
+    assert text[-1] == "9 tensors · 64 bytes · float32 · NaN or Inf: 1 value"
+    full = lines(of, width=100, full=True)
+    assert sum(line.startswith("state.") for line in full) == 5
 
 
 @pytest.mark.parametrize(
@@ -97,11 +138,15 @@ def test_no_tensors_at_all_is_said() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_hostile_text_stays_harmless_and_inside_the_terminal(width: int) -> None:
     hostile = contents(
-        stored(HOSTILE_NAME, nans=1, tied=HOSTILE_NAME + "x" * 100),
+        part=StoredPart(
+            HOSTILE_NAME,
+            is_weights=True,
+            tensors=(stored(HOSTILE_NAME, nans=1, tied=HOSTILE_NAME + "x" * 100),),
+            prefix=HOSTILE_NAME,
+        ),
         name=HOSTILE_NAME,
         entries=(StoredEntry(HOSTILE_NAME, HOSTILE_NAME, "y" * 500),),
         metadata={HOSTILE_NAME: "z" * 5000},
-        prefix=HOSTILE_NAME,
     )
     text = "\n".join(lines(hostile, width=width))
     assert max(map(len, text.splitlines())) <= width
@@ -110,9 +155,14 @@ def test_hostile_text_stays_harmless_and_inside_the_terminal(width: int) -> None
 
 
 def test_json_holds_everything_in_full() -> None:
-    document = json.loads(contents_to_json(contents(stored("a", nans=1, infs=2), metadata={"k": "v" * 5000})))
+    part = StoredPart("ema", True, (stored("a", nans=1, infs=2),), "", ("one",))
+    document = json.loads(contents_to_json(contents(part=part, metadata={"k": "v" * 5000})))
+    assert document["parts"] == [
+        {"key": "ema", "is_weights": True, "tensors": 1, "prefix": "", "architectures": ["one"], "nonfinite_count": 3}
+    ]
     assert document["tensors"] == [
         {
+            "part": "ema",
             "key": "a",
             "shape": [2, 2],
             "dtype": "float32",
@@ -120,9 +170,14 @@ def test_json_holds_everything_in_full() -> None:
             "nan_count": 1,
             "inf_count": 2,
             "tied_to": "",
+            "zero_count": 1,
+            "min": -0.5,
+            "max": 1234567.0,
+            "mean": 0.25,
+            "std": 1e-6,
         }
     ]
-    assert (document["schema_version"], document["nonfinite_count"]) == (1, 3)
+    assert (document["schema_version"], document["nonfinite_count"]) == (2, 3)
     assert document["metadata"] == {"k": "v" * 5000}
 
 

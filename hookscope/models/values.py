@@ -1,0 +1,178 @@
+"""Statistics of stored tensors, a piece at a time, so that a file larger than memory can be looked through."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookscope.jobs import is_lack_of_memory
+from hookscope.measure import Reducer, Reduction, collect, merge, plain
+
+# As float32 about what a processor's own cache holds; measured.
+_PIECE_ELEMENTS = 2**18
+# Our choice: tensors that are neither dense nor small are views of something else, which nobody stores on purpose.
+_GATHER_BYTES_LIMIT = 2**28
+
+# What float32 holds exactly. Of other whole numbers float64 holds the first sixteen digits.
+_EXACT_IN_FLOAT32 = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16}
+
+
+class Values(NamedTuple):
+    """Statistics of a tensor's elements; of complex numbers, from `zero_count` on, those of their moduli.
+
+    Attributes:
+        nan_count: Elements that are NaN.
+        inf_count: Elements that are +Inf or -Inf, and not NaN in another part.
+        zero_count: Elements that are zero; None for a dtype without arithmetic, as is what follows.
+        min: Smallest finite element, exactly; None if there is none, as is what follows.
+        max: Largest finite element.
+        mean: Mean of the finite elements.
+        std: Their standard deviation, with the number of elements as the divisor.
+    """
+
+    nan_count: int
+    inf_count: int
+    zero_count: int | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+
+
+class ValueReader:
+    """Reads tensors' values; holds the work space for it. Each thread needs one."""
+
+    def __init__(self) -> None:
+        """Make the work space."""
+        self._reducer = Reducer()
+        self._space = bytearray()
+
+    def in_file(self, file: BinaryIO, begin: int, layout: Tensor) -> Values | None:
+        """Return the statistics of a strided tensor whose bytes lie in a file.
+
+        Args:
+            file: Open for reading; its position is moved.
+            begin: Where in the file the tensor's storage begins, in bytes.
+            layout: A tensor on any device, whose dtype, sizes, strides and offset say which bytes are its own.
+
+        Returns:
+            Its statistics; None if it is a view too scattered to be gathered.
+
+        Raises:
+            EOFError: If the file ends before the tensor does.
+        """
+        sizes, strides, repeats = _distinct(layout)
+        begin += int(layout.storage_offset()) * layout.element_size()
+        if not layout.numel() or _is_dense(sizes, strides):
+            count = math.prod(sizes) if layout.numel() else 0
+            return self._values(self._pieces(file, begin, layout.dtype, count), layout.dtype, repeats)
+        span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        if max(span, math.prod(sizes)) * layout.element_size() > _GATHER_BYTES_LIMIT:
+            return None
+        gathered = torch.cat([piece.clone() for piece in self._pieces(file, begin, layout.dtype, span)])
+        return self._values(_cut(gathered.as_strided(sizes, strides).reshape(-1)), layout.dtype, repeats)
+
+    def in_memory(self, tensor: Tensor) -> Values | None:
+        """Return the statistics of a tensor in memory, of any layout; None as for `in_file`, and without data."""
+        if tensor.is_meta:
+            return None
+        if tensor.layout is not torch.strided:
+            values = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+            return self._values(_cut(values.reshape(-1)), tensor.dtype, 1, zeros=tensor.numel() - values.numel())
+        if tensor.is_quantized:
+            by_channel = tensor.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+            return self._values(iter([tensor]) if by_channel else _cut(tensor.reshape(-1)), tensor.dtype, 1)
+        tensor = tensor.resolve_conj().resolve_neg()
+        sizes, strides, repeats = _distinct(tensor)
+        if not tensor.numel() or _is_dense(sizes, strides):
+            flat = tensor.as_strided((math.prod(sizes) if tensor.numel() else 0,), (1,))
+        elif math.prod(sizes) * tensor.element_size() > _GATHER_BYTES_LIMIT:
+            return None
+        else:
+            flat = tensor.as_strided(sizes, strides).reshape(-1)
+        return self._values(_cut(flat), tensor.dtype, repeats)
+
+    def _pieces(self, file: BinaryIO, begin: int, dtype: torch.dtype, count: int) -> Iterator[Tensor]:
+        """Yield so many elements of a file in pieces, all in the same work space: each is overwritten by the next."""
+        file.seek(begin)
+        self._space = self._space or bytearray(_PIECE_ELEMENTS * 16)
+        while count:
+            piece = memoryview(self._space)[: min(_PIECE_ELEMENTS, count) * dtype.itemsize]
+            if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]  # typeshed leaves it out of BinaryIO
+                raise EOFError("the file ends within a tensor")
+            count -= len(piece) // dtype.itemsize
+            yield torch.frombuffer(piece, dtype=dtype)
+
+    def _values(self, pieces: Iterable[Tensor], dtype: torch.dtype, repeats: int, *, zeros: int = 0) -> Values | None:
+        """Return the statistics of the pieces of a tensor, every element `repeats` times, and of further zeros."""
+        is_whole = not (dtype.is_floating_point or dtype.is_complex)
+        total = Reduction((), "", zeros, finite_count=zeros, min=0.0, max=0.0) if zeros else Reduction((), "", 0)
+        nan_count, extremes = 0, [0] * bool(zeros and is_whole)
+        try:
+            for piece in pieces:
+                found = self._reduce(piece)
+                if dtype.is_complex and found.finite_count < found.element_count:  # the modulus of NaN and Inf is Inf
+                    nan_count += int(torch.isnan(piece).sum())
+                if is_whole and not piece.is_quantized:
+                    numbers = piece.numpy()
+                    extremes += (int(numbers.min()), int(numbers.max()))
+                total = merge(total, found)
+        except (RuntimeError, TypeError, ValueError) as error:  # a dtype without arithmetic
+            if is_lack_of_memory(error):
+                raise
+            return Values(0, 0) if is_whole or dtype in _ALWAYS_FINITE else None
+        nan_count = nan_count if dtype.is_complex else total.nan_count
+        count = total.finite_count
+        return Values(
+            nan_count * repeats,
+            (total.element_count - count - nan_count) * repeats,
+            (total.element_count - total.nonzero_count) * repeats,
+            min(extremes) if extremes else total.min if count else None,
+            max(extremes) if extremes else total.max if count else None,
+            total.mean if count else None,
+            math.sqrt(total.squared_deviations / count) if count else None,
+        )
+
+    def _reduce(self, piece: Tensor) -> Reduction:
+        if piece.is_quantized:
+            piece = piece.dequantize()
+        elif piece.dtype in _EXACT_IN_FLOAT32 or (piece.is_floating_point() and piece.itemsize < 4):
+            piece = piece.float()
+        elif not (piece.is_floating_point() or piece.is_complex()):
+            piece = piece.double()
+        measured = self._reducer.reduce(piece)
+        self._reducer.settle()
+        reduction = plain(collect([measured])[0])
+        if reduction.unmeasured is not None:
+            raise TypeError(reduction.unmeasured)
+        return reduction
+
+
+# A format without NaN and Inf, and without arithmetic (Open Compute Project, "Microscaling Formats", 2023).
+_ALWAYS_FINITE = {torch.float4_e2m1fn_x2}
+
+
+def _distinct(layout: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return sizes and strides without the axes along which nothing differs, and how often each element is there."""
+    axes = [(size, stride) for size, stride in zip(layout.shape, layout.stride(), strict=True) if size != 1]
+    kept = [(size, stride) for size, stride in axes if stride]
+    repeats = math.prod(size for size, stride in axes if not stride)
+    return tuple(size for size, _ in kept), tuple(stride for _, stride in kept), repeats
+
+
+def _is_dense(sizes: Iterable[int], strides: Iterable[int]) -> bool:
+    """Say whether the elements fill one stretch of the storage, in whatever order of axes."""
+    expected = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _cut(flat: Tensor) -> Iterator[Tensor]:
+    """Yield the elements of a tensor in pieces."""
+    for begin in range(0, flat.numel(), _PIECE_ELEMENTS):
+        yield flat[begin : begin + _PIECE_ELEMENTS]
