@@ -203,6 +203,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 edits=placed.by_name,
             )
         )
+        state.mark_hooks()
         ids = {*map(id, parameters)}
         run = _Run(
             subject, loss, include_inputs, track_inputs, autocast, state, captured, recorder, drawn, output_key, ids
@@ -439,7 +440,7 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
         leaf.grad = None
     run.captured.listen(on=True)
     try:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=run.state.holds_graph)  # type: ignore[no-untyped-call]
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
         error = the_models_own(raised)
         failure = locate(run.subject.modules, error)
