@@ -431,7 +431,10 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
             f"Nothing that requires a gradient leads to the loss of {name}: its forward pass runs under no_grad, "
             f"detaches its output or returns integers, and only its activations can be inspected."
         )
-    leaves = [leaf for leaf in _leaves(loss) if id(leaf) not in run.parameter_ids]
+    leaves, nodes = _graph(loss)
+    keep = not run.state.kept_nodes.isdisjoint(nodes)
+    del nodes
+    leaves = [leaf for leaf in leaves if id(leaf) not in run.parameter_ids]
     if leaves:  # the forward pass may have registered parameters
         known = {id(parameter) for parameter in run.subject.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in known]
@@ -440,7 +443,7 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
         leaf.grad = None
     run.captured.listen(on=True)
     try:
-        loss.backward(retain_graph=run.state.holds_graph)  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
         error = the_models_own(raised)
         failure = locate(run.subject.modules, error)
@@ -454,8 +457,8 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
     return None
 
 
-def _leaves(loss: Tensor) -> list[Tensor]:
-    """List the leaves that a backward pass would give a gradient to."""
+def _graph(loss: Tensor) -> tuple[list[Tensor], set[object]]:
+    """Return the leaves that a backward pass would give a gradient to, and the nodes of the graph."""
     leaves: list[Tensor] = []
     seen: set[object] = {loss.grad_fn}
     waiting: list[Any] = [loss.grad_fn]
@@ -468,7 +471,7 @@ def _leaves(loss: Tensor) -> list[Tensor]:
             if each is not None and each not in seen:
                 seen.add(each)
                 waiting.append(each)
-    return leaves
+    return leaves, seen
 
 
 def _after_the_last_gradient(run: _Run, error: BaseException) -> Failure:

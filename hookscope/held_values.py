@@ -76,7 +76,7 @@ class HeldValues:
                 failed += self._rewind_versions(versions)
             for tensor, values, version in self.special:
                 if not _is_same(tensor, values, version):
-                    failed += [(tensor, reason) for reason in _put_back_special(tensor, values)]
+                    failed += [(tensor, reason) for reason in _put_back_special(tensor, values, version)]
         return failed
 
     def _moved(self) -> list[int]:
@@ -277,15 +277,17 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     return [tensor.to_dense()]
 
 
-def _put_back_special(tensor: Tensor, values: Tensor | None) -> list[str]:
+def _put_back_special(tensor: Tensor, values: Tensor | None, version: int) -> list[str]:
+    """Write a special tensor's values back; return the reasons if that fails."""
     if values is None:
         return ["no copy of it could be made"]
+    reasons = []
     for attempt in (tensor.copy_, partial(setattr, tensor, "data")):
         try:
             with torch.inference_mode(tensor.is_inference()):
                 attempt(values.clone())
+            if _is_same(tensor, values, version):
+                return []
         except Exception as error:  # noqa: BLE001 - a subclass may raise anything
-            reason = str(error)
-        else:
-            return []
-    return [reason]
+            reasons.append(str(error))
+    return reasons[:1] or ["it does not take the values that it had"]

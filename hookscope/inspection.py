@@ -60,8 +60,8 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
 ) -> Inspection:
     """Run a model over its inputs in eval mode, without gradients, and report on the outputs of its layers.
 
-    The model comes out as it went in: modes, buffers, hooks, gradients and random states are restored, also after an
-    exception. Statistics are taken at the moment a layer returns, before an in-place layer can overwrite its output.
+    The model comes out as it went in, also after an exception: `hookscope.preservation.preserved` says what is
+    restored. Statistics are taken at the moment a layer returns, before an in-place layer can overwrite its output.
 
     Args:
         model: The network, on its device, or what `load_model` returned.

@@ -9,11 +9,13 @@ import dis
 import functools
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -25,7 +27,8 @@ from hookscope.nested import tensors_in
 
 # Forward passes of torchvision and timm write to no parameter, and torch's own only where `Embedding` has a `max_norm`.
 # Those of transformers do: RWKV rescales weights, Gemma 3n clamps them.
-_NOT_READ = sys.stdlib_module_names | {"torch", "torchvision", "timm", "numpy", "hookscope"}
+_NOT_READ = frozenset({"torch", "torchvision", "timm", "numpy", "hookscope", "builtins"})
+_STANDARD_LIBRARY = str(Path(dis.__file__).parent)
 
 _IN_PLACE = re.compile(r"(?!__)\w*[a-z0-9]_\Z")
 _CHANGES_NO_VALUE = frozenset({"requires_grad_", "detach_", "share_memory_"})
@@ -61,10 +64,11 @@ class Overwritten:
 
 def has_own_code(modules: Sequence[nn.Module]) -> bool:
     """Tell whether a network has code that is not torch's, torchvision's or timm's, hooks and scripts included."""
-    kinds = {*map(type, modules)}
-    return any(is_read(kind) or issubclass(kind, torch.jit.ScriptModule) for kind in kinds) or any(
-        True for hook in _hooks_on(modules) for _ in _functions(hook)
-    )
+    for kind in {*map(type, modules)}:
+        stands_for_script = issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("hookscope.")
+        if stands_for_script or is_read(kind):
+            return True
+    return any(True for hook in _hooks_on(modules) for _ in _functions(hook))
 
 
 def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
@@ -80,15 +84,14 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     if not own_code:
         return Overwritten(frozenset(written), gradients=False)
     read = frozenset(kind for kind in kinds if is_read(kind))
-    held = [value for module in modules if type(module) in read for value in vars(module).values()] if read else []
-    functions = {function for value in chain(held, _hooks_on(modules)) for function in _functions(value)}
+    held = {id(value): value for module in modules if type(module) in read for value in vars(module).values()}
+    functions = {function for value in chain(held.values(), _hooks_on(modules)) for function in _functions(value)}
     # Functions are not remembered: they may hold on to a network.
     said = _statements(read, functions) if functions else _known_statements(read)
     through_data = any("data" in each.names for each in said)
     for each in said:
         if each.writes or through_data:
-            parents = [module for module in modules if isinstance(module, each.owner)]
-            written.update(map(id, _named(parents, each.names)))
+            written.update(map(id, _named(modules, each.owner, each.names)))
     written.update(map(id, _given_to_writers(modules, {each.owner for each in said if each.writes})))
     return Overwritten(frozenset(written), any("backward" in each.names for each in said))
 
@@ -109,7 +112,19 @@ def _given_to_writers(modules: Sequence[nn.Module], owners: AbstractSet[type]) -
 
 def is_read(kind: type) -> bool:
     """Tell whether the code of a class has to be read to know what it does."""
-    return kind.__module__.partition(".")[0] not in _NOT_READ and kind.__module__ != "builtins"
+    return _has_read_code(kind.__module__)
+
+
+def _has_read_code(module: str | None) -> bool:
+    package = (module or "").partition(".")[0]
+    return package not in _NOT_READ and not (package in sys.stdlib_module_names and _is_pythons(package))
+
+
+@functools.cache
+def _is_pythons(package: str) -> bool:
+    """Tell whether a package of the standard library's name is it, and not a user's `test.py` or `code.py`."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is None or file.startswith(_STANDARD_LIBRARY)
 
 
 class _Statement(NamedTuple):
@@ -181,7 +196,7 @@ def _globals_of(function: FunctionType, names: set[str]) -> Iterator[Any]:
         yield getattr(cell, "cell_contents", None)  # an empty one has none
     for value in [function.__globals__[name] for name in names & function.__globals__.keys()]:
         yield value
-        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _NOT_READ:
+        if isinstance(value, ModuleType) and _has_read_code(value.__name__):
             yield from (vars(value)[name] for name in names & vars(value).keys())
 
 
@@ -189,7 +204,7 @@ def _functions(value: Any) -> Iterator[FunctionType]:
     """Find the functions to be read behind a callable, a property, a decorated function or an object."""
     while value is not None:
         if isinstance(value, FunctionType):
-            if (value.__module__ or "").partition(".")[0] not in _NOT_READ:
+            if _has_read_code(value.__module__):
                 yield value
             value = getattr(value, "__wrapped__", None)
         elif isinstance(value, property):
@@ -207,28 +222,41 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             return
 
 
-def _named(parents: Sequence[nn.Module], names: AbstractSet[str]) -> Iterator[Tensor]:
-    """Find the parameters of modules and those below them, and tensors in their attributes, that names may stand for.
+def _named(modules: Sequence[nn.Module], owner: type, names: AbstractSet[str]) -> Iterator[Tensor]:
+    """Find the parameters, and tensors in attributes, that the names in a function may stand for.
 
-    `self.head.weight` is that of `head`; where the module is not named too, it may be any weight.
+    Those of the owner's modules and of what is below them. `self.head.weight` is that of `head`; where no module of a
+    name is named, it may be that of any.
     """
-    everything = not names.isdisjoint(_EVERY_PARAMETER)
-    near: dict[str, list[Tensor]] = {}
-    far: dict[str, list[Tensor]] = {}
-    waiting, seen = [(parent, True) for parent in parents], {*map(id, parents)}
+    if owner is nn.Module:  # it may be given any
+        inner = {id(child) for module in modules for child in module._modules.values()}
+        waiting = [(module, False) for module in modules if id(module) not in inner]
+    else:
+        waiting = [(module, True) for module in modules if isinstance(module, owner)]
+    seen = {id(module) for module, _ in waiting}
+    reached: list[nn.Module] = []
+    near: defaultdict[str, list[Tensor]] = defaultdict(list)
+    far: defaultdict[str, list[Tensor]] = defaultdict(list)
     while waiting:
         module, is_named = waiting.pop()
-        for name, parameter in module._parameters.items():
-            if parameter is not None and everything:
-                yield parameter
-            elif parameter is not None and name in names:
-                (near if is_named else far).setdefault(name, []).append(parameter)
-        for name in names & vars(module).keys():
-            found = [tensor for _, tensor in tensors_in(vars(module)[name])]
-            (near if is_named else far).setdefault(name, []).extend(found)
+        reached.append(module)
+        for name, tensor in _tensors_by_name(module, names):
+            (near if is_named else far)[name].append(tensor)
         for name, child in module._modules.items():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 waiting.append((child, name in names or (name.isdigit() and is_named)))
     for name in near.keys() | far.keys():
-        yield from near.get(name) or far.get(name) or []
+        yield from near[name] or far[name]
+    if not names.isdisjoint(_EVERY_PARAMETER):
+        yield from (each for module in reached for each in module._parameters.values() if each is not None)
+
+
+def _tensors_by_name(module: nn.Module, names: AbstractSet[str]) -> Iterator[tuple[str, Tensor]]:
+    """Find the parameters of one module, and tensors in its attributes, that have one of the names."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and name in names:
+            yield name, parameter
+    for name in names & vars(module).keys():
+        if isinstance(vars(module)[name], Tensor | list | tuple | dict):
+            yield from ((name, tensor) for _, tensor in tensors_in(vars(module)[name]))

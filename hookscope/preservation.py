@@ -24,10 +24,10 @@ class Preserved:
     """A place in a run to go back to: at first, its beginning.
 
     Attributes:
-        holds_graph: Whether the network came with a tensor that has a graph: its owner may differentiate it yet.
+        kept_nodes: Where the graphs end of tensors that the network came with: its owner may differentiate them yet.
     """
 
-    holds_graph: bool
+    kept_nodes: frozenset[object]
     _network: nn.Module
     _modules: Sequence[nn.Module]
     _devices: Sequence[int]
@@ -45,6 +45,10 @@ class Preserved:
     def mark_hooks(self) -> None:
         """Remember hooks that have been registered, and gradients that have been cleared, since the block began."""
         self._snapshot.note()
+
+    def changed(self) -> bool:
+        """Tell whether the network is not as it was at the mark."""
+        return self._snapshot.changed()
 
     def rewind(self) -> None:
         """Go back to the mark: what runs next finds the same network and draws the same random numbers.
@@ -117,7 +121,9 @@ def preserved(
         with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
                 _seed(seed, cuda)
-            state = Preserved(bool(start.histories), network, modules, cuda, copy.copy(start), seed)
+            state = Preserved(
+                frozenset(node for _, node, _ in start.histories), network, modules, cuda, copy.copy(start), seed
+            )
             try:
                 if own_ways:
                     with _exported_let_by(modules):

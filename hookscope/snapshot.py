@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 from hookscope.containers import Contents, identical
 from hookscope.held_values import HeldValues, hold
+from hookscope.object_states import State
 from hookscope.overwriting import has_own_code, overwritten
-from hookscope.reachable import State, reachable
+from hookscope.reachable import reachable
 
 # Parameters of networks with code of their own, and tensors in plain attributes, are copied up to so many bytes in all;
 # beyond, those that code is seen to write to. Our choice: to copy and compare as much takes some two milliseconds.
@@ -78,8 +79,13 @@ class Snapshot:
         self._contents = [Contents(kind, containers).note() for kind, containers in alike.items()]
 
     def changed(self) -> bool:
-        """Tell whether anything is not as it was; with states that are written as a whole, it may be."""
-        return bool(self.states) or self._refers_to_others() or self._changed_leaves() or self.values.changed()
+        """Tell whether anything is not as it was."""
+        return (
+            self._refers_to_others()
+            or any(state.changed() for state in self.states)
+            or self._changed_leaves()
+            or self.values.changed()
+        )
 
     def put_back(self) -> list[Problem]:
         """Put everything back; return what that failed with."""
@@ -87,7 +93,7 @@ class Snapshot:
         if self._refers_to_others():
             problems += self._put_back_references()
         for state in self.states:
-            problems += _attempt(state.holder, partial(state.write, state.holder, state.value))
+            problems += _attempt(state.holder, state.put_back)
         problems += self.values.put_back()
         problems += self._put_back_leaves() if self._changed_leaves() else ()
         return problems

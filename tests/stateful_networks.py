@@ -170,6 +170,19 @@ class ArrayAndMomentum(Stateful):
         return self.norm(self.linear(x)) * float(self.steps.sum())
 
 
+@network("a list and a dict that it keeps on a layer of torch's own")
+class OnTheLayer(Stateful):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(4, 4)
+        self.other.hits, self.linear.hits, self.linear.cache = 0, [], {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.hits.append(1)
+        self.linear.cache[len(self.linear.cache)] = 2
+        return self.other(self.linear(x)) * len(self.linear.hits) * len(self.linear.cache)
+
+
 @network("random generators of its own")
 class Generators(Stateful):
     def __init__(self) -> None:
@@ -602,6 +615,14 @@ class MarksParameters(Stateful):
 
 
 # --- hooks and modes ---
+
+
+@network("a cast to double and back")
+class Casts(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear.double()(x.double()).float()
+        self.linear.float()
+        return x
 
 
 @network("hooks that it registers, removes, and leaves")

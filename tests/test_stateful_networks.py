@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+import transformers
 from torch import Tensor, nn
 
 from hookscope.gradients import PassError, inspect_gradients
 from hookscope.inspection import ForwardError, execution_order, inspect, list_modules
+from hookscope.nested import tensors_in
+from hookscope.preservation import preserved
 from tests.stateful_networks import NETWORKS, RefusingBelow
 
 pytestmark = [
@@ -185,3 +189,78 @@ def test_a_network_that_changes_itself_comes_out_as_it_went_in(reason: str, star
         model.raises = False
         assert_same(look(model), before, f"{name}, raising")
     assert seeded_calls(model) == expected
+
+
+@pytest.mark.parametrize("reason", NETWORKS)
+def test_a_second_pass_starts_from_the_same_network(reason: str) -> None:
+    model = built(reason, "train")
+    before = look(model)
+    with preserved(model, seed=0, mode="train") as state:
+        begun = look(model)
+        first = clone(model(X.clone()))
+        state.rewind()
+        assert_same(look(model), begun, "the beginning")
+        assert torch.equal(model(X.clone()), first)
+        state.mark()
+        marked, later = look(model), clone(model(X.clone()))
+        state.rewind()
+        assert_same(look(model), marked, "the mark")
+        assert torch.equal(model(X.clone()), later)
+    assert_same(look(model), before, "the block")
+
+
+def clone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def small_levits() -> dict[str, nn.Module]:
+    config = transformers.LevitConfig(
+        image_size=64,
+        hidden_sizes=[16, 32, 48],
+        num_attention_heads=[2, 2, 2],
+        depths=[1, 1, 1],
+        key_dim=[8, 8, 8],
+        attention_ratio=[2, 2, 2],
+        mlp_ratio=[2, 2, 2],
+    )
+    return {
+        "timm": timm.models.levit.Levit(
+            img_size=64, embed_dim=(16, 32), key_dim=8, depth=(1, 1), num_heads=(2, 2), num_classes=5
+        ),
+        "transformers": transformers.LevitModel(config),
+    }
+
+
+@pytest.mark.parametrize("name", ["timm", "transformers"])
+@pytest.mark.parametrize("options", [{}, {"include_inputs": True}, {"layers": ["@-1"]}], ids=str)
+def test_attention_biases_cached_by_a_pass_of_our_own_are_forgotten_before_the_next(
+    name: str, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    model, x = small_levits()[name].eval(), torch.randn(1, 3, 64, 64)
+    outputs = [tensor for _, tensor in tensors_in(model(x))]
+    for module in model.modules():
+        getattr(module, "attention_bias_cache", {}).clear()
+    before = look(model)
+    rows = inspect_gradients(
+        model, x, lambda output, _: sum(tensor.square().sum() for _, tensor in tensors_in(output)), **options
+    ).parameters
+    assert_same(look(model), before, str(options))
+    biases = [parameter for name, parameter in model.named_parameters() if "attention_biases" in name]
+    expected = torch.autograd.grad(sum(output.square().sum() for output in outputs), biases)
+    found = [row for row in rows if "attention_biases" in row.name]
+    assert [row.status for row in found] == ["gradient" if gradient.any() else "zero" for gradient in expected]
+    assert any(gradient.any() for gradient in expected)
+    for row, gradient in zip(found, expected, strict=True):
+        assert row.gradient.l2 == pytest.approx(gradient.norm().item(), rel=1e-4)
+
+
+def test_a_graph_that_the_owner_keeps_can_still_be_differentiated() -> None:
+    model = small_levits()["transformers"].eval()
+    x = torch.randn(1, 3, 64, 64)
+    model(x)  # fills the caches, with their graphs
+    for _ in range(2):
+        inspect_gradients(model, x, layers=["*"])
+    model(x).last_hidden_state.sum().backward()
+    with pytest.raises(PassError, match="backward through the graph a second time"):
+        inspect_gradients(model, x)
