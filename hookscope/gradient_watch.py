@@ -9,7 +9,7 @@ not stay on it.
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -470,9 +470,9 @@ def graph_nodes(loss: Tensor) -> dict[Node, None]:
     return nodes
 
 
-def graph_leaves(loss: Tensor) -> list[Tensor]:
-    """List the leaves that a backward pass from a tensor would give a gradient to."""
-    ends = [node for node in graph_nodes(loss) if not node.next_functions]
+def graph_leaves(nodes: Iterable[Node]) -> list[Tensor]:
+    """List the leaves that a backward pass through these nodes would give a gradient to."""
+    ends = [node for node in nodes if not node.next_functions]
     return [leaf for node in ends if (leaf := getattr(node, "variable", None)) is not None]
 
 

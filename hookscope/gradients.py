@@ -17,7 +17,7 @@ from hookscope.edits import Edit
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.failures import broke_off, error_line, is_out_of_memory, locate, the_models_own
 from hookscope.gradient_rows import Gradient, absorb_gradients, gradient_rows, loss_record, parameter_rows
-from hookscope.gradient_watch import GradientSite, SiteKey, graph_leaves, strided_copy
+from hookscope.gradient_watch import GradientSite, SiteKey, graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks import Capture, capture
 from hookscope.inputs import Batch
 from hookscope.inspection import execution_order
@@ -226,6 +226,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 edits=placed.by_name,
             )
         )
+        state.mark_hooks()
         ids = {*map(id, parameters)}
         run = _Run(
             subject,
@@ -628,7 +629,7 @@ def _forward(run: _Run, batch: Batch) -> tuple[object, LossValue | None, _Failed
 def _fails_backward(loss: Tensor) -> bool:
     """Tell whether the backward pass raises: a copy could mend what the model does wrong by itself."""
     try:
-        torch.autograd.grad(loss, graph_leaves(loss), retain_graph=True, allow_unused=True)
+        torch.autograd.grad(loss, graph_leaves(graph_nodes(loss)), retain_graph=True, allow_unused=True)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the model may bring its own derivatives
         error.__traceback__ = None  # it may be raised again: then it is from there
         return True
@@ -699,7 +700,10 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
             f"Nothing that requires a gradient leads to the loss of {name}: its forward pass runs under no_grad, "
             f"detaches its output or returns integers, and only its activations can be inspected."
         )
-    leaves = [leaf for leaf in graph_leaves(loss) if id(leaf) not in run.parameter_ids]
+    nodes = graph_nodes(loss)
+    keep = not run.state.kept_nodes.isdisjoint(nodes)
+    leaves = [leaf for leaf in graph_leaves(nodes) if id(leaf) not in run.parameter_ids]
+    del nodes
     if leaves:  # the forward pass may have registered parameters
         known = {id(parameter) for parameter in run.subject.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in known]
@@ -708,7 +712,7 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
         leaf.grad = None
     run.captured.listen(on=True)
     try:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
         error = the_models_own(raised)
         failure = locate(run.subject.modules, error)

@@ -67,8 +67,8 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
 ) -> Inspection:
     """Run a model over its inputs in eval mode, without gradients, and report on the outputs of its layers.
 
-    The model comes out as it went in: modes, buffers, hooks, gradients and random states are restored, also after an
-    exception. Statistics are taken at the moment a layer returns, before an in-place layer can overwrite its output.
+    The model comes out as it went in, also after an exception: `hookscope.preservation.preserved` says what is
+    restored. Statistics are taken at the moment a layer returns, before an in-place layer can overwrite its output.
 
     Args:
         model: The network, on its device, or what `load_model` returned.
@@ -110,6 +110,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         preserved(network, seed, modules=subject.modules.values()) as state,
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
+        state.mark_hooks()
         run = _Run(subject, captured, recorder, state, output_key, verify=verify and not edits)
         broken = _run_batches(run, queue, on_batch or (lambda _count: None))
     seconds = time.perf_counter() - began

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.gradient_watch import graph_leaves
+from hookscope.gradient_watch import graph_leaves, graph_nodes
 
 
 class Overwriting(NamedTuple):
@@ -114,7 +114,7 @@ def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor
         try:
             with _Writes(trace):
                 value = loss()
-            torch.autograd.grad(value, graph_leaves(value), allow_unused=True)
+            torch.autograd.grad(value, graph_leaves(graph_nodes(value)), retain_graph=True, allow_unused=True)
         except _FoundError:
             pass
     return trace.found

@@ -1,68 +1,64 @@
-"""Run a network and leave it as it was: modes, buffers, gradients, random states."""
+"""Run a network and leave it as it was: modes, parameters, buffers, attributes, hooks, gradients, random states."""
 
+import copy
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hookscope.models.building import seed_generators, seeded
+from hookscope.errors import ModelError
+from hookscope.models.building import exception_line, seed_generators, seeded
+from hookscope.snapshot import Problem, Snapshot, take
+from hookscope.text import printable
 
 Mode = Literal["eval", "train"]
 
 
-# Buffers of these dtypes, up to this size, are copied and compared together: BatchNorm has three to a layer, and each
-# call costs more than the copy.
-_JOINED_DTYPES = frozenset({torch.float32, torch.int64})
-_JOINED_ELEMENTS = 2**14
-
-
-class _Buffers(NamedTuple):
-    """Buffers and what they held.
-
-    Attributes:
-        places: Each module that has some, with its buffers by name.
-        bare: The other modules: what they register meanwhile goes.
-        joined: Small buffers that are alike, and their values in a row.
-        single: The others, each with its values.
-    """
-
-    places: list[tuple[nn.Module, dict[str, Tensor | None]]]
-    bare: list[nn.Module]
-    joined: list[tuple[list[Tensor], Tensor]]
-    single: list[tuple[Tensor, Tensor]]
-
-
 @dataclass(slots=True)
 class Preserved:
-    """A place in a run to go back to: at first, its beginning."""
+    """A place in a run to go back to: at first, its beginning.
 
+    Attributes:
+        kept_nodes: Where the graphs end of tensors that the network came with: its owner may differentiate them yet.
+    """
+
+    kept_nodes: frozenset[object]
+    _network: nn.Module
     _modules: Sequence[nn.Module]
     _devices: Sequence[int]
-    _buffers: _Buffers
+    _snapshot: Snapshot
     _seed: int
     _generators: tuple[Any, ...] | None = None
 
     def mark(self) -> None:
-        """Remember buffers and random states as they are now, for `rewind`."""
-        moved = any(
-            module._buffers.get(name) is not buffer
-            for module, held in self._buffers.places
-            for name, buffer in held.items()
-        )
-        if moved or _changed(self._buffers):
-            self._buffers = _buffers_of(self._modules)
+        """Remember the network and random states as they are now, for `rewind`."""
+        if self._snapshot.changed():
+            self._snapshot = take(self._modules)
         devices = [torch.cuda.get_rng_state(device) for device in self._devices]
         self._generators = (torch.get_rng_state(), random.getstate(), np.random.get_state(), devices)
 
+    def mark_hooks(self) -> None:
+        """Remember hooks that have been registered, and gradients that have been cleared, since the block began."""
+        self._snapshot.note()
+
+    def changed(self) -> bool:
+        """Tell whether the network is not as it was at the mark."""
+        return self._snapshot.changed()
+
     def rewind(self) -> None:
-        """Go back to the mark: what runs next draws the same random numbers and finds the same buffers."""
-        _restore_buffers(self._buffers)
+        """Go back to the mark: what runs next finds the same network and draws the same random numbers.
+
+        Raises:
+            ModelError: If something of the network cannot be put back.
+        """
+        problems = self._snapshot.put_back()
+        if problems:
+            raise ModelError(_not_put_back(self._network, problems))
         if self._generators is None:
             _seed(self._seed, self._devices)
             return
@@ -80,129 +76,145 @@ def preserved(
 ) -> Iterator[Preserved]:
     """Put the network in a mode and seed random numbers for the block, and restore everything after it.
 
-    Restored are each module's mode (not only the root's: a BatchNorm frozen in eval stays so), buffers, parameter
-    gradients and `requires_grad`, and the states of the random generators of torch, NumPy and Python. Plain attributes
-    that a forward pass assigns are the model's own business.
+    Restored are, to the last bit and whatever the block raises:
+
+    - each module's mode (not only the root's: a BatchNorm frozen in eval stays so). Modules that do more when their
+      mode changes, as a layer that merges its LoRA adapter into its weight, are switched by their own `train` and
+      `eval`;
+    - which modules, parameters, buffers, hooks and attributes each module has, and the attributes of its class;
+    - what buffers hold; in attributes, what tensors, NumPy arrays and random generators hold, and dicts, lists, sets
+      and deques; attributes of objects that are dataclasses or optimisers, or of the package of a module's class;
+    - parameters' `requires_grad`, `.grad` and values: of a network with code of its own all values up to 8 MiB, else
+      those that its code is seen to write to (`hookscope.parameter_writes`);
+    - the states of the random generators of torch, NumPy and Python.
+
+    Not restored are global variables and the inner state of other objects: iterators, files, locks, compiled code. In
+    a network whose parameters take more than 8 MiB, one is not restored that is written to in a way that its code does
+    not show: an error says so, unless it was written to through `.data`. The same holds for large tensors and NumPy
+    arrays in attributes.
 
     Args:
         network: The model to run inside the block.
         seed: For all of these generators.
         mode: "eval", or "train": a network whose root is in train mode already then stays as it is, with whatever parts
             its owner has frozen in eval mode.
-        modules: All of its modules, once each, from whoever has listed them already.
+        modules: All of its modules, once each, from a caller that has listed them already.
 
     Yields:
         For marking a place in the run and going back to it.
+
+    Raises:
+        ModelError: If the network refuses the mode, or something could not be put back; everything else has been.
     """
     modules = [*(network.modules() if modules is None else modules)]
-    modes = [module.training for module in modules]
-    buffers = _buffers_of(modules)
-    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
-    gradients = [parameter.grad for parameter in parameters]
-    trainable = [parameter.requires_grad for parameter in parameters]
+    modes = [getattr(module, "training", None) for module in modules]
+    switches = not network.training if mode == "train" else any(modes)
+    own_ways = switches and _have_own_ways(modules)
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    start: Snapshot | None = None
+    problems: list[Problem] = []
+    raised: BaseException | None = None
     try:
+        if switches and not own_ways:
+            network.train(mode == "train")
+        start = take(modules)
         with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
                 _seed(seed, cuda)
-            state = Preserved(modules, cuda, buffers, seed)
-            if mode == "train" and not network.training:
-                network.train()
-                state.mark()  # it may be the model's own
-            elif mode == "eval" and any(modes):
-                network.eval()
-                state.mark()
-            yield state
+            state = Preserved(
+                frozenset(node for _, node, _ in start.histories), network, modules, cuda, copy.copy(start), seed
+            )
+            try:
+                if own_ways:
+                    with _exported_let_by(modules):
+                        _switch(network, mode)
+                    state.mark()
+                yield state
+            finally:
+                if own_ways:
+                    with _exported_let_by(modules):
+                        problems += _switch_back(modules, modes)
+    except BaseException as error:
+        raised = error
+        raise
     finally:
+        problems += start.put_back() if start else ()
         for module, training in zip(modules, modes, strict=True):
-            if module.training != training:
+            if training is not None and module.training != training:
                 module.training = training
-        _restore_buffers(buffers)
-        for parameter, gradient, requires_grad in zip(parameters, gradients, trainable, strict=True):
-            if parameter.requires_grad != requires_grad:
-                parameter.requires_grad_(requires_grad)
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
+        if problems and raised is None:
+            raise ModelError(_not_put_back(network, problems))
+        if problems and raised is not None:
+            raised.add_note(_not_put_back(network, problems))
+
+
+def _have_own_ways(modules: Sequence[nn.Module]) -> bool:
+    """Tell whether a module does more than setting a flag when its mode changes."""
+    kinds: set[type[nn.Module]] = {*map(type, modules)}
+    return any(kind.train is not nn.Module.train or kind.eval is not nn.Module.eval for kind in kinds) or any(
+        "train" in vars(module) or "eval" in vars(module) for module in modules
+    )
+
+
+@contextmanager
+def _exported_let_by(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let exported programs, whose mode is fixed, do nothing when the mode around them changes; else they raise."""
+    refusals = [
+        (vars(module), name, vars(module)[name])
+        for module in modules
+        for name in ("train", "eval")
+        if getattr(vars(module).get(name), "__module__", None) == "torch.export.exported_program"
+    ]
+    for attributes, name, _ in refusals:
+        del attributes[name]
+    try:
+        yield
+    finally:
+        for attributes, name, refusal in refusals:
+            attributes[name] = refusal
+
+
+def _switch(network: nn.Module, mode: Mode) -> None:
+    try:
+        network.train() if mode == "train" else network.eval()
+    except Exception as error:
+        kind = type(network).__name__
+        raise ModelError(f"{kind} cannot be put into {mode} mode: {exception_line(error)}") from error
+
+
+def _switch_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> list[Problem]:
+    """Switch each module, those around others first, by its own method."""
+    problems: list[Problem] = []
+    for module, training in zip(modules, modes, strict=True):
+        if training is not None and getattr(module, "training", None) != training:
+            try:
+                module.train(training)
+            except Exception as error:  # noqa: BLE001 - the model's code may raise anything
+                problems.append((module, f"its change of mode raised {exception_line(error)}"))
+    return problems
+
+
+def _not_put_back(network: nn.Module, problems: Sequence[Problem]) -> str:
+    thing, reason = problems[0]
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    line = printable(reason.strip().partition("\n")[0]).rstrip(".")
+    what = f"{_name_of(network, thing)}: {line}{more}"
+    return f"The model could not be put back as it was: {what}. Build it anew before you use it."
+
+
+def _name_of(network: nn.Module, thing: object) -> str:
+    """Return the dotted name of a part of the network or of a module's attribute; of other objects the class."""
+    for name, module in network.named_modules():
+        if module is thing:
+            return repr(name) if name else "the model"
+        for held in (module._parameters, module._buffers, vars(module)):
+            for attribute, value in held.items():
+                if value is thing:
+                    return repr(f"{name}.{attribute}" if name else attribute)
+    return f"an object of class {type(thing).__name__}"
 
 
 def _seed(seed: int, devices: Sequence[int]) -> None:
     seed_generators(seed)
     if devices:
         torch.cuda.manual_seed_all(seed)
-
-
-def _buffers_of(modules: Sequence[nn.Module]) -> _Buffers:
-    places = [(module, dict(held)) for module in modules if (held := module._buffers)]
-    bare = [module for module in modules if not module._buffers]
-    alike: defaultdict[tuple[torch.dtype, torch.device, bool], list[Tensor]] = defaultdict(list)
-    single = []
-    with torch.no_grad():
-        for _, held in places:
-            for buffer in held.values():
-                if buffer is None:
-                    continue
-                if _joinable(buffer):
-                    alike[buffer.dtype, buffer.device, buffer.dim() == 0].append(buffer)
-                else:
-                    single.append((buffer, buffer.clone()))
-        return _Buffers(places, bare, [(buffers, _join(buffers)) for buffers in alike.values()], single)
-
-
-def _joinable(buffer: Tensor) -> bool:
-    return (
-        buffer.dtype in _JOINED_DTYPES
-        and type(buffer) is Tensor
-        and buffer.layout is torch.strided
-        and not buffer.is_nested
-        and buffer.numel() <= _JOINED_ELEMENTS
-    )
-
-
-def _hold(buffers: Sequence[Tensor], values: Tensor) -> bool:
-    """Tell whether the buffers still hold the joined values."""
-    try:
-        return torch.equal(_join(buffers), values)
-    except RuntimeError:  # the model has given one another device or dtype
-        return False
-
-
-def _join(buffers: Sequence[Tensor]) -> Tensor:
-    if buffers[0].dim() == 0:
-        return torch.stack([*buffers])
-    return torch.cat([buffer if buffer.dim() == 1 else buffer.reshape(-1) for buffer in buffers])
-
-
-def _changed(buffers: _Buffers) -> list[tuple[Tensor, Tensor]]:
-    """List the buffers whose values have changed, with those before."""
-    held = [*buffers.single]
-    with torch.no_grad():
-        for joined, values in buffers.joined:
-            if not _hold(joined, values):
-                parts = torch.split_with_sizes(values, [buffer.numel() for buffer in joined])
-                held += [(buffer, part.view(buffer.shape)) for buffer, part in zip(joined, parts, strict=True)]
-    return [(buffer, values) for buffer, values in held if not _equal(buffer, values)]
-
-
-def _restore_buffers(buffers: _Buffers) -> None:
-    """Put back each buffer with its values before, and drop buffers that were registered since."""
-    for module in buffers.bare:
-        for name in [*module._buffers]:
-            delattr(module, name)
-    for module, held in buffers.places:
-        for name in module._buffers.keys() - held.keys():
-            delattr(module, name)
-        module._buffers.update(held)
-    for buffer, values in _changed(buffers):
-        with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-            buffer.copy_(values)
-
-
-def _equal(first: Tensor, second: Tensor) -> bool:
-    """Tell whether two tensors hold the same values; where that cannot be told (meta, sparse), say no.
-
-    Version counters would not do: a write through `.data` does not move them.
-    """
-    try:
-        return torch.equal(first, second)
-    except (RuntimeError, NotImplementedError):
-        return False

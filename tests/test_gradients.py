@@ -527,23 +527,23 @@ def test_leaves_that_are_no_parameters_of_the_network_keep_their_gradients() -> 
     assert with_gradient.grad.tolist() == [5, 5]
 
 
-def test_a_kept_activation_carries_no_hook_afterwards() -> None:
+def test_an_activation_that_is_kept_outside_the_model_carries_no_hook_afterwards() -> None:
+    kept: list[Tensor] = []
+
     class Keeps(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.body = nn.Linear(2, 2)
-            self.kept: list[Tensor] = []
 
         def forward(self, x: Tensor) -> Tensor:
-            self.kept.append(self.body(x))
-            return self.kept[-1]
+            kept.append(self.body(x))
+            return kept[-1]
 
-    model = Keeps()
     seen: list[str] = []
-    inspect_gradients(model, torch.ones(1, 2), total, on_tensor=lambda label, _: seen.append(label))
+    inspect_gradients(Keeps(), torch.ones(1, 2), total, on_tensor=lambda label, _: seen.append(label))
     assert seen == ["body grad_output", "body.weight grad", "body.bias grad"]
-    (kept,) = model.kept
-    assert not kept._backward_hooks
+    (activation,) = kept
+    assert not activation._backward_hooks
 
 
 # --- grids and tensors ---

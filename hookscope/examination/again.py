@@ -58,9 +58,10 @@ def compare_passes(subject: Subject, first: FirstPass, wanted: AbstractSet[str],
     """Make the passes that the wanted rules need beyond the first.
 
     `repeatability` takes one over the first batch, with other random numbers: what draws any in eval mode shows, as a
-    dropout left on does. Where a pass changes buffers another follows, which finds them changed. `batch-consistency`
-    takes one over each of two inputs of the first batch alone. Of a single input it takes one over that input together
-    with a mirrored negative of it, and so does `constant-output` where no input differs from the first.
+    dropout left on does. Where a pass changes the network, in buffers or attributes, another follows, which finds it
+    changed. `batch-consistency` takes one over each of two inputs of the first batch alone. Of a single input it takes
+    one over that input together with a mirrored negative of it, and so does `constant-output` where no input differs
+    from the first.
 
     Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
     """
@@ -141,12 +142,12 @@ def _pass(subject: Subject, batch: Batch, seed: int) -> Returned | str:
 
 def _repeat(subject: Subject, batch: Batch, returned: Returned, seed: int, compared: Compared) -> None:
     network = subject.network
-    with preserved(network, seed + 1), capture(network, subject.modules, lambda *_: None):
-        before = [buffer.clone() for buffer in network.buffers()]
+    with preserved(network, seed + 1) as state, capture(network, subject.modules, lambda *_: None):
+        state.mark_hooks()
         passes = [returned]
         try:
             passes.append(_run(subject, batch))
-            if _changed(before, list(network.buffers())):
+            if state.changed():
                 passes.append(_run(subject, batch))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             passes.append({})
@@ -156,12 +157,6 @@ def _repeat(subject: Subject, batch: Batch, returned: Returned, seed: int, compa
         for path, tensor in returned.items():
             found = difference(tensor, again[path]) if path in again else math.inf
             compared.repeat[path] = greatest(compared.repeat.get(path), found)
-
-
-def _changed(before: list[Tensor], after: list[Tensor]) -> bool:
-    if len(before) != len(after):
-        return True
-    return any(difference(old, new) not in (0.0, None) for old, new in zip(before, after, strict=True))
 
 
 def _alone(subject: Subject, batch: Batch, first: FirstPass, seed: int, compared: Compared) -> None:

@@ -1,0 +1,293 @@
+"""What tensors hold, kept so that it can be put back to the last bit: values, memory, sizes and strides."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+
+import torch
+from torch import Tensor, nn
+
+# Tensors of these dtypes, up to this size, are copied and compared together: BatchNorm has three to a layer, and each
+# call costs more than the copy.
+_JOINED_DTYPES = frozenset({torch.float32, torch.int64})
+_JOINED_ELEMENTS = 2**14
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_dtype, _device = attrgetter("dtype"), attrgetter("device")
+
+_DENSE = frozenset({Tensor, nn.Parameter})
+
+
+@dataclass(slots=True)
+class HeldValues:
+    """Tensors and what they held; made by `hold`.
+
+    Attributes:
+        tensors: Those that lie in memory by strides.
+        aliases: For each of them one that shares its memory and keeps its size and strides.
+        addresses: Where they lay.
+        versions: How often each had been modified in place.
+        joined: Places in `tensors` of small ones that are alike, and their values in a row.
+        single: Places of others that were copied, and the copies.
+        bare: Places of those that were not.
+        special: Sparse, nested and quantised tensors, and those of subclasses that compute in their own way: copy, None
+            if none can be made, and version.
+    """
+
+    tensors: list[Tensor] = field(default_factory=list)
+    aliases: list[Tensor] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    joined: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    single: list[tuple[int, Tensor]] = field(default_factory=list)
+    bare: list[int] = field(default_factory=list)
+    special: list[tuple[Tensor, Tensor | None, int]] = field(default_factory=list)
+
+    def changed(self) -> bool:
+        """Tell whether a tensor holds something else, or, without a copy, was written to."""
+        with _plainly():
+            return bool(
+                self._moved()
+                or next(self._rewritten(), None)
+                or any(_version(self.tensors[place]) != self.versions[place] for place in self.bare)
+                or not all(_is_same(*each) for each in self.special)
+            )
+
+    def put_back(self) -> list[tuple[Tensor, str]]:
+        """Put everything back; return each tensor for which that fails, with the reason."""
+        failed: list[tuple[Tensor, str]] = []
+        with _plainly():
+            for place in self._moved():
+                try:
+                    self._move_back(place)
+                except RuntimeError as error:
+                    failed.append((self.tensors[place], str(error)))
+            for place, before in self._rewritten():
+                try:
+                    _write(self.aliases[place], before)
+                except RuntimeError as error:
+                    failed.append((self.tensors[place], str(error)))
+            versions = _versions(self.tensors)
+            if versions != self.versions:
+                failed += self._rewind_versions(versions)
+            for tensor, values, version in self.special:
+                if not _is_same(tensor, values, version):
+                    failed += [(tensor, reason) for reason in _put_back_special(tensor, values, version)]
+        return failed
+
+    def _moved(self) -> list[int]:
+        """List the tensors that lie elsewhere, or with another size or strides."""
+        if (
+            [*map(Tensor.data_ptr, self.tensors)] == self.addresses
+            and [*map(Tensor.size, self.tensors)] == [*map(Tensor.size, self.aliases)]
+            and [*map(Tensor.stride, self.tensors)] == [*map(Tensor.stride, self.aliases)]
+        ):
+            return []
+        pairs = enumerate(zip(self.tensors, self.aliases, self.addresses, strict=True))
+        return [
+            place
+            for place, (tensor, alias, address) in pairs
+            if not tensor.data_ptr() == alias.data_ptr() == address
+            or (tensor.size(), tensor.stride()) != (alias.size(), alias.stride())
+        ]
+
+    def _move_back(self, place: int) -> None:
+        alias, storage = self.aliases[place], self.aliases[place].untyped_storage()
+        steps = zip(alias.size(), alias.stride(), strict=True)
+        end = int(alias.storage_offset()) + 1 + sum((size - 1) * step for size, step in steps)
+        if self.addresses[place] == 0:
+            storage.resize_(0)  # it had been emptied to save memory
+        elif storage.nbytes() < end * alias.itemsize:
+            storage.resize_(end * alias.itemsize)
+        self.tensors[place].data = alias
+        self.addresses[place] = alias.data_ptr()
+
+    def _rewritten(self) -> Iterator[tuple[int, Tensor]]:
+        """Find those that hold other values, with the values before."""
+        for places, values in self.joined:
+            aliases = [self.aliases[place] for place in places]
+            if same_bits(_join(aliases), values):
+                continue
+            parts = torch.split_with_sizes(values, [alias.numel() for alias in aliases])
+            for place, alias, part in zip(places, aliases, parts, strict=True):
+                if not same_bits(alias, part.view(alias.shape)):
+                    yield place, part.view(alias.shape)
+        for place, values in self.single:
+            if not same_bits(self.aliases[place], values):
+                yield place, values
+
+    def _rewind_versions(self, versions: list[int]) -> list[tuple[Tensor, str]]:
+        """Set back how often tensors have been modified: graphs that saved them can then still be differentiated."""
+        counted = [place for place, tensor in enumerate(self.tensors) if versions[place] != self.versions[place]]
+        bare = set(self.bare)
+        copied = [place for place in counted if place not in bare and not self.tensors[place].is_inference()]
+        torch._C._autograd._unsafe_set_version_counter(
+            tuple(self.tensors[place] for place in copied), tuple(self.versions[place] for place in copied)
+        )
+        reason = "it was written to, and was too large to be copied before"
+        return [(self.tensors[place], reason) for place in counted if place in bare]
+
+
+def hold(tensors: Sequence[Tensor], copied: AbstractSet[int]) -> HeldValues:
+    """Keep what tensors hold.
+
+    Args:
+        tensors: Each once.
+        copied: Identities of those whose values to copy. Of others their place in memory is kept, and it is noticed if
+            they are written to in place, unless that happens through `.data`.
+    """
+    held = HeldValues()
+    with _plainly():
+        if _are_dense(tensors):
+            held.tensors, held.aliases = [*tensors], [tensor.data for tensor in tensors]
+        else:
+            for tensor in tensors:
+                if (alias := _alias(tensor)) is not None:
+                    held.tensors.append(tensor)
+                    held.aliases.append(alias)
+                else:
+                    held.special.append((tensor, _copy(tensor) if id(tensor) in copied else None, _version(tensor)))
+        held.addresses = [*map(Tensor.data_ptr, held.tensors)]
+        held.versions = _versions(held.tensors)
+        alike: defaultdict[tuple[torch.dtype, torch.device, int], list[int]] = defaultdict(list)
+        keys = zip(*(map(read, held.aliases) for read in (_dtype, _device, Tensor.dim)), strict=True)
+        for place, (tensor, key, address) in enumerate(zip(held.tensors, keys, held.addresses, strict=True)):
+            if address:  # else it holds nothing
+                (alike[key] if id(tensor) in copied else held.bare).append(place)
+        for (dtype, _, _), places in alike.items():
+            small = [place for place in places if held.aliases[place].numel() <= _JOINED_ELEMENTS]
+            if dtype in _JOINED_DTYPES and len(small) > 1:
+                held.joined.append((small, _join([held.aliases[place] for place in small])))
+                places = [place for place in places if held.aliases[place].numel() > _JOINED_ELEMENTS]  # noqa: PLW2901
+            held.single += [(place, held.aliases[place].clone()) for place in places]
+    return held
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Leave out what subclasses, gradients and inference mode would do to plain reading and writing."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _are_dense(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether all are plain tensors that lie in memory by strides: nearly always."""
+    return (
+        _DENSE.issuperset(map(type, tensors))
+        and not any(map(attrgetter("is_nested"), tensors))
+        and not any(map(attrgetter("is_quantized"), tensors))
+        and {torch.strided}.issuperset(map(attrgetter("layout"), tensors))
+    )
+
+
+def _alias(tensor: Tensor) -> Tensor | None:
+    """Return a plain dense tensor that shares the memory of this one, if there is one."""
+    try:
+        alias = tensor.data
+        plain = type(alias) is Tensor and alias.layout is torch.strided and not (alias.is_nested or alias.is_quantized)
+    except Exception:  # noqa: BLE001 - a subclass may raise anything
+        return None
+    return alias if plain else None
+
+
+def _copy(tensor: Tensor) -> Tensor | None:
+    try:
+        return tensor.detach().clone()
+    except Exception:  # noqa: BLE001 - as above
+        return None
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    try:
+        return [*map(attrgetter("_version"), tensors)]
+    except RuntimeError:
+        return [*map(_version, tensors)]
+
+
+def _version(tensor: Tensor) -> int:
+    try:
+        return int(tensor._version)
+    except Exception:  # noqa: BLE001 - inference tensors count nothing, and a subclass may raise anything
+        return -1
+
+
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the values of tensors with as many axes in a row."""
+    if tensors[0].dim() == 0:
+        return torch.stack([*tensors])
+    return torch.cat([*tensors] if tensors[0].dim() == 1 else [tensor.reshape(-1) for tensor in tensors])
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Tell whether two dense tensors hold the same bits: NaN equals NaN, and 0 is not -0."""
+    if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
+        return False
+    if first.is_meta:
+        return True
+    return torch.equal(_integers(first), _integers(second))
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype == torch.complex128:
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(_INTEGERS[tensor.itemsize])
+
+
+def _write(alias: Tensor, values: Tensor) -> None:
+    """Write values through an alias, which counts as no modification; an expanded axis is written once."""
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in alias.stride())
+    with torch.inference_mode(alias.is_inference()):
+        alias[once].copy_(values[once])
+
+
+def _is_same(tensor: Tensor, values: Tensor | None, version: int) -> bool:
+    """Tell whether a special tensor holds what it held, as far as that can be told."""
+    if values is not None:
+        try:
+            first, second = _parts(tensor), _parts(values)
+            return len(first) == len(second) and all(map(same_bits, first, second))
+        except Exception:  # noqa: BLE001 - a subclass may raise anything
+            with suppress(Exception):
+                return torch.equal(tensor, values)
+    return _version(tensor) == version
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Return the dense tensors that a sparse, nested or quantised one consists of."""
+    if type(tensor) not in _DENSE:
+        raise TypeError(type(tensor).__name__)
+    if tensor.is_nested:
+        return [*tensor.unbind()]
+    if tensor.is_quantized:
+        return [tensor.int_repr()]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.to_dense()]
+
+
+def _put_back_special(tensor: Tensor, values: Tensor | None, version: int) -> list[str]:
+    """Write a special tensor's values back; return the reasons if that fails."""
+    if values is None:
+        return ["no copy of it could be made"]
+    reasons = []
+    for attempt in (tensor.copy_, partial(setattr, tensor, "data")):
+        try:
+            with torch.inference_mode(tensor.is_inference()):
+                attempt(values.clone())
+            if _is_same(tensor, values, version):
+                return []
+        except Exception as error:  # noqa: BLE001 - a subclass may raise anything
+            reasons.append(str(error))
+    return reasons[:1] or ["it does not take the values that it had"]
