@@ -157,7 +157,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         loss: What to differentiate: a name in `hookscope.losses.LOSSES`, what `choose_loss` returns, or a function of
             the output and the batch that returns a 0-d tensor.
         target: For a loss given by name: what the output is compared with, as `choose_loss` takes it.
-        layers: Patterns as for `--layer`; none means every leaf.
+        layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
         include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all
             parameters are trainable, the network's own floating inputs get one as well. Gradients of parameters may
             then differ in the last bits, because parts are added in another order.

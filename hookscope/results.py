@@ -182,7 +182,8 @@ class LayerRow:
         kind: Class name of the module.
         call: 0 for the module's first call in a forward pass, 1 for its second.
         slot: Path inside a nested output: "" for a plain tensor, "[0]", "['out']".
-        parameter_count: Elements in the parameters the module owns directly (not its children's).
+        parameter_count: Elements in the parameters the module owns itself (not its children's); those of
+            parametrisations and ParameterLists in it count.
         activation: The output's statistics.
         flags: What a reader should know, in words.
         aliases: Other names of the same module object.
@@ -403,6 +404,25 @@ class GradientRow:
     def label(self) -> str:
         """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
         return row_label(self.layer, self.call, self.slot)
+
+
+# Modules that hold parameters for the module they are in, which is the one that has rows.
+_HOLDERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
+
+
+def parameter_owner(name: str, kind: str) -> str:
+    """Return the dotted name of the module that a parameter belongs to, as its rows have it.
+
+    Args:
+        name: The parameter's dotted name.
+        kind: Class name of the module that it is registered with. A ParameterList, a parametrisation and the output
+            projection of MultiheadAttention hold theirs for the module around them.
+    """
+    around, parametrised, _ = f".{name}".rpartition(".parametrizations.")
+    if parametrised:
+        return around.removeprefix(".")
+    owner = name.rpartition(".")[0]
+    return owner.rpartition(".")[0] if kind in _HOLDERS else owner
 
 
 @dataclass(frozen=True, slots=True)

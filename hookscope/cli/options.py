@@ -32,7 +32,7 @@ Layer = Annotated[
         metavar="PATTERN",
         help="Layers by name or type; repeatable. A word matches a part of either (conv), *?[] make a glob over the "
         "whole, /.../ a regular expression, name: or type: narrow it, ! excludes, @3 or @-1 picks by execution order. "
-        "Default: every leaf.",
+        "Default: modules that own parameters, and leaves.",
     ),
 ]
 Weights = Annotated[

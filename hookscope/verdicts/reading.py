@@ -3,7 +3,14 @@
 import math
 from collections.abc import Sequence
 
-from hookscope.results import GradientInspection, GradientRow, LayerRow, ParameterRow, TensorStatistics
+from hookscope.results import (
+    GradientInspection,
+    GradientRow,
+    LayerRow,
+    ParameterRow,
+    TensorStatistics,
+    parameter_owner,
+)
 
 
 def arrived_outputs(inspection: GradientInspection) -> list[GradientRow]:
@@ -58,7 +65,7 @@ def is_matrix(parameter: ParameterRow) -> bool:
 
 def owner(parameter: ParameterRow) -> str:
     """Return the dotted name of the module that a parameter belongs to."""
-    return parameter.name.rpartition(".")[0]
+    return parameter_owner(parameter.name, parameter.kind)
 
 
 def is_within(layer: str, ancestor: str) -> bool:
