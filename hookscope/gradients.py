@@ -249,7 +249,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         def finished() -> tuple[tuple[LayerRow, ...], tuple[GradientRow, ...]]:
             block.close()
             _absorb(run)
-            return layer_rows(subject, run.rows), gradient_rows(subject, run.gradients)
+            rows = layer_rows(subject, run.rows)
+            return rows, gradient_rows(subject, run.gradients, rows)
 
         by_parameter, (results, gradients) = parameter_rows(network, parameters, on_tensor, recorder.reducer, finished)
 

@@ -87,6 +87,7 @@ class _Place(_Stored):
     call: NonNegativeInt
     slot: str
     aliases: list[str] = []
+    also: list[str] = []
 
     @property
     def label(self) -> str:

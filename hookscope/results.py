@@ -187,6 +187,9 @@ class LayerRow:
         activation: The output's statistics.
         flags: What a reader should know, in words.
         aliases: Other names of the same module object.
+        repeats: Label of the row with this very tensor, for a pass-through module whose input another row shows; "" for
+            a tensor that no earlier row shows.
+        also: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
     """
 
     index: int
@@ -198,6 +201,8 @@ class LayerRow:
     activation: TensorStatistics
     flags: tuple[Flag, ...] = ()
     aliases: tuple[str, ...] = ()
+    repeats: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -386,6 +391,9 @@ class GradientRow:
         gradient: Statistics of the gradient; without one, shape and dtype are the tensor's and all else is empty.
         remark: Why there is no gradient, or what the gradient means where that is not plain; "" otherwise.
         aliases: Other names of the same module object.
+        repeats: As `LayerRow.repeats`, if the gradient is the same too: that of a pass-through output counts the uses
+            of that output only, that of the tensor it repeats counts all. The rows of its inputs likewise.
+        also: As `LayerRow.also`.
     """
 
     index: int
@@ -399,6 +407,8 @@ class GradientRow:
     gradient: TensorStatistics
     remark: str = ""
     aliases: tuple[str, ...] = ()
+    repeats: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

@@ -35,6 +35,14 @@ Layer = Annotated[
         "Default: modules that own parameters, and leaves.",
     ),
 ]
+Repeats = Annotated[
+    bool,
+    typer.Option(
+        "--repeats",
+        help="Keep the rows of modules that return what they are given, such as dropout in eval mode, although they "
+        "repeat another row.",
+    ),
+]
 Weights = Annotated[
     str,
     typer.Option(
