@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
+from hookscope.dataflow import takers
 from hookscope.frozen import quick_constructor
 from hookscope.gradient_watch import GradientSite, SiteKey, plain_arithmetic
 from hookscope.losses import LossValue
@@ -23,6 +25,7 @@ from hookscope.results import (
     LossRecord,
     ParameterRow,
     TensorStatistics,
+    row_label,
 )
 from hookscope.subject import Subject
 
@@ -70,8 +73,26 @@ def _without(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatist
     return TensorStatistics(tuple(shape), "none" if dtype is None else str(dtype).removeprefix("torch."), 0)
 
 
+@dataclass(slots=True)
+class Graph:
+    """Autograd's graph of the latest batch, for what asks how the gradients came about.
+
+    Attributes:
+        loss: As it was differentiated; None before there is one.
+        nodes: Those that computed the tensors whose gradients arrived.
+    """
+
+    loss: Tensor | None = None
+    nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Let the graph go: another batch begins."""
+        self.loss = None
+        self.nodes.clear()
+
+
 def gradient_rows(
-    subject: Subject, gradients: Mapping[SiteKey, Gradient], activations: Sequence[LayerRow]
+    subject: Subject, gradients: Mapping[SiteKey, Gradient], activations: Sequence[LayerRow], graph: Graph
 ) -> tuple[GradientRow, ...]:
     """Turn gradients into results, in forward order.
 
@@ -79,6 +100,7 @@ def gradient_rows(
         subject: The network.
         gradients: Of all batches.
         activations: The rows of the same passes.
+        graph: Of one of them.
     """
     arrived = [each for each in gradients.values() if each.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
@@ -106,7 +128,23 @@ def gradient_rows(
                 subject.aliases.get(site.layer, ()),
             )
         )
+    if graph.loss is not None and any(row.status == "zero" for row in rows):
+        rows = _with_takers(rows, graph.loss, graph.nodes)
     return _with_repeats(rows, activations)
+
+
+def _with_takers(rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]) -> list[GradientRow]:
+    """Say of each output what takes it; rows come in the order of the forward pass, and so do labels."""
+    in_order = {key: node for key in map(_site, rows) if (node := nodes.get(key)) is not None}
+    known = {
+        key: tuple("" if each is None else row_label(*each[:3]) for each in found)
+        for key, found in takers(loss, in_order).items()
+    }
+    return [replace(row, taken_by=known.get(_site(row))) for row in rows]
+
+
+def _site(row: GradientRow) -> SiteKey:
+    return row.layer, row.call, row.slot, row.role
 
 
 def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) -> tuple[GradientRow, ...]:

@@ -29,7 +29,8 @@ def fold_repeats(run: Run) -> Run:
         return replace(run, rows=_numbered(rows), feature_maps=_of_rows(run.feature_maps, rows))
     calls = {(row.layer, row.call) for row in rows}
     stay = [each for each in run.gradients if each.role == "output" or (each.layer, each.call) in calls]
-    gradients = _folded(stay, into)
+    taken_by = {row.label: row.taken_by or () for row in run.gradients if row.role == "output" and _key(row) in into}
+    gradients = [replace(each, taken_by=_resolved(each.taken_by, taken_by)) for each in _folded(stay, into)]
     arrived = sorted(each.backward_index for each in gradients if each.backward_index is not None)
     order: dict[int | None, int | None] = {index: position for position, index in enumerate(arrived)}
     return replace(
@@ -71,6 +72,13 @@ def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
         elif _key(row) not in into:
             stay.append(replace(row, also=(*row.also, *also[row.label])) if row.label in also else row)
     return stay
+
+
+def _resolved(labels: Sequence[str] | None, left_out: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:
+    """Put in the place of rows that are left out what takes them in turn."""
+    while labels is not None and any(label in left_out for label in labels):
+        labels = [*dict.fromkeys(other for label in labels for other in left_out.get(label, (label,)))]
+    return None if labels is None else tuple(labels)
 
 
 def _is_output(row: LayerRow | GradientRow) -> bool:

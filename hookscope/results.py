@@ -394,6 +394,9 @@ class GradientRow:
         repeats: As `LayerRow.repeats`, if the gradient is the same too: that of a pass-through output counts the uses
             of that output only, that of the tensor it repeats counts all. The rows of its inputs likewise.
         also: As `LayerRow.also`.
+        taken_by: Labels of the outputs that are computed from this one with no other row's output between, "" for the
+            loss: where its gradient comes from. Known where some gradient of the run is zero; else, and inside
+            reentrant checkpoints, None.
     """
 
     index: int
@@ -409,6 +412,7 @@ class GradientRow:
     aliases: tuple[str, ...] = ()
     repeats: str = ""
     also: tuple[str, ...] = ()
+    taken_by: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str:

@@ -221,6 +221,13 @@ def test_gradients_are_numbered_anew_in_both_orders() -> None:
     assert fold_repeats(run) == run
 
 
+def test_what_takes_a_row_that_is_left_out_takes_the_one_that_stays() -> None:
+    network = nn.Sequential(linear(), nn.Dropout(), nn.Identity(), nn.ReLU(), linear())
+    nn.init.constant_(network[0].bias, -100)  # type: ignore[union-attr,arg-type]
+    run = fold_repeats(inspect_gradients(network, X))
+    assert [(row.label, row.taken_by) for row in run.gradients] == [("0", ("3",)), ("3", ("4",)), ("4", ("",))]
+
+
 # --- over many networks ---
 
 

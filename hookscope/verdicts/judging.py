@@ -3,10 +3,11 @@
 from hookscope.repeats import fold_repeats
 from hookscope.results import GradientInspection, Verdict
 from hookscope.verdicts.activations import dead_channels, saturated_activation
+from hookscope.verdicts.dead import dead_gradient
 from hookscope.verdicts.depth import exploding_gradient, gradient_imbalance, vanishing_gradient
 from hookscope.verdicts.finite import non_finite_activation, non_finite_gradient, non_finite_loss
 from hookscope.verdicts.limits import RULES, Limits
-from hookscope.verdicts.zeros import dead_gradient, unused_parameter, zero_gradient
+from hookscope.verdicts.zeros import unused_parameter, zero_gradient
 
 
 def judge(inspection: GradientInspection, limits: Limits = Limits()) -> tuple[Verdict, ...]:  # noqa: B008 - frozen
