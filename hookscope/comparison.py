@@ -1,15 +1,19 @@
 """Compare two runs row by row: what did edits change?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from hookscope.repeats import Key
 from hookscope.results import Change, Comparison, GradientInspection, Inspection, TensorStatistics
 
-_Key = tuple[str, str]
+_Named = tuple[str, str]
 """(what, label)."""
 
 
 def compare(
-    before: Inspection | GradientInspection, after: Inspection | GradientInspection, edits: Sequence[str]
+    before: Inspection | GradientInspection,
+    after: Inspection | GradientInspection,
+    edits: Sequence[str],
+    left_out: Collection[Key] = (),
 ) -> Comparison:
     """Compare a run without edits to the same run with them.
 
@@ -17,11 +21,12 @@ def compare(
         before: Without edits.
         after: With them, over the same inputs.
         edits: The expressions, for the record.
+        left_out: Outputs that are not compared.
 
     Returns:
         Every row whose statistics differ, in the order of `after`; rows that only `before` has come last.
     """
-    old, new = dict(_statistics(before)), dict(_statistics(after))
+    old, new = dict(_statistics(before, left_out)), dict(_statistics(after, left_out))
     keys = [*new, *(key for key in old if key not in new)]
     changes = tuple(
         Change(label, what, old.get((what, label)), new.get((what, label)))
@@ -39,11 +44,17 @@ def _losses(
     return None if before.loss is None or after.loss is None else (before.loss.value, after.loss.value)
 
 
-def _statistics(run: Inspection | GradientInspection) -> Iterator[tuple[_Key, TensorStatistics]]:
+def _statistics(
+    run: Inspection | GradientInspection, left_out: Collection[Key]
+) -> Iterator[tuple[_Named, TensorStatistics]]:
+    calls = {key[:2] for key in left_out}
     for row in run.rows:
-        yield ("activation", row.label), row.activation
+        if (row.layer, row.call, row.slot) not in left_out:
+            yield ("activation", row.label), row.activation
     if isinstance(run, GradientInspection):
         for gradient in run.gradients:
-            yield (f"grad_{gradient.role}", gradient.label), gradient.gradient
+            key = (gradient.layer, gradient.call, gradient.slot)
+            if key[:2] not in calls if gradient.role == "input" else key not in left_out:
+                yield (f"grad_{gradient.role}", gradient.label), gradient.gradient
         for parameter in run.parameters:
             yield ("gradient", parameter.name), parameter.gradient

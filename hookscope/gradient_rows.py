@@ -2,20 +2,31 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
+from hookscope.dataflow import takers
 from hookscope.frozen import quick_constructor
 from hookscope.gradient_watch import GradientSite, SiteKey, plain_arithmetic
 from hookscope.losses import LossValue
 from hookscope.measure import Fused, Measured, Reading, Reducer, Reduction, collect, merge, plain, summarise
 from hookscope.measure.storage import as_real_floats, stored_values
-from hookscope.results import GradientRow, GradientStatus, LossRecord, ParameterRow, TensorStatistics
+from hookscope.recording import same_values
+from hookscope.results import (
+    GradientRow,
+    GradientStatus,
+    LayerRow,
+    LossRecord,
+    ParameterRow,
+    TensorStatistics,
+    row_label,
+)
 from hookscope.subject import Subject
 
 T = TypeVar("T")
@@ -62,8 +73,35 @@ def _without(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatist
     return TensorStatistics(tuple(shape), "none" if dtype is None else str(dtype).removeprefix("torch."), 0)
 
 
-def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tuple[GradientRow, ...]:
-    """Turn gradients into results, in forward order."""
+@dataclass(slots=True)
+class Graph:
+    """Autograd's graph of the latest batch, for what asks how the gradients came about.
+
+    Attributes:
+        loss: As it was differentiated; None before there is one.
+        nodes: Those that computed the tensors whose gradients arrived.
+    """
+
+    loss: Tensor | None = None
+    nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Let the graph go: another batch begins."""
+        self.loss = None
+        self.nodes.clear()
+
+
+def gradient_rows(
+    subject: Subject, gradients: Mapping[SiteKey, Gradient], activations: Sequence[LayerRow], graph: Graph
+) -> tuple[GradientRow, ...]:
+    """Turn gradients into results, in forward order.
+
+    Args:
+        subject: The network.
+        gradients: Of all batches.
+        activations: The rows of the same passes.
+        graph: Of one of them.
+    """
     arrived = [each for each in gradients.values() if each.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
     positions = {id(each): position for position, each in enumerate(arrived)}
@@ -90,7 +128,51 @@ def gradient_rows(subject: Subject, gradients: Mapping[SiteKey, Gradient]) -> tu
                 subject.aliases.get(site.layer, ()),
             )
         )
-    return tuple(rows)
+    if graph.loss is not None and any(row.status == "zero" for row in rows):
+        rows = _with_takers(rows, graph.loss, graph.nodes)
+    return _with_repeats(rows, activations)
+
+
+def _with_takers(rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]) -> list[GradientRow]:
+    """Say of each output what takes it; rows come in the order of the forward pass, and so do labels."""
+    in_order = {key: node for key in map(_site, rows) if (node := nodes.get(key)) is not None}
+    known = {
+        key: tuple("" if each is None else row_label(*each[:3]) for each in found)
+        for key, found in takers(loss, in_order).items()
+    }
+    return [replace(row, taken_by=known.get(_site(row))) for row in rows]
+
+
+def _site(row: GradientRow) -> SiteKey:
+    return row.layer, row.call, row.slot, row.role
+
+
+def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) -> tuple[GradientRow, ...]:
+    """Mark the rows of pass-through modules whose gradient an earlier row of the same tensor has, too."""
+    repeated = {(row.layer, row.call, row.slot): row.repeats for row in activations if row.repeats}
+    if not repeated:
+        return tuple(rows)
+    outputs = [row for row in rows if row.role == "output"]
+    of_one_tensor = {row.label: [row] for row in outputs}
+    of_calls: dict[tuple[str, int], GradientRow] = {}
+    repeats: dict[int, str] = {}
+    for row in outputs:
+        group = of_one_tensor.get(repeated.get((row.layer, row.call, row.slot), ""), [])
+        first = next((each for each in group if _same_gradient(each, row)), None)
+        if first is not None:
+            repeats[row.index] = first.label
+            of_calls[row.layer, row.call] = row
+        else:
+            group.append(row)
+    for row in rows:
+        output = of_calls.get((row.layer, row.call))
+        if row.role == "input" and output is not None and _same_gradient(output, row):
+            repeats[row.index] = repeats[output.index]
+    return tuple(replace(row, repeats=repeats[row.index]) if row.index in repeats else row for row in rows)
+
+
+def _same_gradient(first: GradientRow, second: GradientRow) -> bool:
+    return first.status == second.status and same_values(first.gradient, second.gradient)
 
 
 def parameter_rows(

@@ -16,7 +16,7 @@ from hookscope.editing import place_edits
 from hookscope.edits import Edit
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.failures import broke_off, error_line, is_out_of_memory, locate, the_models_own
-from hookscope.gradient_rows import Gradient, absorb_gradients, gradient_rows, loss_record, parameter_rows
+from hookscope.gradient_rows import Gradient, Graph, absorb_gradients, gradient_rows, loss_record, parameter_rows
 from hookscope.gradient_watch import GradientSite, SiteKey, graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks import Capture, capture
 from hookscope.inputs import Batch
@@ -92,6 +92,7 @@ class _Run:
     told: "_Told"
     output_key: str | None
     parameter_ids: set[int]
+    graph: Graph
     rows: dict[Key, Row] = field(default_factory=dict)
     gradients: dict[SiteKey, Gradient] = field(default_factory=dict)
     records: list[InputRecord] = field(default_factory=list)
@@ -157,7 +158,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         loss: What to differentiate: a name in `hookscope.losses.LOSSES`, what `choose_loss` returns, or a function of
             the output and the batch that returns a 0-d tensor.
         target: For a loss given by name: what the output is compared with, as `choose_loss` takes it.
-        layers: Patterns as for `--layer`; none means every leaf.
+        layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
         include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all
             parameters are trainable, the network's own floating inputs get one as well. Gradients of parameters may
             then differ in the last bits, because parts are added in another order.
@@ -215,12 +216,13 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         for parameter in parameters:
             parameter.grad = None
         axes: dict[Key, int | None] = {}
+        graph = Graph()
         captured = block.enter_context(
             capture(
                 network,
                 selected,
                 recorder.observe,
-                gradients=_observer(drawn, axes, told),
+                gradients=_observer(drawn, axes, graph, told),
                 with_inputs=include_inputs,
                 track=track_outputs,
                 edits=placed.by_name,
@@ -243,6 +245,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
             told,
             output_key,
             ids,
+            graph,
         )
         del first
         failed = _run_batches(run, queue, axes, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
@@ -250,7 +253,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         def finished() -> tuple[tuple[LayerRow, ...], tuple[GradientRow, ...]]:
             block.close()
             _absorb(run)
-            return layer_rows(subject, run.rows), gradient_rows(subject, run.gradients)
+            rows = layer_rows(subject, run.rows)
+            return rows, gradient_rows(subject, run.gradients, rows, graph)
 
         by_parameter, (results, gradients) = parameter_rows(network, parameters, on_tensor, recorder.reducer, finished)
 
@@ -331,12 +335,13 @@ class _Told:
 
 
 def _observer(
-    drawn: Recorder, axes: Mapping[Key, int | None], told: _Told
+    drawn: Recorder, axes: Mapping[Key, int | None], graph: Graph, told: _Told
 ) -> Callable[[GradientSite[Measured], Tensor], Measured]:
     """Return what is called in the hook with each gradient."""
 
     def observe(site: GradientSite[Measured], gradient: Tensor) -> Measured:
         key = (site.layer, site.call, site.slot)
+        graph.nodes[site.key] = torch._C._current_autograd_node()
         if told.on_tensor is not None:
             told.tell(f"{row_label(*key)} grad_{site.role}", gradient)
         if site.role == "output":
@@ -452,6 +457,7 @@ def _views_may_matter(run: _Run) -> bool:
 def _differentiated(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Pass:
     """Run a batch forward and backward."""
     run.captured.listen(on=False)  # a model or a loss may differentiate on its way
+    run.graph.forget()
     began = time.perf_counter()
     output, value, failed = _forward(run, batch)
     amount = math.nan if value is None else float(value.value.detach())  # an accelerator has finished then
@@ -463,6 +469,7 @@ def _differentiated(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Pa
         return _Pass(output, None, amount, failed)
     if not run.losses and _views_may_matter(run):
         run.told.waiting = []
+    run.graph.loss = value.value
     began = time.perf_counter()
     failed = _backward(run, value.value)
     run.recorder.settle()

@@ -21,6 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils.hooks import RemovableHandle
 
 from hookscope.gradient_watch import GradientSite, GradientWatch, plain_arithmetic
+from hookscope.identities import Identities
 from hookscope.interventions import Intervention, hook_edits, separate_edits
 from hookscope.nested import tensors_given, tensors_in
 
@@ -56,6 +57,8 @@ class Observation(NamedTuple, Generic[T]):
         value: What `observe` returned; None if the module returned no tensor at all.
         passed_through: The output is an input, unchanged. Not known of inference tensors.
         in_place: The module overwrote one of its inputs. Of inference tensors known only for torch's own activations.
+        repeats: Where the tensor was observed first, (layer, call, slot), if it is passed through and was observed
+            before in this forward pass, and nothing has written to it since; else None.
     """
 
     layer: str
@@ -64,6 +67,7 @@ class Observation(NamedTuple, Generic[T]):
     value: T | None
     passed_through: bool
     in_place: bool
+    repeats: tuple[str, int, str] | None
 
 
 @dataclass(slots=True)
@@ -77,6 +81,7 @@ class Capture(Generic[T]):
     observations: list[Observation[T]] = field(default_factory=list)
     _calls: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _called_before: set[str] = field(default_factory=set)
+    _identities: Identities = field(default_factory=Identities)
     _watch: GradientWatch[T] | None = None
     _key: Any = field(default_factory=object)
     _attached: list[MutableMapping[Any, Any]] = field(default_factory=list)
@@ -97,6 +102,7 @@ class Capture(Generic[T]):
         finished, self.observations = self.observations, []
         self._called_before |= self._calls.keys()
         self._calls.clear()
+        self._identities = Identities()
         if self._watch is not None:
             self._watch.restart()
         return finished
@@ -397,7 +403,10 @@ class _WatchedHooks(Generic[T]):
             if not replayed:
                 call = _new(ModuleCall, (layer, module, index, inputs))
                 _observe(self.captured, self.observe, call, inputs, outputs, in_place=overwrites)
-            return self.watch.outputs(module, layer, index, output, outputs, [] if overwrites else inputs)
+            result = self.watch.outputs(module, layer, index, output, outputs, [] if overwrites else inputs)
+            if result is not None:
+                self.captured._identities.replaced(outputs, tensors_in(result))
+            return result
 
     def before(
         self, layer: str, entries: list[_Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -411,7 +420,8 @@ class _WatchedHooks(Generic[T]):
             given: object = None
             if self.watch.with_inputs:
                 args, kwargs = given = self.watch.inputs(module, layer, index, args, kwargs)
-                inputs = tensors_given(args, kwargs)
+                before, inputs = inputs, tensors_given(args, kwargs)
+                self.captured._identities.replaced(before, inputs)
         call = _new(ModuleCall, (layer, module, index, inputs))
         entries.append(_new(_Entry, (id(sys._getframe(1)), call, _versions(inputs), args)))
         return given
@@ -428,9 +438,11 @@ class _WatchedHooks(Generic[T]):
         with self.captured._lock, _without_overrides(given, outputs):
             if torch._C._current_graph_task_id() == -1:
                 _observe(self.captured, self.observe, entry.call, given, outputs, in_place=in_place)
-            return self.watch.outputs(
-                module, entry.call.layer, entry.call.call, output, outputs, [] if in_place else given
-            )
+            layer, index, sources = entry.call.layer, entry.call.call, [] if in_place else given
+            result = self.watch.outputs(module, layer, index, output, outputs, sources)
+            if result is not None:
+                self.captured._identities.replaced(outputs, tensors_in(result))
+            return result
 
     def _begin(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, replayed: bool) -> int | None:
         """Count a call; return its index, None if it replays one that was watched when it first ran."""
@@ -495,17 +507,11 @@ def _observe(
     in_place: bool,
 ) -> None:
     """Look at what a call returned."""
-    watch = captured._watch
     if not outputs:
-        captured.observations.append(Observation(call.layer, call.call, "", None, False, in_place))
+        captured.observations.append(Observation(call.layer, call.call, "", None, False, in_place, None))
+    show = captured._identities.show
     for slot, tensor in outputs:
-        passed_through = False
-        if not in_place:
-            for _, each in given:  # not any(): this runs at every call of every module
-                passed_through |= each is tensor and not tensor.is_inference()
-            if not passed_through and watch is not None and watch.gave_views:
-                original = watch.original(tensor)
-                passed_through = any(watch.original(each) is original for _, each in given)
+        passed_through, repeats = show((call.layer, call.call, slot), tensor, given, in_place=in_place)
         if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp and the like
             value = _observe_physical(observe, call, slot, tensor)
         elif torch._C._is_any_autocast_enabled():
@@ -519,7 +525,7 @@ def _observe(
                 torch._C._set_grad_enabled(True)
         else:
             value = observe(call, slot, tensor)
-        seen = _new(Observation, (call.layer, call.call, slot, value, passed_through, in_place))
+        seen = _new(Observation, (call.layer, call.call, slot, value, passed_through, in_place, repeats))
         captured.observations.append(seen)
 
 

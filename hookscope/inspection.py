@@ -73,7 +73,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     Args:
         model: The network, on its device, or what `load_model` returned.
         inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device.
-        layers: Patterns as for `--layer`; none means every leaf.
+        layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
         grids_for: Keep feature maps for drawing, for this many inputs from the first.
         max_channels: Keep at most this many channels of each, the first ones; None keeps all.
         seed: Seeds the random numbers the forward pass may draw.

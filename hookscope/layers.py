@@ -1,9 +1,10 @@
-"""Select modules by name, type and position: what `--layer` means."""
+"""Select modules by name, type and position: what `--layer` means, and what is meant without it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.patterns import Pattern, parse_pattern
@@ -50,7 +51,8 @@ def select_layers(
 
     Args:
         model: The network; names are those of its `named_modules()`.
-        patterns: `--layer` values, see `parse_pattern`. Without one that includes, every leaf is meant.
+        patterns: `--layer` values, see `parse_pattern`. Without one that includes, modules that own parameters and
+            leaves are meant; see `default_layers`.
         execution_order: Gives the names of all modules in the order in which they first finish; asked only when a
             pattern chooses by position.
 
@@ -74,15 +76,16 @@ def select_from(
     parsed = [parse_pattern(text) for text in patterns]
     kinds = {name: type(module).__name__ for name, module in modules.items()}
     order: Sequence[str] | None = None
-    selected: set[str] = set()
-    if all(pattern.exclude for pattern in parsed):
-        selected.update(name for name, module in modules.items() if _is_leaf(module))
+    only_excludes = all(pattern.exclude for pattern in parsed)
+    wanted = only_excludes or any(pattern.by_position_alone for pattern in parsed)
+    default = default_layers(modules) if wanted else set()
+    selected = set(default) if only_excludes else set()
     for pattern in sorted(parsed, key=lambda pattern: pattern.exclude):
         matching = [
             name
             for name, kind in kinds.items()
             if (pattern.matches(name, kind) or any(pattern.matches(other, kind) for other in aliases.get(name, ())))
-            and (not pattern.leaves_only or _is_leaf(modules[name]))
+            and (not pattern.by_position_alone or name in default)
         ]
         if not matching:
             raise LayerNotFoundError(_no_match(pattern.text, modules, kinds))
@@ -101,8 +104,79 @@ def select_from(
     return {name: module for name, module in modules.items() if name in selected}
 
 
-def _is_leaf(module: nn.Module) -> bool:
-    return all(part is None for part in module._modules.values())
+def default_layers(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Return the names of the modules that are meant without a pattern: those that own parameters, and leaves.
+
+    What only holds parts of another module is none of them: a ModuleList or ParameterList, and any other module without
+    a forward; a parametrisation (`torch.nn.utils.parametrize`), whose output is a weight; a projection that
+    MultiheadAttention uses without calling it. Their parameters are the holder's own, so that a convolution with weight
+    normalisation is one row, as any other.
+
+    Args:
+        modules: Every module of a network by name, as `module_index` gives them.
+    """
+    chosen: set[int] = set()
+    reached = {id(modules[""]): modules[""]}
+    waiting = [*reached.values()]
+    while waiting:
+        module = waiting.pop()
+        parts = _parts(module)
+        held = {id(part) for part in parts}
+        called = [child for part in parts for _, child in _children(part) if id(child) not in held]
+        if _has_forward(module) and (not called or any(_parameters(part) for part in parts)):
+            chosen.add(id(module))
+        new = {id(child): child for child in called if id(child) not in reached}
+        reached |= new
+        waiting += new.values()
+    return {name for name, module in modules.items() if id(module) in chosen}
+
+
+def owned_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a module itself, those of its ParameterLists and its parametrised ones among them."""
+    owned = _parameters(module)
+    for name, child in _children(module):
+        if isinstance(child, nn.ParameterList | nn.ParameterDict) or _is_parametrisation(module, name):
+            owned += child.parameters()
+    return owned
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """Return a module and the modules in it that it does not call: containers, parametrisations and their like."""
+    parts = [module]
+    weights = {id(module): False}
+    for part in parts:  # which grows
+        for name, child in _children(part):
+            is_weight = weights[id(part)] or _is_weight(part, name)
+            if id(child) not in weights and (is_weight or not _has_forward(child)):
+                weights[id(child)] = is_weight
+                parts.append(child)
+    return parts
+
+
+def _is_weight(module: nn.Module, name: str) -> bool:
+    """Tell whether a module's child stands for a weight: what it returns, if anything, is no activation."""
+    return (
+        _is_parametrisation(module, name)
+        or (name == "out_proj" and getattr(type(module), "forward", None) is nn.MultiheadAttention.forward)
+        or (name == "_packed_params" and type(module).__module__.startswith("torch.ao.nn."))
+    )
+
+
+def _is_parametrisation(module: nn.Module, name: str) -> bool:
+    return name == "parametrizations" and parametrize.is_parametrized(module)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    # A scripted class has no attribute of that name, though it has a forward.
+    return "forward" in vars(module) or getattr(type(module), "forward", None) is not nn.Module.forward
+
+
+def _children(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def _parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
 
 
 def _at(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:

@@ -20,14 +20,14 @@ class Pattern:
         matches: Tells whether a (dotted name, class name) is meant.
         exclude: Whether matching modules are taken away instead.
         position: Which of the matching modules, in execution order; None for all.
-        leaves_only: Whether only leaves are meant: the pattern is a bare position.
+        by_position_alone: Whether it is a bare position, which counts among what is selected without a pattern.
     """
 
     text: str
     matches: Callable[[str, str], bool]
     exclude: bool
     position: int | None
-    leaves_only: bool
+    by_position_alone: bool
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -36,7 +36,7 @@ def parse_pattern(text: str) -> Pattern:
     A plain word matches a case-insensitive part of the dotted name or the class name. `*?[]` make it a glob over the
     whole of either, `/…/` a regular expression searched in either. `name:` and `type:` narrow it to one of them, a
     leading `!` excludes, a trailing `@3` or `@-1` takes one match by its position in execution order; `@3` alone counts
-    among the leaves.
+    among what is selected without a pattern.
 
     Args:
         text: What the user wrote.

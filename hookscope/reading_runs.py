@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, ValidationError
 
 from hookscope.errors import InputError
-from hookscope.results import row_label
+from hookscope.results import parameter_owner, row_label
 from hookscope.text import printable, safe_text
 
 READABLE_VERSION = 1
@@ -87,6 +87,7 @@ class _Place(_Stored):
     call: NonNegativeInt
     slot: str
     aliases: list[str] = []
+    also: list[str] = []
 
     @property
     def label(self) -> str:
@@ -123,6 +124,16 @@ class StoredParameter(_Stored):
     weight_l2: Number = None
     ratio: Number = None
     aliases: list[str] = []
+
+    @property
+    def owner(self) -> str:
+        """Dotted name of the module that it belongs to."""
+        return parameter_owner(self.name, self.kind)
+
+    @property
+    def own_name(self) -> str:
+        """Its name inside that module: "weight"."""
+        return self.name.removeprefix(f"{self.owner}.")
 
 
 class StoredUncalled(_Stored):

@@ -33,14 +33,20 @@ Key = tuple[str, int, str]
 
 _new_layer_row = quick_constructor(LayerRow)
 
+# What is counted or compared, and what is summed: sums may be rounded in other ways. Channels depend on an axis that is
+# inferred anew at each module.
+_COUNTED = ("shape", "dtype", "element_count", "min", "max", "zero_fraction", "nan_count", "inf_count", "unmeasured")
+_SUMMED = ("mean", "std", "mean_abs", "l2")
+
 
 @dataclass(slots=True)
 class Row:
-    """What one (layer, call, slot) has shown so far."""
+    """What one (layer, call, slot) has shown so far; `repeats` as in `Observation`, None once a batch differs."""
 
     reduction: Reduction | Fused | None
     in_place: bool
     passed_through: bool
+    repeats: Key | None = None
     shape_varies: bool = False
 
 
@@ -122,13 +128,17 @@ class Recorder:
 def absorb(rows: dict[Key, Row], observations: Sequence[Observation[Measured]]) -> None:
     """Merge one forward pass into the rows; new ones are appended in execution order."""
     reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
-    for layer, call, slot, value, passed_through, in_place in observations:
+    for layer, call, slot, value, passed_through, in_place, repeats in observations:
         reduction = None if value is None else next(reductions)
         key = (layer, call, slot)
         row = rows.get(key)
         if row is None:
-            rows[key] = Row(reduction, in_place, passed_through)
-        elif row.reduction is None or reduction is None:
+            rows[key] = Row(reduction, in_place, passed_through, repeats)
+            continue
+        row.passed_through &= passed_through
+        if row.repeats != repeats:
+            row.repeats = None
+        if row.reduction is None or reduction is None:
             row.reduction = row.reduction or reduction
         else:
             first, second = plain(row.reduction), plain(reduction)
@@ -142,8 +152,11 @@ def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...
     reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     result = []
+    shown: dict[Key, TensorStatistics] = {}
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
         statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
+        shown[layer, call, slot] = statistics
+        repeats = row.repeats if row.repeats and _counted_alike(statistics, shown[row.repeats]) else None
         result.append(
             _new_layer_row(
                 index,
@@ -155,9 +168,20 @@ def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...
                 statistics,
                 _flags(row, statistics),
                 subject.aliases.get(layer, ()),
+                row_label(*repeats) if repeats else "",
             )
         )
     return tuple(result)
+
+
+def same_values(first: TensorStatistics, second: TensorStatistics) -> bool:
+    """Tell whether two tensors have the same statistics, whichever of their axes counts channels."""
+    alike = _counted_alike(first, second)
+    return alike and all(getattr(first, name) == getattr(second, name) for name in _SUMMED)
+
+
+def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
+    return first is second or all(getattr(first, name) == getattr(second, name) for name in _COUNTED)
 
 
 # Those of nearly every row.

@@ -182,10 +182,14 @@ class LayerRow:
         kind: Class name of the module.
         call: 0 for the module's first call in a forward pass, 1 for its second.
         slot: Path inside a nested output: "" for a plain tensor, "[0]", "['out']".
-        parameter_count: Elements in the parameters the module owns directly (not its children's).
+        parameter_count: Elements in the parameters the module owns itself (not its children's); those of
+            parametrisations and ParameterLists in it count.
         activation: The output's statistics.
         flags: What a reader should know, in words.
         aliases: Other names of the same module object.
+        repeats: Label of the row with this very tensor, for a pass-through module whose input another row shows; "" for
+            a tensor that no earlier row shows.
+        also: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
     """
 
     index: int
@@ -197,6 +201,8 @@ class LayerRow:
     activation: TensorStatistics
     flags: tuple[Flag, ...] = ()
     aliases: tuple[str, ...] = ()
+    repeats: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -385,6 +391,12 @@ class GradientRow:
         gradient: Statistics of the gradient; without one, shape and dtype are the tensor's and all else is empty.
         remark: Why there is no gradient, or what the gradient means where that is not plain; "" otherwise.
         aliases: Other names of the same module object.
+        repeats: As `LayerRow.repeats`, if the gradient is the same too: that of a pass-through output counts the uses
+            of that output only, that of the tensor it repeats counts all. The rows of its inputs likewise.
+        also: As `LayerRow.also`.
+        taken_by: Labels of the outputs that are computed from this one with no other row's output between, "" for the
+            loss: where its gradient comes from. Known where some gradient of the run is zero; else, and inside
+            reentrant checkpoints, None.
     """
 
     index: int
@@ -398,11 +410,33 @@ class GradientRow:
     gradient: TensorStatistics
     remark: str = ""
     aliases: tuple[str, ...] = ()
+    repeats: str = ""
+    also: tuple[str, ...] = ()
+    taken_by: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str:
         """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
         return row_label(self.layer, self.call, self.slot)
+
+
+# Modules that hold parameters for the module they are in, which is the one that has rows.
+_HOLDERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
+
+
+def parameter_owner(name: str, kind: str) -> str:
+    """Return the dotted name of the module that a parameter belongs to, as its rows have it.
+
+    Args:
+        name: The parameter's dotted name.
+        kind: Class name of the module that it is registered with. A ParameterList, a parametrisation and the output
+            projection of MultiheadAttention hold theirs for the module around them.
+    """
+    around, parametrised, _ = f".{name}".rpartition(".parametrizations.")
+    if parametrised:
+        return around.removeprefix(".")
+    owner = name.rpartition(".")[0]
+    return owner.rpartition(".")[0] if kind in _HOLDERS else owner
 
 
 @dataclass(frozen=True, slots=True)

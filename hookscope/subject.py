@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from hookscope.errors import UnfitInputError, UsageError
 from hookscope.inputs import Batch, part_of
-from hookscope.layers import module_index, unwrap
+from hookscope.layers import module_index, owned_parameters, unwrap
 from hookscope.models import LoadedModel
 from hookscope.results import InputRecord, ModelInfo
 from hookscope.text import safe_text
@@ -27,7 +27,8 @@ class Subject:
         notes: Sentences about how it was loaded that are no cause for alarm.
         modules: Every module once, by its first dotted name.
         aliases: Further names of those that have several.
-        parameter_counts: Elements in the parameters that each module owns directly (not its children's), by its name.
+        parameter_counts: Elements in the parameters that each module owns itself (not its children's), by its name; see
+            `layers.owned_parameters`.
     """
 
     network: nn.Module
@@ -66,6 +67,9 @@ def subject_of(model: nn.Module | LoadedModel) -> Subject:
     network = unwrap(model.module if isinstance(model, LoadedModel) else model)
     modules, aliases = module_index(network)
     counts, total = count_parameters(modules)
+    for name, module in modules.items():
+        if module._modules:
+            counts[name] = sum(each.numel() for each in owned_parameters(module))
     if isinstance(model, LoadedModel):
         return Subject(network, model.info, model.warnings, model.notes, modules, aliases, counts)
     kind = type(network).__name__

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import hookscope
@@ -225,3 +226,25 @@ def test_a_buffer_registered_in_the_forward_pass_is_gone_afterwards() -> None:
     inspect(network, torch.zeros(1, 2))
     assert dict(network.named_buffers()) == {}
     assert network._non_persistent_buffers_set == set()
+
+
+def test_by_default_attention_and_layers_with_parametrised_weights_have_rows() -> None:
+    transformer = torchvision.models.VisionTransformer(16, 8, 2, 2, 8, 16, num_classes=3)
+    inspection = inspect(transformer, torch.zeros(1, 3, 16, 16))
+    attention = [row for row in inspection.rows if row.kind == "MultiheadAttention"]
+    assert [row.layer for row in attention] == [f"encoder.layers.encoder_layer_{at}.self_attention" for at in range(2)]
+    assert inspection.uncalled == ()
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 3)), nn.ReLU())
+    rows = inspect(normed, torch.zeros(1, 3, 5, 5)).rows
+    assert [(row.label, row.activation.shape, row.parameter_count) for row in rows] == [
+        ("0", (1, 2, 3, 3), 2 * 3 * 9 + 2 + 2),  # directions, lengths, biases
+        ("1", (1, 2, 3, 3), 0),
+    ]
+
+
+def test_by_default_all_convolutions_of_the_demo_network_have_rows() -> None:
+    demo = hookscope.load_model("demo").module
+    selected = hookscope.select_layers(demo)
+    assert sum(isinstance(module, nn.Conv2d) for module in selected.values()) == 49
+    marked = {row.layer for row in list_modules(demo, None)[0] if row.selected}
+    assert marked == set(selected)

@@ -1,7 +1,9 @@
 """What `--layer` selects."""
 
 import re
+import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,9 +11,10 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from hookscope.errors import LayerNotFoundError, UsageError
-from hookscope.layers import module_index, select_layers, unwrap
+from hookscope.layers import module_index, owned_parameters, select_layers, unwrap
 from hookscope.patterns import parse_pattern
 
 
@@ -38,11 +41,96 @@ def resnet34() -> nn.Module:
     return model
 
 
-# --- plain words, globs, expressions ---
+# --- without a pattern ---
+
+
+class Scaled(nn.Module):
+    """Owns a parameter, and calls a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.gain, self.inner = nn.Parameter(torch.ones(1)), inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.inner(x)) * self.gain
+
+
+class Weighted(nn.Module):
+    """Owns its parameters in lists, and calls nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(2, 2))])
+        self.named = nn.ParameterDict({"bias": nn.Parameter(torch.ones(2))})
+        self.spare = nn.ModuleList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weights[0] + self.named["bias"]
+
+
+class Exponential(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
 
 
 def test_without_a_pattern_every_leaf_is_meant() -> None:
     assert names() == LEAVES
+
+
+def test_without_a_pattern_what_owns_parameters_is_meant_too() -> None:
+    model = nn.Sequential(Scaled(nn.Sequential(nn.ReLU(), nn.Tanh())))
+    assert names(model=model) == ["0", "0.inner.0", "0.inner.1"]
+
+
+def test_lists_of_modules_and_of_parameters_are_not_meant_but_what_they_are_for_is() -> None:
+    lists = {"empty": nn.ModuleList(), "keyed": nn.ModuleDict({"a": nn.ReLU()})}
+    model = nn.Sequential(OrderedDict([("blocks", nn.Sequential(Weighted())), *lists.items()]))
+    assert names(model=model) == ["blocks.0", "keyed.a"]
+    assert sum(each.numel() for each in owned_parameters(model.get_submodule("blocks.0"))) == 6
+
+
+def test_attention_is_meant_and_the_projection_that_it_does_not_call_is_not() -> None:
+    model = nn.Sequential(nn.MultiheadAttention(4, 2))
+    assert names(model=model) == ["0"]
+    assert names("out_proj", model=model) == ["0.out_proj"]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.parametrizations.orthogonal,
+        nn.utils.weight_norm,  # the two that work by hooks
+        nn.utils.spectral_norm,
+    ],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_parametrised_layer_is_one_layer_and_its_parametrisation_none(
+    norm: Callable[..., nn.Module], bias: bool
+) -> None:
+    layer = norm(nn.Conv2d(2, 2, 1, bias=bias))
+    assert names(model=nn.Sequential(layer, nn.ReLU())) == ["0", "1"]
+    assert owned_parameters(layer) == list(layer.parameters())
+
+
+def test_a_module_that_is_a_layer_and_a_parametrisation_is_a_layer() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    register_parametrization(model[0], "weight", Exponential())
+    assert names(model=model) == ["0", "1"]
+    model.append(model.get_submodule("0.parametrizations.weight.0"))
+    assert names(model=model) == ["0", "0.parametrizations.weight.0", "1"]
+
+
+def test_a_quantised_layer_is_meant_and_its_packed_weights_are_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and still what quantised checkpoints hold
+        quantised = torch.ao.nn.quantized.Linear(2, 2)
+    assert names(model=nn.Sequential(quantised, nn.ReLU())) == ["0", "1"]
+
+
+# --- plain words, globs, expressions ---
 
 
 def test_a_module_without_children_is_a_leaf_even_if_a_place_for_one_is_registered() -> None:
@@ -169,6 +257,12 @@ def test_an_exclusion_that_matches_nothing_is_an_error() -> None:
 )
 def test_a_position_counts_matches_in_execution_order(pattern: str, expected: str) -> None:
     assert names(pattern) == [expected]
+
+
+def test_a_position_alone_counts_among_what_is_meant_without_a_pattern() -> None:
+    model = nn.Sequential(nn.Sequential(Scaled(nn.ReLU())))
+    order = ["0.0.inner", "0.0", "0", ""]
+    assert [names(f"@{at}", model=model, order=order) for at in (0, -1)] == [["0.0.inner"], ["0.0"]]
 
 
 @pytest.mark.parametrize("pattern", ["conv@3", "conv@-4", "@5", "@-6"])

@@ -77,7 +77,9 @@ EXPLANATIONS: Mapping[str, str] = {
     " the sum of a softmax or of what LayerNorm gives out is. Choose another loss, then look at the layers.",
     "dead-gradient": "A layer between the loss and the input gets a gradient of exactly zero: a dead ReLU, a detached"
     " branch, an underflow. It is a warning where a weight that starts at zero blocks the path until its first update,"
-    " or where stochastic depth has left out a branch for all inputs, by chance.",
+    " where stochastic depth has left out a branch for all inputs, by chance, or where the loss gives an output none,"
+    " but others some. A module that gets a gradient at another call or output is well, and so is one beside which a"
+    " parallel one gets one: levels of a detector without an object, experts without a token.",
     "vanishing-gradient": "‖g‖/‖w‖, what a step changes relative to what is there, is far smaller for the first weights"
     " than for the last: saturated activations, missing normalisation or skip connections, too small an"
     " initialisation.",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hookscope.check_results import Finding
 from hookscope.checks.terms import Subject, Terms
-from hookscope.results import GradientInspection, Verdict
+from hookscope.results import GradientInspection, Verdict, parameter_owner
 from hookscope.verdicts import Limits, judge
 
 # What `judge` leaves out once it has found a graver thing, which would be its cause.
@@ -67,5 +67,5 @@ def _subject(gradients: GradientInspection, where: str) -> Subject:
             return Subject(where, (row.layer, *row.aliases), row.kind)
     for parameter in gradients.parameters:
         if parameter.name == where:
-            return Subject(where, (where, where.rpartition(".")[0]), parameter.kind)
+            return Subject(where, (where, parameter_owner(where, parameter.kind)), parameter.kind)
     return Subject(where, (where,) if where else ())

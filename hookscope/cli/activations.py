@@ -37,6 +37,7 @@ from hookscope.cli.options import (
     Out,
     OutputKey,
     Quiet,
+    Repeats,
     Report,
     Resize,
     Scale,
@@ -85,6 +86,7 @@ def activations(
         ),
     ] = None,
     layer: Layer = None,
+    repeats: Repeats = False,
     weights: Weights = "auto",
     arch: Arch = None,
     model_arg: ModelArg = None,
@@ -180,6 +182,7 @@ def activations(
                 batch_size,
                 edit or (),
                 failures,
+                repeats=repeats,
                 grids_for=grids_for if grids else 0,
                 max_channels=max_channels,
                 output_key=output_key,
@@ -196,7 +199,7 @@ def activations(
                 folder.path, inspection.feature_maps, inspection.inputs, len(inspection.rows), cmap=cmap, scale=scale
             )
             files = _write_tables(folder.path, inspection, comparison)
-            save_tensors(folder.path / _TENSORS, collector.tensors)
+            save_tensors(folder.path / _TENSORS, collector.tensors, {row.label for row in inspection.rows})
             details = {
                 **inspection_to_dict(inspection),
                 **({} if comparison is None else {"edits": list(edit or ())}),
@@ -218,6 +221,8 @@ def _run(
     batch_size: int,
     edits: Sequence[str],
     failures: list[HookscopeError],
+    *,
+    repeats: bool,
     **options: Any,
 ) -> "tuple[Inspection, Comparison | None]":
     """Run the model over all inputs, without edits first if there are any; return what both differ in.
@@ -228,9 +233,11 @@ def _run(
         batch_size: Inputs at a time.
         edits: Expressions.
         failures: Gets the inputs that cannot be used, and what the model raised.
+        repeats: Whether to keep rows that repeat another.
         options: For the run that is reported, alone.
     """
     from hookscope.inspection import ForwardError
+    from hookscope.repeats import fold_repeats
 
     try:
         plain = inspected(inputs=feed.batches(batch_size, pass_over), on_error=pass_over) if edits else None
@@ -238,8 +245,8 @@ def _run(
         inspection = inspected(inputs=batches, edits=edits, on_error=failures.append, **options)
     except ForwardError as error:
         failures += [error] if unreported(error, failures) else []
-        return error.inspection, None
-    return compared(plain, inspection, edits)
+        return error.inspection if repeats else fold_repeats(error.inspection), None
+    return compared(plain, inspection, edits, repeats=repeats)
 
 
 def _show(

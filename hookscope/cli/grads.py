@@ -38,6 +38,7 @@ from hookscope.cli.options import (
     Out,
     OutputKey,
     Quiet,
+    Repeats,
     Report,
     Resize,
     Scale,
@@ -114,6 +115,7 @@ def grads(
     ] = None,
     output_key: OutputKey = None,
     layer: Layer = None,
+    repeats: Repeats = False,
     with_inputs: Annotated[
         bool, typer.Option("--inputs", help="Also report grad_input: the gradient through each layer alone.")
     ] = False,
@@ -237,6 +239,7 @@ def grads(
                 feed,
                 batch_size,
                 edit or (),
+                repeats=repeats,
                 per_image=per_image,
                 keep_tensors=keep_tensors,
                 include_inputs=with_inputs,
@@ -310,6 +313,7 @@ def _run(
     batch_size: int,
     edits: Sequence[str],
     *,
+    repeats: bool,
     per_image: bool,
     keep_tensors: bool,
     include_inputs: bool,
@@ -324,6 +328,7 @@ def _run(
         feed: The inputs.
         batch_size: Inputs at a time.
         edits: Expressions.
+        repeats: Whether to keep rows that repeat another.
         per_image: Whether to run each input alone too.
         keep_tensors: Whether to keep the gradients themselves.
         include_inputs: Whether to differentiate with respect to inputs of layers too.
@@ -333,6 +338,7 @@ def _run(
     """
     from hookscope.by_input import gradients_by_input
     from hookscope.gradients import PassError
+    from hookscope.repeats import fold_repeats
 
     failures: list[HookscopeError] = []
     collector = TensorCollector(advance)
@@ -351,9 +357,10 @@ def _run(
         )
     except PassError as error:
         failures += [error] if unreported(error, failures) else []
-        return _Outcome(error.inspection, complete=False, failures=failures)
+        inspection = error.inspection if repeats else fold_repeats(error.inspection)
+        return _Outcome(inspection, complete=False, failures=failures)
     collector.end()  # gradients of parameters come last
-    inspection, comparison = compared(plain, inspection, edits)
+    inspection, comparison = compared(plain, inspection, edits, repeats=repeats)
     by_input: tuple[InputGradients, ...] = ()
     if per_image and inspection.inputs:
         used = set(inspection.inputs)
@@ -365,6 +372,11 @@ def _run(
         by_input = gradients_by_input(
             lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, pass_over), report_alone
         )
+    shown = {row.label for row in inspection.gradients if row.role == "output"}
+    by_input = tuple(
+        replace(each, rows_l2={label: norm for label, norm in each.rows_l2.items() if label in shown})
+        for each in by_input
+    )
     return _Outcome(inspection, True, comparison, by_input, collector.tensors, failures)
 
 
@@ -398,9 +410,12 @@ def _check_histograms(labels: Sequence[str], outcome: _Outcome) -> None:
         raise UsageError(f"--histogram is given {len(labels)} times: a picture holds {_MOST_HISTOGRAMS}.")
     rows = outcome.inspection.gradients
     known = [row.label for row in rows if row.role == "output" and row.status == "gradient"]
+    folded = {label: row.label for row in rows for label in row.also}
     for label in labels:
         if label not in known and outcome.complete:
             hint = safe_text(nearest(label, known))
+            if label in folded:
+                hint = f" Its row repeats '{safe_text(folded[label])}': give that, or --repeats."
             raise LayerNotFoundError(f"--histogram '{safe_text(label)}' is no output with a gradient.{hint}")
 
 
@@ -520,5 +535,7 @@ def _write_files(folder: Path, outcome: _Outcome, histogram: Sequence[str]) -> l
         drawn["plots/gradient-histograms.png"] = plots.gradient_histograms(inspection, histogram)
     for name, figure in drawn.items():
         (folder / name).write_bytes(plots.encode_png(figure))
-    save_tensors(folder / _TENSORS, outcome.tensors)
+    labels = {f"{row.label} grad_{row.role}" for row in inspection.gradients}
+    labels |= {f"{row.name} grad" for row in inspection.parameters}
+    save_tensors(folder / _TENSORS, outcome.tensors, labels)
     return [*texts, *drawn, *([_TENSORS] if outcome.tensors else [])]

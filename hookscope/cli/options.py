@@ -32,7 +32,15 @@ Layer = Annotated[
         metavar="PATTERN",
         help="Layers by name or type; repeatable. A word matches a part of either (conv), *?[] make a glob over the "
         "whole, /.../ a regular expression, name: or type: narrow it, ! excludes, @3 or @-1 picks by execution order. "
-        "Default: every leaf.",
+        "Default: modules that own parameters, and leaves.",
+    ),
+]
+Repeats = Annotated[
+    bool,
+    typer.Option(
+        "--repeats",
+        help="Keep the rows of modules that return what they are given, such as dropout in eval mode, although they "
+        "repeat another row.",
     ),
 ]
 Weights = Annotated[

@@ -5,6 +5,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -250,17 +251,31 @@ def unreported(error: ModelError, failures: "Sequence[HookscopeError]") -> bool:
 Run = TypeVar("Run", "Inspection", "GradientInspection")
 
 
-def compared(plain: "Run | None", edited: "Run", edits: Sequence[str]) -> "tuple[Run, Comparison | None]":
-    """Return a run with edits, verified as that without them, and what differs if both are of the same inputs."""
-    from hookscope.comparison import compare
+def compared(
+    plain: "Run | None", edited: "Run", edits: Sequence[str], *, repeats: bool
+) -> "tuple[Run, Comparison | None]":
+    """Return a run with edits as it is shown, and what differs from that without them.
 
+    Args:
+        plain: Without edits; None if there are none.
+        edited: With them. It is verified as that without them was.
+        edits: Expressions.
+        repeats: Whether to keep rows that repeat another.
+
+    Returns:
+        The run with edits, and the comparison if both runs are of the same inputs.
+    """
+    from hookscope.comparison import compare
+    from hookscope.repeats import fold_repeats, repeated
+
+    shown: Run = edited if repeats else fold_repeats(edited)
     if plain is None:
-        return edited, None
-    edited = replace(edited, verification=plain.verification)
+        return shown, None
+    shown = replace(shown, verification=plain.verification)
     if plain.inputs != edited.inputs:
         sentence = "Nothing is compared: the model raised on other inputs with the edits than without."
-        return replace(edited, warnings=(*edited.warnings, sentence)), None
-    return edited, compare(plain, edited, edits)
+        return replace(shown, warnings=(*shown.warnings, sentence)), None
+    return shown, compare(plain, edited, edits, () if repeats else repeated(edited))
 
 
 def report_all(failures: "Sequence[HookscopeError]") -> int:
@@ -307,8 +322,9 @@ def draw_grids(
     return names
 
 
-def save_tensors(path: Path, tensors: "Mapping[str, Sequence[torch.Tensor]]") -> None:
-    """Write tensors by label, those of several batches joined, as safetensors; none at all writes nothing."""
+def save_tensors(path: Path, tensors: "Mapping[str, Sequence[torch.Tensor]]", labels: AbstractSet[str]) -> None:
+    """Write the tensors that have these labels, those of several batches joined; without any, write nothing."""
+    tensors = {label: parts for label, parts in tensors.items() if label in labels}
     if not tensors:
         return
     from safetensors import SafetensorError

@@ -19,7 +19,7 @@ from hookscope.render.columns import (
     number_text,
     percent_text,
 )
-from hookscope.render.terminal import title_lines, verification_line
+from hookscope.render.terminal import folded_lines, repeats_words, title_lines, verification_line
 from hookscope.results import (
     GradientInspection,
     GradientRow,
@@ -62,7 +62,7 @@ def gradient_table(inspection: GradientInspection, *, width: int, full: bool = F
     ]
     verdicts = _by_place(inspection.verdicts)
     found = [verdicts.get(row.label, ()) if row.role == "output" else () for row in rows]
-    return Group(*title, _flagged_table(columns, rows, found, width, full=full))
+    return Group(*title, _flagged_table(columns, rows, found, width, full=full), *folded_lines(rows))
 
 
 def parameter_table(inspection: GradientInspection, *, width: int, full: bool = False) -> RenderableType:
@@ -171,9 +171,10 @@ def _flagged_table(
     """
     styles = [_row_style(row, found) for row, found in zip(rows, verdicts, strict=True)]
     status = [
-        Text(_status_words(row, found), style=style) for row, found, style in zip(rows, verdicts, styles, strict=True)
+        Text(_status_words(row, found, full=full), style=style)
+        for row, found, style in zip(rows, verdicts, styles, strict=True)
     ]
-    last = Column("status", status, 11, words=True, max_width=REMARK_WIDTH)
+    last = Column("status", status, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
     odd = [False, *(_is_odd(row.gradient) for row in rows), False]
     notable = [
         bool(found) or (odd[position] and not (odd[position - 1] and odd[position + 1]))
@@ -183,8 +184,11 @@ def _flagged_table(
     return draw_table(fitted([*columns, last], status, width), styles, kept, width)
 
 
-def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Verdict]) -> str:
-    """Return what is not plain about a gradient; nothing for one that is."""
+def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Verdict], *, full: bool) -> str:
+    """Return what is not plain about a gradient; nothing for one that is.
+
+    In full, with the rows that it repeats or stands for.
+    """
     statistics = row.gradient
     words = [verdict.rule for verdict in verdicts]
     if row.status != "gradient":
@@ -197,6 +201,8 @@ def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Verdict]) 
         words.append(f"unmeasured: {safe_text(statistics.unmeasured)}")
     if isinstance(row, GradientRow) and row.remark:
         words.append(safe_text(row.remark))
+    if isinstance(row, GradientRow) and full:
+        words += repeats_words(row)
     return "; ".join(words)
 
 

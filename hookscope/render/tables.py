@@ -36,13 +36,13 @@ _LAYER_COLUMNS = (
     *_NUMBERS,
     *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction"),
     *_QUANTILE_NAMES,
-    *("sample_count", "unmeasured", "flags", "aliases"),
+    *("sample_count", "unmeasured", "flags", "aliases", "repeats", "also"),
 )
 _GRADIENT_COLUMNS = (
     *("index", "backward_index", "layer", "call", "slot", "role", "kind", "status", "shape", "dtype", "element_count"),
     *_NUMBERS,
     *_QUANTILE_NAMES,
-    *("sample_count", "unmeasured", "remark", "aliases"),
+    *("sample_count", "unmeasured", "remark", "aliases", "repeats", "also"),
 )
 _PARAMETER_COLUMNS = (
     *("index", "name", "kind", "trainable", "status", "shape", "dtype", "element_count"),
@@ -122,9 +122,9 @@ def gradients_to_json(inspection: GradientInspection) -> str:
 def rows_to_csv(inspection: Inspection | GradientInspection) -> str:
     """Return the layer rows as CSV with a header, one line a row.
 
-    Shapes read "1x64x112x112"; a missing value is an empty cell; flags and aliases are joined by ";". A name that a
-    spreadsheet would take for a formula starts with an apostrophe, and control characters are spelled out, so the exact
-    names of hostile layers are in the JSON only.
+    Shapes read "1x64x112x112"; a missing value is an empty cell; flags, aliases and labels are joined by ";". A name
+    that a spreadsheet would take for a formula starts with an apostrophe, and control characters are spelled out, so
+    the exact names of hostile layers are in the JSON only.
     """
     return _csv(_LAYER_COLUMNS, map(_record, inspection.rows))
 
@@ -226,6 +226,8 @@ def _place_cells(row: LayerRow | GradientRow) -> dict[str, str]:
         "slot": _name(row.slot),
         "kind": _name(row.kind),
         "aliases": _names(row.aliases),
+        "repeats": _name(row.repeats),
+        "also": _names(row.also),
     }
 
 

@@ -29,6 +29,7 @@ from hookscope.results import (
     Failure,
     Flag,
     GradientInspection,
+    GradientRow,
     Inspection,
     LayerRow,
     ModuleRow,
@@ -65,14 +66,29 @@ def layer_table(inspection: Inspection, *, width: int, full: bool = False) -> Re
     rows = inspection.rows
     if not rows:
         return Group(*title_lines(inspection), Text("No layer finished."))
-    flags = [_flag_words(row) for row in rows]
+    flags = [_flag_words(row, full=full) for row in rows]
     names = [Text(safe_text(row.label)) for row in rows]
-    flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH)
+    flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
     columns = fitted([*_layer_columns(rows, names), flag_column], flags, width)
     styles = [_row_style(row) for row in rows]
     kept = kept_positions([bool(style) for style in styles], full=full)
     legend = [Text(MEANING, style="dim")] if any(column.header == _HIST for column in columns) else []
-    return Group(*title_lines(inspection), draw_table(columns, styles, kept, width), *legend)
+    return Group(*title_lines(inspection), draw_table(columns, styles, kept, width), *legend, *folded_lines(rows))
+
+
+def folded_lines(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[Text]:
+    """Return a line on the rows that were folded into those they repeat; none without any."""
+    count = sum(len(row.also) for row in rows)
+    if not count:
+        return []
+    what = "row repeats another and is" if count == 1 else "rows repeat others and are"
+    return [Text(f"{count:,} {what} not shown, --repeats shows all", style="dim")]
+
+
+def repeats_words(row: LayerRow | GradientRow) -> list[str]:
+    """Return which row this one repeats, and which rows it stands for, in words."""
+    words = [f"repeats {safe_text(row.repeats)}"] if row.repeats else []
+    return [*words, f"also {', '.join(map(safe_text, row.also))}"] if row.also else words
 
 
 def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> RenderableType:
@@ -243,15 +259,15 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     return [column for column in columns if not idle.get(column.header)]
 
 
-def _flag_words(row: LayerRow) -> Text:
-    """Return the row's flags, with the numbers behind them."""
+def _flag_words(row: LayerRow, *, full: bool) -> Text:
+    """Return the row's flags, with the numbers behind them; in full, with the rows that it repeats or stands for."""
     statistics = row.activation
     details = {
         "non-finite": f": {integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf",
         "dead channels": f" {_dead_channels(statistics)}",
         "unmeasured": f": {safe_text(statistics.unmeasured)}" if statistics.unmeasured else "",
     }
-    words = "; ".join(flag + details.get(flag, "") for flag in row.flags)
+    words = "; ".join([*(flag + details.get(flag, "") for flag in row.flags), *(repeats_words(row) if full else ())])
     return Text(words, style=_row_style(row) or "cyan") if words else Text()
 
 

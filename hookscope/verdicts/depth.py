@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from hookscope.results import GradientInspection, GradientRow, Verdict
+from hookscope.results import GradientInspection, GradientRow, Verdict, row_label
+from hookscope.verdicts.flow import idle_modules
 from hookscope.verdicts.limits import Limits
 from hookscope.verdicts.reading import arrived_outputs, batch_norm_is_idle, is_positive, key, owner, weights
 
@@ -105,9 +106,12 @@ def gradient_imbalance(inspection: GradientInspection, limits: Limits) -> Iterat
 
     Biases and scales are left out: they start at 0 or 1 whatever their layer does, and a bias before BatchNorm gets
     rounding. Untrained BatchNorm in eval mode is not judged: it starves squeeze-and-excitation weights (1e-13 in
-    mobilenet_v3, nothing of it in train mode).
+    mobilenet_v3, nothing of it in train mode). Nor are weights that serve idle heads, and get a part of the gradient
+    only: those of a detector's level without an object.
     """
-    candidates = [] if batch_norm_is_idle(inspection) else weights(inspection)
+    partly_fed = _serving_idle(inspection)
+    known = [] if batch_norm_is_idle(inspection) else weights(inspection)
+    candidates = [each for each in known if owner(each) not in partly_fed]
     if len(candidates) < _SHORTEST_TREND:
         return
     ranked = sorted((each.ratio or 0.0, each.name) for each in candidates)
@@ -118,6 +122,20 @@ def gradient_imbalance(inspection: GradientInspection, limits: Limits) -> Iterat
             f" {smallest:.1e} at '{starved}', {greatest:.1e} at '{fed}'."
         )
         yield Verdict("gradient-imbalance", "warn", starved, message)
+
+
+def _serving_idle(inspection: GradientInspection) -> set[str]:
+    """Return the layers one of whose outputs is taken by a module that is idle at that call, or leads to such alone."""
+    outputs = arrived_outputs(inspection)
+    idle = {row_label(*place) for place in idle_modules(outputs)}
+    serving: set[str] = set()
+    layers = set()
+    for row in reversed(outputs):
+        taken_by = set(row.taken_by or ())
+        if taken_by & idle or (taken_by and taken_by <= serving):
+            serving.add(row.label)
+            layers.add(row.layer)
+    return layers
 
 
 def _learning(inspection: GradientInspection) -> _Trend:

@@ -1,18 +1,21 @@
 """Put every rule to an inspection: which apply, which silence others, which come first."""
 
+from hookscope.repeats import fold_repeats
 from hookscope.results import GradientInspection, Verdict
 from hookscope.verdicts.activations import dead_channels, saturated_activation
+from hookscope.verdicts.dead import dead_gradient
 from hookscope.verdicts.depth import exploding_gradient, gradient_imbalance, vanishing_gradient
 from hookscope.verdicts.finite import non_finite_activation, non_finite_gradient, non_finite_loss
 from hookscope.verdicts.limits import RULES, Limits
-from hookscope.verdicts.zeros import dead_gradient, unused_parameter, zero_gradient
+from hookscope.verdicts.zeros import unused_parameter, zero_gradient
 
 
 def judge(inspection: GradientInspection, limits: Limits = Limits()) -> tuple[Verdict, ...]:  # noqa: B008 - frozen
     """Judge one forward and backward pass by every rule of `RULES`.
 
     A cause silences its consequences: with non-finite or all-zero gradients nothing is said about depth, and a
-    vanishing gradient is not called imbalance as well. Of a pass that broke off, only the activations are judged.
+    vanishing gradient is not called imbalance as well. Of a pass that broke off, only the activations are judged. Rows
+    that repeat another are not judged a second time.
 
     Args:
         inspection: What to judge; its own `verdicts` are not looked at.
@@ -21,6 +24,7 @@ def judge(inspection: GradientInspection, limits: Limits = Limits()) -> tuple[Ve
     Returns:
         Verdicts, failures first, then in the order of `RULES`. None means that nothing broke a limit.
     """
+    inspection = fold_repeats(inspection)
     found = [*non_finite_loss(inspection), *non_finite_activation(inspection)]
     found += [*saturated_activation(inspection, limits), *dead_channels(inspection, limits)]
     if inspection.loss is not None and inspection.failure is None:

@@ -11,8 +11,10 @@ RULES: Mapping[str, str] = {
     " that pass it on are not named.",
     "zero-gradient": "fail: every gradient is exactly 0; warn: gradients so small that they are rounding, as of a sum"
     " after softmax or LayerNorm. Limit: our choice, ten roundings of float32.",
-    "dead-gradient": "fail: layers on the path whose gradient is exactly 0 everywhere, and what blocks it; warn: a"
-    " weight that starts at zero blocks it until its first update, or stochastic depth does by chance.",
+    "dead-gradient": "fail: layers on the path whose gradient is exactly 0 everywhere, and where it is lost; warn: a"
+    " weight that starts at zero blocks it until its first update, stochastic depth does by chance, or the loss gives"
+    " an output none, but others some. A module that gets a gradient at another call or output is not dead, nor one"
+    " beside which a parallel one gets one, as at a detector's levels without an object.",
     "vanishing-gradient": "fail: ‖g‖/‖w‖ of the first tenth of the weights over that of the last tenth. Limit: our"
     " choice; healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24.",
     "exploding-gradient": "fail: ‖grad_output‖ of the first tenth of the layers over that of the last tenth; warn: the"
@@ -23,7 +25,8 @@ RULES: Mapping[str, str] = {
     " greatest. After Glorot and Bengio 2010; limit and slope are our choice.",
     "dead-channels": "warn: ReLUs with most channels exactly 0 over at least 32 values each. Limit: our choice.",
     "gradient-imbalance": "warn: greatest over smallest ‖g‖/‖w‖ of the weights; biases, scales and zero weights do not"
-    " count. Limit: our choice; networks of torchvision in train mode stay below 500000, ConvNeXt apart.",
+    " count, nor do weights before a detector's level without an object. Limit: our choice; networks of torchvision in"
+    " train mode stay below 500000, ConvNeXt apart.",
 }
 """Rule identifiers, the gravest first, each with its levels, its meaning and the source of its limit."""
 

@@ -1,9 +1,16 @@
 """Read an inspection as the rules need it: gradients that arrived, weights in forward order, counts in words."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from hookscope.results import GradientInspection, GradientRow, LayerRow, ParameterRow, TensorStatistics
+from hookscope.results import (
+    GradientInspection,
+    GradientRow,
+    LayerRow,
+    ParameterRow,
+    TensorStatistics,
+    parameter_owner,
+)
 
 
 def arrived_outputs(inspection: GradientInspection) -> list[GradientRow]:
@@ -46,6 +53,25 @@ def batch_norm_is_idle(inspection: GradientInspection) -> bool:
     return inspection.mode == "eval" and bool(scales) and all(started)
 
 
+def gates(inspection: GradientInspection) -> list[ParameterRow]:
+    """Return the parameters that are zero and get a gradient: they are about to open. Biases close nothing."""
+    return [
+        each
+        for each in inspection.parameters
+        if each.weight_l2 == 0 and each.status == "gradient" and not each.name.endswith("bias")
+    ]
+
+
+def gates_near(gates: Iterable[ParameterRow], dead: str, following: str | None = None) -> list[str]:
+    """Return the zero weights in the layer that follows a dead one, or in a block around it."""
+    return [
+        each.name
+        for each in gates
+        if (following is not None and is_within(owner(each), following))
+        or is_within(dead, owner(each).rpartition(".")[0] or owner(each))
+    ]
+
+
 def is_positive(value: float | None) -> bool:
     """Tell whether a value exists, is finite and greater than zero."""
     return value is not None and 0 < value < math.inf
@@ -58,7 +84,7 @@ def is_matrix(parameter: ParameterRow) -> bool:
 
 def owner(parameter: ParameterRow) -> str:
     """Return the dotted name of the module that a parameter belongs to."""
-    return parameter.name.rpartition(".")[0]
+    return parameter_owner(parameter.name, parameter.kind)
 
 
 def is_within(layer: str, ancestor: str) -> bool:

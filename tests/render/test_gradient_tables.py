@@ -177,6 +177,15 @@ def test_a_long_table_keeps_its_ends_what_verdicts_name_and_the_ends_of_non_fini
     assert blocks(shown(inspection, full=True)) == list(range(144))
 
 
+def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> None:
+    first, *others = GRADIENTS.gradients
+    folded = replace(GRADIENTS, gradients=(replace(first, also=("pool", "drop")), *others))
+    short, full = (printed(gradient_table(folded, width=300, full=full), 300) for full in (False, True))
+    assert "2 rows repeat others and are not shown, --repeats shows all" in short
+    assert "also pool, drop" not in short
+    assert "also pool, drop" in full
+
+
 def test_rows_of_zeros_fold_unless_a_verdict_names_them() -> None:
     rows = [replace(PLAIN, layer=f"block{number}", status="zero") for number in range(100)]
     assert blocks(shown(with_rows(*rows))) == [*range(20), *range(80, 100)]

@@ -270,11 +270,25 @@ def test_json_gradients_hold_every_number_in_full(write: Callable[[Any], str]) -
             }
             assert measured["shape"] == list(row.gradient.shape)
             assert "sample" not in measured
-            for field in entry.keys() - {"layer", "name", "aliases"}:
+            for field in entry.keys() - {"layer", "name", "aliases", "also"}:
                 assert entry[field] == getattr(row, field), field
             assert entry["aliases"] == list(row.aliases)
     assert [entry["layer"] for entry in document["gradients"]][:4] == ["conv1", "bn1", "relu", "relu"]
     assert document["gradients"][9]["layer"] == HOSTILE_NAME.replace("\ud800", r"\ud800")
+
+
+def test_both_formats_say_which_row_is_repeated_and_which_are_folded() -> None:
+    rows = (replace(ROWS[0], also=("pool", "drop;2")), replace(ROWS[1], repeats="=stem"))
+    layers = replace(INSPECTION, rows=rows)
+    gradients = replace(GRADIENTS, gradients=(replace(GRADIENTS.gradients[0], also=("pool",), repeats="stem"),))
+    first, second = records(rows_to_csv(layers))
+    assert (first["also"], first["repeats"], second["repeats"]) == (r"pool;drop\x3b2", "", "'=stem")
+    entries = parsed(rows_to_json(layers))["rows"]
+    assert [(entry["also"], entry["repeats"]) for entry in entries] == [(["pool", "drop;2"], ""), ([], "=stem")]
+    (record,) = records(gradients_to_csv(gradients))
+    assert (record["also"], record["repeats"]) == ("pool", "stem")
+    (entry,) = parsed(gradients_to_json(gradients))["gradients"]
+    assert (entry["also"], entry["repeats"]) == (["pool"], "stem")
 
 
 def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:

@@ -217,6 +217,16 @@ def test_full_shows_every_row() -> None:
     assert "not shown" not in text
 
 
+def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> None:
+    folded = with_rows(replace(ROWS[0], also=("pool", "[red]\x1b")), replace(ROWS[1], repeats="stem"), *ROWS[2:])
+    short, full = (table_text(folded, 300, full=full) for full in (False, True))
+    assert "2 rows repeat others and are not shown, --repeats shows all" in short
+    assert "also" not in short
+    assert r"also pool, [red]\x1b" in full
+    assert "repeats stem" in full
+    assert "1 row repeats another and is not shown" in table_text(with_rows(replace(ROWS[0], also=("pool",))), 80)
+
+
 def test_sixty_rows_are_not_folded() -> None:
     assert shown_blocks(table_text(with_rows(*LONG.rows[:60]), 80)) == list(range(60))
     assert shown_blocks(table_text(with_rows(*LONG.rows[:61]), 80)) == [*range(20), *range(41, 61)]

@@ -152,7 +152,8 @@ def _making(run: StoredRun) -> list[tuple[str, str]]:
     """Return what somebody needs who wants to have it again: term and words, set as code."""
     record = run.record
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
-    made = [("Command", record.command), ("Layers asked for", " ".join(record.patterns) or "every leaf")]
+    patterns = " ".join(record.patterns) or "those that own parameters, and leaves"
+    made = [("Command", record.command), ("Layers asked for", patterns)]
     made += [("Weights SHA-256", record.model.sha256)] if record.model.sha256 else []
     made += [(f"SHA-256 of {PurePath(each.name).name}", each.sha256) for each in record.inputs[:8] if each.sha256]
     made += [("Seed", str(record.seed)), ("Versions", versions), ("Platform", record.platform)]
@@ -199,7 +200,7 @@ def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
     if run.parameters:
         owners = {layer.row.layer: layer.label for layer in reversed(layers)}
         names = [each.name for each in run.parameters]
-        places = [owners.get(name.rpartition(".")[0], "") for name in names]
+        places = [owners.get(each.owner, "") for each in run.parameters]
         still = [each.status != "gradient" for each in run.parameters]
         ratios = [("‖g‖ / ‖w‖", [each.ratio for each in run.parameters])]
         figures.append(logarithmic("Gradient over weight, ‖g‖ / ‖w‖", names, places, ratios, still, "zero or none"))

@@ -224,7 +224,7 @@ def layers_of(run: StoredRun) -> list[Layer]:
             inputs[gradient.layer, gradient.call].append(gradient)
     owned: dict[str, list[StoredParameter]] = defaultdict(list)
     for parameter in run.parameters:
-        owned[parameter.name.rpartition(".")[0]].append(parameter)
+        owned[parameter.owner].append(parameter)
     grids = _grids_by_label(run)
     verdicts: dict[str, list[Finding]] = defaultdict(list)
     for verdict in run.record.verdicts:

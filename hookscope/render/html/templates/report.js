@@ -8,7 +8,7 @@ const panel = $("panel");
 const ROW_HEIGHT = 27; // px, as in the style
 const rows = [...table.tBodies[0].rows].map((tr, number) => {
   const label = tr.cells[1].textContent;
-  return { tr, number, label, kind: tr.dataset.kind, text: `${label} ${tr.dataset.kind}`.toLowerCase(),
+  return { tr, number, label, kind: tr.dataset.kind, text: `${label} ${tr.dataset.kind} ${tr.dataset.also ?? ""}`.toLowerCase(),
     flagged: tr.classList.contains("flagged") };
 });
 const places = new Map();

@@ -1,0 +1,130 @@
+"""Rows that repeat another, as the commands show them: folded in every format, unless asked for."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.cli.conftest import Run, names_below, record_of, rows_of
+
+NETWORK = """
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Conv2d(3, 2, 1), nn.Dropout(), nn.Identity(), nn.ReLU(), nn.Dropout(), nn.Conv2d(2, 2, 1))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The folder that commands run in, with a network and an input."""
+    (tmp_path / "dropout.py").write_text(NETWORK, "utf-8")
+    np.save(tmp_path / "picture.npy", np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32))
+    return tmp_path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def folded(rows: list[Any]) -> list[tuple[int, str, str]]:
+    """Return index, layer and the rows folded into it, however the format has them."""
+    return [(int(row["index"]), row["layer"], "".join(row["also"]).replace(";", "")) for row in rows]
+
+
+FOLDED = [(0, "0", "12"), (1, "3", "4"), (2, "5", "")]
+ALL = [(index, str(index), "") for index in range(6)]
+
+
+def test_activations_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, here: Path) -> None:
+    options = ("--save-tensors", "--out", "out", "--tensorboard", "logs", "--report", "page.html")
+    ended = run("activations", "dropout.py:build", "picture.npy", *options)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "3 rows repeat others and are not shown, --repeats shows all" in ended.stdout
+    assert folded(rows_of(here / "out")) == folded(table(here / "out" / "layers.csv")) == FOLDED
+    assert {name for name in names_below(here / "out") if name.startswith("grids/")} == set(
+        record_of(here / "out")["grids"]
+    )
+    assert [Path(name).stem for name in record_of(here / "out")["grids"]] == ["000-0", "001-3", "002-5"]
+    assert set(load_file(here / "out" / "activations.safetensors")) == {"0", "3", "5"}
+    logged = EventAccumulator(str(here / "logs"))
+    logged.Reload()
+    assert {tag for tag in logged.Tags()["scalars"] if "l2" in tag} == {f"activation l2/{name}" for name in "035"}
+    page = (here / "page.html").read_text("utf-8")
+    assert "The output also of 1, 2, which return what they are given." in page
+    assert "The output also of 4, which returns what it is given." in page
+
+
+def test_activations_shows_all_rows_when_asked_for(run: Run, here: Path) -> None:
+    ended = run("activations", "dropout.py:build", "picture.npy", "--repeats", "--save-tensors", "--out", "out")
+    rows = rows_of(here / "out")
+    assert folded(rows) == ALL
+    assert [row["repeats"] for row in rows] == ["", "0", "0", "", "3", ""]
+    assert "not shown" not in ended.stdout
+    assert len(record_of(here / "out")["grids"]) == 6
+    assert set(load_file(here / "out" / "activations.safetensors")) == set("012345")
+
+
+def test_grads_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, here: Path) -> None:
+    options = ("--inputs", "--grids", "--per-image", "--save-tensors", "--out", "out", "--report", "page.html")
+    ended = run("grads", "dropout.py:build", "picture.npy", *options)
+    assert ended.code == 0
+    assert "3 rows repeat others and are not shown" in ended.stdout
+    document = json.loads((here / "out" / "gradients.json").read_bytes())
+    outputs = [row for row in document["gradients"] if row["role"] == "output"]
+    assert [row["layer"] for row in document["gradients"]] == ["0", "0", "3", "3", "5", "5"]
+    assert [row["backward_index"] for row in document["gradients"]] == [5, 4, 3, 2, 1, 0]
+    assert [row["also"] for row in outputs] == [["1", "2"], ["4"], []]
+    assert folded(rows_of(here / "out")) == folded(table(here / "out" / "layers.csv")) == FOLDED
+    assert len(table(here / "out" / "gradients.csv")) == 6
+    assert [Path(name).stem for name in record_of(here / "out")["grids"]] == ["001-0", "003-3", "005-5"]
+    assert set(table(here / "out" / "inputs.csv")[0]) == {"name", "loss", "parameters_l2", "l2 0", "l2 3", "l2 5"}
+    kept = set(load_file(here / "out" / "gradients.safetensors"))
+    assert {name.partition(" ")[0] for name in kept} == {
+        "0",
+        "0[0]",
+        "3",
+        "3[0]",
+        "5",
+        "5[0]",
+        "0.weight",
+        "0.bias",
+        "5.weight",
+        "5.bias",
+    }
+    assert "The output also of 4" in (here / "page.html").read_text("utf-8")
+
+
+def test_grads_shows_all_rows_when_asked_for(run: Run, here: Path) -> None:
+    run("grads", "dropout.py:build", "picture.npy", "--repeats", "--out", "out")
+    rows = table(here / "out" / "gradients.csv")
+    assert folded(rows) == ALL
+    assert [row["repeats"] for row in rows] == ["", "0", "0", "", "3", ""]
+
+
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_edits_are_compared_row_by_row_without_those_that_are_folded(run: Run, here: Path, command: str) -> None:
+    run(command, "dropout.py:build", "picture.npy", "--edit", "0:output:scale(2)", "--no-grids", "--out", "out")
+    changed = [row["label"] for row in table(here / "out" / "changes.csv") if row["what"] == "activation"]
+    assert changed == ["0", "3", "5"]
+
+
+def test_an_edit_of_a_module_that_passes_its_input_through_shows_it(run: Run, here: Path) -> None:
+    run("activations", "dropout.py:build", "picture.npy", "--edit", "1:output:zero", "--no-grids", "--out", "out")
+    assert folded(rows_of(here / "out")) == [(0, "0", ""), (1, "1", "2"), (2, "3", "4"), (3, "5", "")]
+    changed = [row["label"] for row in table(here / "out" / "changes.csv")]
+    assert changed == ["1", "3", "5"]
+
+
+def test_a_histogram_of_a_row_that_is_folded_is_asked_for_by_the_one_that_stays(run: Run, here: Path) -> None:
+    ended = run("grads", "dropout.py:build", "picture.npy", "--histogram", "1", "--out", "out")
+    assert ended.code == 5
+    assert ended.errors[0].endswith("Its row repeats '0': give that, or --repeats.")
+    assert names_below(here) == {"dropout.py", "net.py", "picture.npy"}
