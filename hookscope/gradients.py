@@ -22,7 +22,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection import execution_order
 from hookscope.layers import select_from
 from hookscope.losses import LossValue, choose_loss
-from hookscope.measure import Measured, Reduction
+from hookscope.measure import Measured, Reducer, Reduction
 from hookscope.models import LoadedModel
 from hookscope.nested import tensors_in, with_tensors
 from hookscope.preservation import Mode, Preserved, preserved
@@ -122,6 +122,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     edits: Sequence[str | Edit] = (),
     output_key: str | None = None,
     autocast: torch.dtype | None = None,
+    distributions: bool = False,
     on_tensor: Callable[[str, Tensor], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> GradientInspection:
@@ -154,6 +155,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         edits: Changes to inputs, outputs or gradients: "relu:grad:clamp(min=0)".
         output_key: Which of several outputs holds the class scores, and is differentiated if `loss` is a name.
         autocast: Run the forward pass and the loss under autocast to this dtype.
+        distributions: Count how values are distributed, for quantiles, histograms and the verdict
+            `saturated-activation`, at some more time.
         on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input" and each gradient, and at the end
             with "NAME grad" for each parameter; clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished.
@@ -178,7 +181,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         return [] if first is None else execution_order(network, first.args)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
-    recorder = Recorder(0, None, None)
+    recorder = Recorder(0, None, None, Reducer(distributions=distributions))
     drawn = Recorder(grids_for, max_channels, None, recorder.reducer)
     placed = place_edits(edits, network, order, recorder)
     with ExitStack() as block:

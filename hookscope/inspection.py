@@ -15,6 +15,7 @@ from hookscope.failures import broke_off, locate, the_models_own
 from hookscope.hooks import ModuleCall, capture
 from hookscope.inputs import Batch
 from hookscope.layers import module_index, select_from, unwrap
+from hookscope.measure import Reducer
 from hookscope.models import LoadedModel
 from hookscope.preservation import preserved
 from hookscope.recording import (
@@ -55,6 +56,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     seed: int = 0,
     edits: Sequence[str | Edit] = (),
     output_key: str | None = None,
+    distributions: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Inspection:
@@ -72,6 +74,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         seed: Seeds the random numbers the forward pass may draw.
         edits: Changes to inputs or outputs: "layer3:output:zero(channels=3,7)".
         output_key: Which of several outputs holds the class scores: "logits", "[0]".
+        distributions: Count how values are distributed, for quantiles and histograms, at some more time.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished.
@@ -93,7 +96,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         return [] if first is None else execution_order(network, first.args)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
-    recorder = Recorder(grids_for, max_channels, on_tensor)
+    recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions))
     placed = place_edits(edits, network, order, recorder)
     rows: dict[Key, Row] = {}
     records: list[InputRecord] = []

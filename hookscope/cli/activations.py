@@ -147,6 +147,7 @@ def activations(
                     seed=seed,
                     edits=edit or (),
                     output_key=output_key,
+                    distributions=True,
                     on_tensor=(lambda label, tensor, _axis: keep(label, tensor)) if keep_tensors else None,
                     on_batch=advance,
                 )

@@ -210,6 +210,7 @@ def grads(
                 grids_for=grids_for if grids else 0,
                 max_channels=max_channels,
                 output_key=output_key,
+                distributions=True,
                 on_batch=advance,
             )
     inspection = replace(outcome.inspection, timings={"load": load_seconds, **outcome.inspection.timings})

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from hookscope.results import QUANTILE_LEVELS, GradientInspection, LayerRow, TensorStatistics, Verdict
 from hookscope.verdicts.limits import Limits
 from hookscope.verdicts.reading import counted
@@ -27,6 +25,8 @@ _VALUES_PER_CHANNEL = 32
 
 def saturated_activation(inspection: GradientInspection, limits: Limits) -> Iterator[Verdict]:
     """Object to bounded activation functions most of whose outputs lie where the slope is nearly gone.
+
+    Only rows with a distribution, or at least quantiles, can be judged.
 
     Source:
         Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks", section 3.
@@ -79,9 +79,9 @@ def _worst(
 
 
 def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> float:
-    """Return the share of values at or beyond two bounds: of the sample, or at least this much by the quantiles."""
-    if statistics.sample is not None and statistics.sample.size:
-        return float(np.mean((statistics.sample <= low) | (statistics.sample >= high)))
+    """Return the share of values at or beyond two bounds; without a distribution at least this much, by quantiles."""
+    if statistics.distribution is not None:
+        return statistics.distribution.share_outside(low, high)
     levels = [*zip(QUANTILE_LEVELS, statistics.quantiles or (), strict=True)]
     below = max((level for level, value in levels if value <= low), default=0.0)
     above = min((level for level, value in levels if value >= high), default=1.0)

@@ -38,7 +38,7 @@ from tests.render.conftest import (
 
 STATISTICS = (
     *("element_count", "mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "nan_count", "inf_count"),
-    *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction", "sample_count"),
+    *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction"),
 )
 QUANTILES = ("q01", "q05", "q25", "q50", "q75", "q95", "q99")
 
