@@ -137,7 +137,11 @@ def activations(
         comparison = None
         with progress_bar(messages, len(paths), shown=not quiet) as advance:
             try:
-                plain = inspect(loaded, feed.batches(batch_size, pass_over), layer or (), seed=seed) if edit else None
+                plain = (
+                    inspect(loaded, feed.batches(batch_size, pass_over), layer or (), seed=seed, distributions=True)
+                    if edit
+                    else None
+                )
                 inspection = inspect(
                     loaded,
                     feed.batches(batch_size, failures.append),

@@ -210,7 +210,6 @@ def grads(
                 grids_for=grids_for if grids else 0,
                 max_channels=max_channels,
                 output_key=output_key,
-                distributions=True,
                 on_batch=advance,
             )
     inspection = replace(outcome.inspection, timings={"load": load_seconds, **outcome.inspection.timings})
@@ -302,10 +301,11 @@ def _run(
     tensors: dict[str, list[torch.Tensor]] = {}
     try:
         batches = feed.batches(batch_size, pass_over)
-        plain = differentiate(inputs=batches, include_inputs=include_inputs) if edits else None
+        plain = differentiate(inputs=batches, include_inputs=include_inputs, distributions=True) if edits else None
         inspection = differentiate(
             inputs=feed.batches(batch_size, failures.append),
             include_inputs=include_inputs,
+            distributions=True,
             edits=edits,
             on_tensor=keeper(tensors) if keep_tensors else None,
             **options,

@@ -7,12 +7,13 @@ from hookscope.results import QUANTILE_LEVELS, GradientInspection, LayerRow, Ten
 from hookscope.verdicts.limits import Limits
 from hookscope.verdicts.reading import counted
 
-# From these outputs outwards the slope is at most 5 % of its greatest: it is 4s(1-s) of that for the logistic function,
-# 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds.
+# From these outputs outwards the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
+# function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds. Of the bounds for which this
+# holds, these are where bins of a distribution meet, so that the outputs beyond are counted exactly.
 SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
-    "Sigmoid": ((1 - math.sqrt(0.95)) / 2, (1 + math.sqrt(0.95)) / 2),
-    "Tanh": (-math.sqrt(0.95), math.sqrt(0.95)),
-    "Softsign": (math.sqrt(0.05) - 1, 1 - math.sqrt(0.05)),
+    "Sigmoid": (1 / 64, 63 / 64),
+    "Tanh": (-31 / 32, 31 / 32),
+    "Softsign": (-3 / 4, 3 / 4),
     "Hardsigmoid": (0.0, 1.0),
 }
 

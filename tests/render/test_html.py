@@ -148,6 +148,20 @@ def test_bars_of_equal_quantiles_and_of_none_are_drawn_too() -> None:
     assert bars(stored(quantiles=None)) is None
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"element_count": 60}, "60 values; heights"),
+        ({"element_count": 5000}, "5,000 values; quantiles within 3% of the value or 0.5% of its rank; heights"),
+        ({"element_count": 5000, "quantiles": None}, "5,000 values; heights"),
+        # as runs of earlier versions have it
+        ({"element_count": 5000, "sample_count": 256}, "5,000 values; distribution and quantiles of a sample of 256;"),
+    ],
+)
+def test_the_page_says_how_good_quantiles_are(values: dict[str, Any], says: str, tmp_path: Path) -> None:
+    assert says in report_html(read_run(write_run(tmp_path / "run", [row(0, "conv", activation=statistics(**values))])))
+
+
 # --- tiles and pictures
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookscope.distribution import distribution_of
 from hookscope.render.tables import (
     gradient_inspection_to_dict,
     gradient_inspection_to_json,
@@ -93,6 +94,21 @@ def test_json_rows_hold_every_number_in_full() -> None:
             }
             assert entry["flags"] == list(row.flags)
             assert entry["aliases"] == list(row.aliases)
+
+
+def test_json_holds_a_histogram_where_there_is_a_distribution() -> None:
+    activation = statistics((1, 2, 8), distribution=distribution_of(np.arange(1001.0)))
+    document = parsed(rows_to_json(with_rows(replace(ROWS[0], activation=activation), ROWS[1])))
+    first, second = (row["activation"] for row in document["rows"])
+    assert "distribution" not in first
+    assert {name: first["histogram"][name] for name in ("low", "high", "below", "above")} == {
+        "low": 10.0,
+        "high": 990.0,
+        "below": 10,
+        "above": 10,
+    }
+    assert sum(first["histogram"]["counts"]) == 981
+    assert second["histogram"] is None
 
 
 def test_quantile_names_follow_the_levels() -> None:
