@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import hookscope
 from benchmarks.networks import label, layers_of, statistics_of
 from benchmarks.same_work import Found, Rows
-from hookscope.results import QUANTILE_LEVELS, LayerRow, row_label
+from hookscope.results import LayerRow, row_label
 
 Prepare = Callable[[nn.Module, Tensor, Sequence[LayerRow]], Callable[[], Found]]
 
@@ -57,8 +57,6 @@ def by_hand(tensor: Tensor) -> tuple[float, ...]:
     """Return hookscope's statistics of a tensor as a script takes them, a number at a time; the four come first."""
     if tensor.dim() > 1:
         (tensor == 0).transpose(0, 1).flatten(1).all(1).sum().item()
-    sample = tensor.flatten()[:: max(1, tensor.numel() // 256)]
-    torch.quantile(sample, torch.tensor(QUANTILE_LEVELS, device=tensor.device)).tolist()
     return (
         tensor.mean().item(),
         tensor.std(correction=0).item(),
@@ -78,9 +76,11 @@ def first_tensor(value: Any) -> Tensor:
     return tensor
 
 
-def hookscope_way(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Found]:
+def hookscope_way(
+    model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow], *, distributions: bool = False
+) -> Callable[[], Found]:
     """All statistics by `hookscope.inspect`."""
-    return lambda: partial(statistics_of, hookscope.inspect(model, batch, ["*"]).rows)
+    return lambda: partial(statistics_of, hookscope.inspect(model, batch, ["*"], distributions=distributions).rows)
 
 
 def hand_written(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Rows]:
@@ -222,8 +222,11 @@ def wrapped_by_torchlens() -> Iterator[None]:
         wrappers.unwrap_torch()
 
 
+WITH_DISTRIBUTIONS = "hookscope, distributions"
+
 WAYS: dict[str, Way] = {
     "hookscope": Way(hookscope_way, percent=100),
+    WITH_DISTRIBUTIONS: Way(partial(hookscope_way, distributions=True), percent=100),
     "hand-written hooks, .item()": Way(hand_written),
     "torchinfo": Way(torchinfo, shapes_only=True),
     "torchextractor": Way(torchextractor),

@@ -36,14 +36,14 @@ def ready(rounds: int, prepare: Callable[[], tuple[Run, Work]]) -> Ready:
 
 
 def over_first(
-    subject: str, ways: Mapping[str, Ready], seconds: Mapping[str, list[float]], budget: Budget | None
+    subject: str, ways: Mapping[str, Ready], seconds: Mapping[str, list[float]], budgets: Mapping[str, Budget]
 ) -> list[Measurement]:
-    """Turn seconds into ratios over those of the first way; `budget` is hookscope's."""
+    """Turn seconds into ratios over those of the first way; budgets are by way, for those that have one."""
     spreads = {name: spread(found, "ms", 1e3) for name, found in seconds.items()}
     base = spreads[next(iter(ways))].median
     found = []
     for name, way in ways.items():
-        at_most, aim = budget if budget and name == "hookscope" else (None, None)
+        at_most, aim = budgets.get(name, (None, None))
         times = spreads.get(name)
         figure = times.median / base if times else None
         found.append(Measurement(subject, name, figure, "×", times, way.work, at_most, aim))

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "sample_images" / "cat.jpg"
 
 _HELP_AT_MOST_SECONDS = 0.25
-_COMMAND: Budget = (1.15, 1.10)
+_COMMAND: dict[str, Budget] = {"hookscope": (1.15, 1.10)}
 _CHECK_AT_MOST_SECONDS = 1.0
 
 # What a script that uses the peer loads: some load the rest on first use.

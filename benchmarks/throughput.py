@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.models import ResNet34_Weights
 
 import hookscope
-from benchmarks.comparing import Ready, over_first, timeable
+from benchmarks.comparing import Budget, Ready, over_first, timeable
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import seeded
 from benchmarks.timing import interleaved
@@ -25,7 +25,7 @@ _LIGHT = "layer4"
 # (network, pictures at a time, pictures in all)
 _SUBJECTS = (("resnet18", 8, 96), ("resnet34", 8, 96), ("resnet18", 32, 96))
 _ROUNDS = 5
-_BUDGET = (1.10, None)
+_BUDGET: dict[str, Budget] = {"hookscope": (1.10, None)}
 _PREPROCESSING = Preprocessing(resize=256)  # the rest is what torchvision's weights ask for
 
 _NOTE = f"""\

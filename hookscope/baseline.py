@@ -20,7 +20,7 @@ from hookscope.errors import UsageError
 from hookscope.results import QUANTILE_LEVELS, GradientInspection, InputRecord, LayerRow
 from hookscope.text import one_line, printable, safe_text, strict_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # quantiles of version 1 are of a sample
 
 RENEW = "Write it anew with --update-baseline."
 

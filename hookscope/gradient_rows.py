@@ -196,7 +196,7 @@ def parameter_rows(
     """
     parameters = {id(each): each for each in listed}
     gradients = {known: parameter.grad for known, parameter in parameters.items() if parameter.grad is not None}
-    reading = Reading([*gradients.values()], listed)
+    reading = Reading([*gradients.values()], listed, distributions=reducer.distributions)
 
     def while_reading() -> tuple[dict[int, tuple[nn.Parameter, list[str], str]], T]:
         owned = _owned(network)

@@ -23,7 +23,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection import execution_order
 from hookscope.layers import select_from
 from hookscope.losses import LossValue, choose_loss
-from hookscope.measure import Measured, Reduction
+from hookscope.measure import Measured, Reducer, Reduction
 from hookscope.models import LoadedModel
 from hookscope.nested import tensors_given, tensors_in, with_tensors
 from hookscope.overwriting import Overwriting, find_overwriting
@@ -136,6 +136,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     output_key: str | None = None,
     autocast: torch.dtype | None = None,
     verify: bool = False,
+    distributions: bool = False,
     on_tensor: Callable[[str, Tensor], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
     on_error: Callable[[UnfitInputError], None] | None = None,
@@ -172,6 +173,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         autocast: Run the forward pass and the loss under autocast to this dtype.
         verify: Run the first batch forward once more without hooks, and compare outputs and loss bit for bit; not with
             edits.
+        distributions: Count how values are distributed, for quantiles, histograms and the verdict
+            `saturated-activation`, at some more time.
         on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input" and each gradient, and at the end
             with "NAME grad" for each parameter; clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
@@ -201,7 +204,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         return execution_order(network, queue)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
-    recorder = Recorder(0, None, None)
+    recorder = Recorder(0, None, None, Reducer(distributions=distributions))
     drawn = Recorder(grids_for, max_channels, None, recorder.reducer)
     told = _Told(on_tensor)
     placed = place_edits(edits, network, order, recorder)

@@ -18,7 +18,7 @@ from hookscope.failures import broke_off, locate, the_models_own
 from hookscope.hooks import Capture, ModuleCall, Observation, capture
 from hookscope.inputs import Batch, copy_of
 from hookscope.layers import module_index, select_from, unwrap
-from hookscope.measure import Measured
+from hookscope.measure import Measured, Reducer
 from hookscope.models import LoadedModel
 from hookscope.preservation import Preserved, preserved
 from hookscope.recording import (
@@ -61,6 +61,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     edits: Sequence[str | Edit] = (),
     output_key: str | None = None,
     verify: bool = False,
+    distributions: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
     on_error: Callable[[UnfitInputError], None] | None = None,
@@ -80,6 +81,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         edits: Changes to inputs or outputs: "layer3:output:zero(channels=3,7)".
         output_key: Which of several outputs holds the class scores: "logits", "[0]".
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
+        distributions: Count how values are distributed, for quantiles and histograms, at some more time.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
@@ -103,7 +105,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         return execution_order(network, queue)
 
     selected = select_from(subject.modules, subject.aliases, layers, order)
-    recorder = Recorder(grids_for, max_channels, on_tensor)
+    recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions))
     placed = place_edits(edits, network, order, recorder)
     began = time.perf_counter()
     with (

@@ -56,7 +56,10 @@ class StoredHistogram(_Stored):
 
 
 class StoredStatistics(_Stored):
-    """See `TensorStatistics`; quantiles by name: "q05"."""
+    """See `TensorStatistics`; quantiles by name: "q05".
+
+    `sample_count` is in runs of earlier versions alone: how many of the values quantiles and histogram are of.
+    """
 
     shape: list[NonNegativeInt]
     dtype: str
@@ -75,7 +78,7 @@ class StoredStatistics(_Stored):
     dead_channel_count: Count = None
     dead_channel_fraction: Number = None
     quantiles: dict[str, Number] | None = None
-    sample_count: NonNegativeInt = 0
+    sample_count: Count = None
     unmeasured: str | None = None
     histogram: StoredHistogram | None = None
 

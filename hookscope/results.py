@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.distribution import Distribution
+
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 InputKind = Literal["image", "detection", "video", "flow"]
@@ -133,10 +135,10 @@ class TensorStatistics:
         channel_axis: Axis of `shape` that counts channels; None when there is none.
         channel_count: Channels; None without a channel axis.
         dead_channel_count: Channels that are exactly zero over the whole input.
-        quantiles: Values at `QUANTILE_LEVELS`, linear interpolation, of an evenly strided sample.
-        sample_count: Elements in that sample; equal to `element_count` when the quantiles are exact.
+        quantiles: Values at `QUANTILE_LEVELS`, by `numpy.quantile`'s linear definition; None without a distribution.
+            Exact for up to 1,024 finite values; of more within 3 % of the value or within 0.5 % of its rank.
         unmeasured: Why statistics are missing; None when they are not.
-        sample: The sample itself, (sample_count,), in memory order: for histograms.
+        distribution: How the values are distributed, for quantiles and histograms; None if it was not asked for.
     """
 
     shape: tuple[int, ...]
@@ -155,9 +157,8 @@ class TensorStatistics:
     channel_count: int | None = None
     dead_channel_count: int | None = None
     quantiles: tuple[float, ...] | None = None
-    sample_count: int = 0
     unmeasured: str | None = None
-    sample: NDArray[np.floating] | None = field(default=None, repr=False, compare=False)
+    distribution: Distribution | None = field(default=None, repr=False, compare=False)
 
     @property
     def dead_channel_fraction(self) -> float | None:

@@ -22,12 +22,14 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from torch.utils.tensorboard import RecordWriter
 
+from hookscope.distribution import edges_of
 from hookscope.errors import OutputError
 from hookscope.results import FeatureMaps, GradientInspection, Inspection, TensorStatistics
 from hookscope.text import printable, safe_text
 
-# Our choice: TensorBoard shows 30, and these let it choose.
-_BINS = 60
+# So many neighbouring bins of a distribution make one here. Our choice: each is then some 10 % wide, like those of
+# torch's own `SummaryWriter`.
+_TOGETHER = 4
 _STEP = 0
 _RGB = 3
 _MOST_LABEL = 200
@@ -109,23 +111,26 @@ def _scalars(group: str, labels: Sequence[str], values: Sequence[float | None]) 
 
 
 def _histogram(tag: str, statistics: TensorStatistics) -> Iterator[Summary.Value]:
-    """Yield how the finite values of the sample are distributed: every number in it is the sample's, none a guess."""
-    sample = np.zeros(0) if statistics.sample is None else np.asarray(statistics.sample, np.float64)
-    values = sample[np.isfinite(sample)]
-    if not values.size or np.abs(values).max() > _LARGEST:
+    """Yield how the finite values are distributed, in bins whose counts are exact; nothing without a distribution."""
+    distribution = statistics.distribution
+    if distribution is None or statistics.mean is None or statistics.l2 is None:
         return
-    edges = np.linspace(values.min(), values.max(), _BINS + 1)
-    if np.unique(edges).size <= _BINS:  # one value, or a range too narrow for so many different floats
-        edges = np.array([values.min(), values.max()])
-    # NumPy refuses a bin of no width; a bin that is alone holds everything.
-    counts = np.histogram(values, edges)[0] if edges.size > 2 else np.array([values.size])
+    low, high, count = distribution.low, distribution.high, distribution.count
+    if max(-low, high) > _LARGEST:
+        return
+    keys, _ = distribution.binned()
+    nearest = np.sign(keys) * ((np.abs(keys) - 1) // _TOGETHER * _TOGETHER + 1)  # to zero, of those that make one
+    farthest = nearest + np.sign(keys) * (_TOGETHER - 1)
+    lows, highs = zip(edges_of(nearest), edges_of(farthest), strict=True)
+    edges = np.unique(np.concatenate([np.minimum(*lows), np.maximum(*highs)]).clip(low, high))
+    counts = distribution.histogram(edges) if edges.size > 1 else np.array([count])  # one value: a bin of no width
     drawn = HistogramProto(
-        min=values.min(),
-        max=values.max(),
-        num=values.size,
-        sum=values.sum(),
-        sum_squares=np.square(values).sum(),
-        bucket_limit=edges[1:],
+        min=low,
+        max=high,
+        num=count,
+        sum=statistics.mean * count,
+        sum_squares=statistics.l2 * statistics.l2,
+        bucket_limit=edges[1:] if edges.size > 1 else edges,
         bucket=counts,
     )
     yield Summary.Value(tag=tag, histo=drawn)

@@ -13,6 +13,7 @@ from torch import Tensor
 from hookscope.gradients import PassError, inspect_gradients
 from hookscope.inputs import Batch
 from hookscope.inspection import ForwardError, inspect
+from hookscope.measure.binning import count_in_bins
 from hookscope.nested import tensors_in
 from hookscope.results import GradientInspection, InputRecord, Inspection, TensorStatistics
 from tests import far_device
@@ -34,9 +35,15 @@ _COUNTED = ("shape", "dtype", "element_count", "nan_count", "inf_count", "channe
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """A process that has the device."""
+    """A process that has the device, and on it the bins of distributions, which a process sends there once."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
+        pool.submit(send_bins).result()
         yield pool
+
+
+def send_bins() -> None:
+    for dtype in (torch.float32, torch.float64):
+        count_in_bins(far_device.sent(torch.zeros(1, 1, dtype=dtype)))
 
 
 def batch_of(args: Any) -> Batch:
@@ -59,9 +66,9 @@ def made(name: str) -> tuple[Any, Any]:
     return network.build(), network.args()
 
 
-def activations(model: Any, args: Any) -> Inspection:
+def activations(model: Any, args: Any, **options: Any) -> Inspection:
     try:
-        return inspect(model, batch_of(args), ["*"])
+        return inspect(model, batch_of(args), ["*"], **options)
     except ForwardError as error:
         return error.inspection
 
@@ -86,16 +93,19 @@ def differences(label: str, here: TensorStatistics, there: TensorStatistics) -> 
             None not in (ours, theirs) and math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-5 * largest)
         )
         found += [] if same else [f"{name} {ours} {theirs}"]
+    pairs = zip(here.quantiles or (), there.quantiles or (), strict=True)
+    same = all(math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3 * (here.std or 0)) for ours, theirs in pairs)
+    found += [] if same else [f"quantiles {here.quantiles} {there.quantiles}"]
     return [f"{label}: {name}" for name in found]
 
 
 def compare_activations(name: str) -> tuple[int, list[str], list[str]]:
     """Return how many rows there are, what differs, and what the statistics made somebody wait for."""
     model, args = made(name)
-    here = activations(model, args)
+    here = activations(model, args, distributions=True)
     models_own = looks_of_the_model(far_device.network_sent(model), far_device.sent(args))
     far_device.looks.clear()
-    there = activations(far_device.network_sent(model), far_device.sent(args))
+    there = activations(far_device.network_sent(model), far_device.sent(args), distributions=True)
     looks = [each for each in far_device.looks if each != "equal"]  # the buffers, before and after the passes
     found = [] if [row.label for row in here.rows] == [row.label for row in there.rows] else ["rows"]
     for ours, theirs in zip(here.rows, there.rows, strict=False):
@@ -117,8 +127,9 @@ def looks_of_the_model(model: Any, args: Any) -> list[str]:
 def compare_gradients(name: str, with_inputs: bool) -> list[str]:
     """Return what differs."""
     model, args = made(name)
-    here = gradients(model, args, include_inputs=with_inputs)
-    there = gradients(far_device.network_sent(model), far_device.sent(args), include_inputs=with_inputs)
+    options = {"include_inputs": with_inputs, "distributions": True}
+    here = gradients(model, args, **options)
+    there = gradients(far_device.network_sent(model), far_device.sent(args), **options)
     if isinstance(here, str) or isinstance(there, str):
         return [] if here == there else [str(here), str(there)]
     assert here.loss is not None

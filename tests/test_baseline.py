@@ -37,7 +37,7 @@ EVERY_MODULE = ["name:/.*/"]
 
 def examined(network: nn.Module, inputs: Tensor, *, loss: str | None = None) -> Examination:
     """Return what `hookscope check` would know of a network, as far as a baseline looks at it."""
-    forward = inspect(network, inputs, EVERY_MODULE)
+    forward = inspect(network, inputs, EVERY_MODULE, distributions=True)
     return Examination(
         forward.model, (), forward, gradients=inspect_gradients(network, inputs, loss) if loss is not None else None
     )
@@ -176,7 +176,7 @@ def test_a_forward_pass_that_broke_off_gives_no_baseline(broken: str) -> None:
 
 WRITTEN = """\
 {
-  "schema_version": 1,
+  "schema_version": 2,
   "model": "net.py:build",
   "class": "Net",
   "weights": "epoch12.pt",
@@ -357,8 +357,8 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         (b"[" * 200_000, "recursion"),
         (b"[]", "it is not an object"),
         (b"{}", "it has no 'schema_version'"),
-        (WRITTEN.replace('version": 1', 'version": 2').encode(), "it has schema version 2, and this hookscope reads"),
-        (WRITTEN.replace('version": 1', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
+        (WRITTEN.replace('version": 2', 'version": 1').encode(), "it has schema version 1, and this hookscope reads"),
+        (WRITTEN.replace('version": 2', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
         (WRITTEN.replace("    0.25,\n", "").encode(), "its quantile levels are not 0.01, 0.05"),
         (WRITTEN.replace('"conv#1"', '"conv"').encode(), "layer 'conv' is there twice"),
         (WRITTEN.replace('"conv#1"', "7").encode(), "'layer' of layer 2 is 7, not text"),

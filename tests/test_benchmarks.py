@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from benchmarks import readme
 from benchmarks.__main__ import RESULTS, file_name
 from benchmarks.capture_ways import WAYS, four, hand_written
+from benchmarks.comparing import Ready, over_first
 from benchmarks.findings import Machine, Measurement, Report, Section, Spread, Work, from_json, to_json
 from benchmarks.gradients import gradient_rows, tensor_hooks
 from benchmarks.gradients import statistics_of as gradient_statistics
@@ -182,6 +183,18 @@ def test_a_budget_holds_up_to_its_limit(figure: float | None, verdict: str, miss
     measurement = Measurement("resnet34", "hookscope", figure, "×", at_most=1.3, aim=1.2)
     assert (measurement.verdict, measurement.missed) == (verdict, missed)
     assert Report("", "", MACHINE, {"capture": Section("", "", (measurement,))}).missed == missed
+
+
+def test_budgets_are_those_of_the_ways_that_have_one() -> None:
+    ways = {name: Ready(None, None, 1) for name in ("plain", "ours", "ours, slower", "a peer")}
+    seconds = {"plain": [1.0], "ours": [1.2], "ours, slower": [1.5], "a peer": [9.0]}
+    found = over_first("resnet34", ways, seconds, {"ours": (1.3, 1.2), "ours, slower": (1.45, None)})
+    assert [(each.figure, each.at_most, each.missed) for each in found] == [
+        (1.0, None, False),
+        (pytest.approx(1.2), 1.3, False),
+        (1.5, 1.45, True),
+        (9.0, None, False),
+    ]
 
 
 def test_the_spread_is_median_and_extremes() -> None:

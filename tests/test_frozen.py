@@ -7,7 +7,7 @@ import pytest
 from hookscope.frozen import quick_constructor
 from hookscope.results import GradientRow, LayerRow, ParameterRow, TensorStatistics
 
-STATISTICS = TensorStatistics((1, 2), "float32", 2, 0.5, 0.25, quantiles=(0.0, 1.0), sample_count=2)
+STATISTICS = TensorStatistics((1, 2), "float32", 2, 0.5, 0.25, quantiles=(0.0, 1.0))
 ROWS = (
     STATISTICS,
     LayerRow(3, "conv", "Conv2d", 0, "", 7, STATISTICS, ("in-place",), ()),

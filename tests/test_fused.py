@@ -26,6 +26,7 @@ from tests.test_measure import (
     check,
     exact,
     random_tensor,
+    same_distribution,
     test_a_deviation_of_two_neighbouring_floats,
     test_a_deviation_survives_a_huge_mean,
     test_an_outlier_does_not_hide_the_rest,
@@ -92,22 +93,25 @@ def kernel(variant: str = "", threads: bool = True) -> Kernel:
 
 
 def fused_reducer(variant: str = "", threads: bool = True) -> FusedReducer:
-    reducer = FusedReducer()
+    reducer = FusedReducer(distributions=True)
     reducer._kernel = kernel(variant, threads)
     return reducer
+
+
+def assert_empty(reducer: FusedReducer) -> None:
+    assert reducer._tables is not None
+    assert not reducer._tables.any()
 
 
 def check_fused(reducer: FusedReducer, tensor: Tensor, channel_axis: int | None) -> None:
     fused = reducer.reduce(tensor, channel_axis)
     assert fused is not None
     check_reduction(fused.reduction(), tensor, channel_axis)
+    assert_empty(reducer)
 
 
 def check_reduction(reduction: Reduction, tensor: Tensor, channel_axis: int | None) -> None:
     check(summarise([reduction])[0], exact(tensor), channel_axis)
-    assert reduction.sample is not None
-    if tensor.is_contiguous():
-        assert (reduction.sample == exact(tensor).reshape(-1)[:: reduction.stride]).all()
     if channel_axis is not None:
         expected = np.moveaxis(exact(tensor) != 0, channel_axis, 0).reshape(tensor.shape[channel_axis], -1).sum(1)
         assert (reduction.channel_nonzero == expected).all()
@@ -187,6 +191,7 @@ def test_rare_values_are_left_to_torch_wherever_they_are(variant: str, value: fl
         tensor = random_tensor([count], seed=position)
         tensor[position] = value
         assert reducer.reduce(tensor, 0) is None
+        assert_empty(reducer)
 
 
 @compiled
@@ -223,6 +228,48 @@ def test_values_that_float32_cannot_square_are_scaled(variant: str, magnitude: f
     check_fused(fused_reducer(variant), tensor.relu(), 1)
     tensor[0, 0] = 1.0  # one that can be squared hides the rest, if they are small
     check_fused(fused_reducer(variant), tensor, 1)
+
+
+@compiled
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("threads", [1, 5])
+def test_every_bin_of_float32_is_counted_in_the_right_place(variant: str, threads: int) -> None:
+    """Two values of each bin, its smallest and its largest, and zeros of both signs among them."""
+    first = torch.arange(0, 0x7F800000, 2**18, dtype=torch.int32)  # by the first 14 bits
+    subnormal = torch.arange(1, 2**18, dtype=torch.int32)
+    magnitudes = torch.cat([first, first + (2**18 - 1), subnormal]).view(torch.float32)
+    tensor = torch.cat([magnitudes, -magnitudes, torch.zeros(100)])
+    with on_threads(threads):
+        check_fused(fused_reducer(variant), tensor[torch.randperm(tensor.numel())], None)
+
+
+@compiled
+def test_room_for_bins_never_runs_out() -> None:
+    reducer = fused_reducer()
+    magnitudes = torch.arange(2**14, 0x7F7FFFFF, 2**17, dtype=torch.int32).view(torch.float32)
+    tensor = torch.cat([magnitudes, -magnitudes])
+    found = [reducer.reduce(tensor, None) for _ in range(40)]
+    assert len({id(each.block) for each in found if each}) > 1
+    for each in found:
+        assert each is not None
+        same_distribution(each.distribution, exact(tensor))
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gradients_of_more_bins_than_there_is_room_for_are_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(beside, "load_kernel", lambda: KERNEL)
+    magnitudes = torch.arange(2**14, 0x7F7FFFFF, 2**17, dtype=torch.int32).view(torch.float32)
+    tensors = [torch.cat([magnitudes, -magnitudes])] * 40
+    with on_threads(threads):
+        reading = Reading(tensors, [], distributions=True)
+        reading.run(lambda: None, lambda: None)
+    found = [each for each in reading.reductions() if each is not None]
+    assert 0 < len(found) < 40
+    for each in found:
+        same_distribution(each.distribution, exact(tensors[0]))
 
 
 @compiled
@@ -274,7 +321,7 @@ def test_dense_tensors_in_another_order_are_read_in_theirs() -> None:
 @compiled
 def test_a_tensor_inside_a_function_transform_is_measured_by_torch() -> None:
     assert KERNEL is not None
-    reducer = Reducer()
+    reducer = Reducer(distributions=True)
     reducer._fused = fused_reducer()
     reductions = []
 
@@ -317,7 +364,7 @@ def test_many_tensors_are_read_beside_other_work(
     caller = threading.get_ident()
     tensors = [*MANY, *NOT_READ, *MANY]
     with on_threads(threads):
-        reading = Reading(tensors, [*NOT_READ, *MANY])
+        reading = Reading(tensors, [*NOT_READ, *MANY], distributions=True)
         result, reduced = reading.run(lambda: (threading.get_ident(), sum(range(10_000))), reading.reductions)
     assert result == (caller, 49_995_000)
     assert [each is None for each in reduced] == [False] * len(MANY) + [True] * len(NOT_READ) + [False] * len(MANY)
@@ -337,7 +384,7 @@ def test_every_large_tensor_is_reduced_before_what_follows(monkeypatch: pytest.M
     expected = [float(tensor.double().sum()) for tensor in tensors]
     with on_threads(2):
         for _ in range(20):
-            reading = Reading(tensors, tensors)
+            reading = Reading(tensors, tensors, distributions=True)
 
             def means(reading: Reading = reading) -> list[float]:
                 return [each.reduction().mean * 600_009 for each in reading.reductions() if each is not None]
@@ -379,7 +426,7 @@ def test_torch_may_compute_while_many_tensors_are_read(monkeypatch: pytest.Monke
     monkeypatch.setattr(beside, "load_kernel", kernel)
     left, right = random_tensor([300, 400], seed=8), random_tensor([400, 500], seed=9)
     expected = left @ right
-    reading = Reading(MANY * 20, MANY * 20)
+    reading = Reading(MANY * 20, MANY * 20, distributions=True)
     first, second = reading.run(lambda: left @ right, lambda: left @ right)
     assert torch.allclose(first, expected)
     assert torch.allclose(second, expected)
@@ -451,4 +498,4 @@ def test_without_the_library_nothing_is_read_beside_other_work() -> None:
 def test_a_missing_library_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(fused, "LIBRARY", tmp_path / "fused.bin")
     assert load_kernel.__wrapped__() is None
-    assert FusedReducer().reduce(torch.randn(3, 4), 1) is None
+    assert FusedReducer(distributions=True).reduce(torch.randn(3, 4), 1) is None

@@ -20,8 +20,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.distribution import EXACT_LIMIT, Distribution, distribution_of, key_of
 from hookscope.measure import (
-    SAMPLE_SIZE,
     Pending,
     Reducer,
     Reduction,
@@ -32,6 +32,7 @@ from hookscope.measure import (
     reduce_tensor,
     summarise,
 )
+from hookscope.measure.binning import count_in_bins
 from hookscope.results import QUANTILE_LEVELS, TensorStatistics
 
 RELATIVE = 1e-5
@@ -61,6 +62,8 @@ def check(
 ) -> None:
     """Compare statistics with a plain float64 computation on `values`, which are right to a relative `rounding`."""
     finite = values[np.isfinite(values)]
+    if not rounding:
+        same_distribution(statistics.distribution, values)
     assert statistics.unmeasured is None
     assert statistics.element_count == values.size
     assert statistics.nan_count == np.isnan(values).sum()
@@ -87,6 +90,21 @@ def check(
     # NumPy's own mean of equal values may be off by a rounding, which is all that is left of such a deviation.
     floor = 1e-15 * np.abs(finite).max()
     assert statistics.std == pytest.approx(scaled.std() * scale, rel=RELATIVE, abs=floor)
+
+
+def same_distribution(found: Distribution | None, values: NDArray[np.float64]) -> None:
+    """Compare a distribution with that of float64 values by its definition."""
+    expected = distribution_of(values[np.isfinite(values)])
+    if expected is None or found is None:
+        assert found is expected
+        return
+    assert (found.low, found.high, found.count) == (expected.low, expected.high, expected.count)
+    assert (found.values is None) == (expected.values is None)
+    if found.values is not None:
+        assert np.array_equal(found.values, expected.values)
+    for ours, theirs in zip(found.binned(), expected.binned(), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
 
 
 def random_tensor(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -287,7 +305,8 @@ def test_without_finite_values_only_counts_remain(value: float, count: int) -> N
 
 def test_quantiles_leave_out_values_that_are_not_finite() -> None:
     statistics = measure(torch.tensor([math.nan, 1.0, math.inf, 3.0]))
-    assert statistics.sample_count == 2
+    assert statistics.distribution is not None
+    assert statistics.distribution.count == 2
     assert statistics.quantiles == pytest.approx(np.quantile([1.0, 3.0], QUANTILE_LEVELS))
 
 
@@ -398,8 +417,11 @@ def test_the_zeros_of_a_huge_sparse_tensor_are_counted_without_being_stored() ->
     side = 2**20
     tensor = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [5, 6, 7]]), [1.0, 2.0, 3.0], (side, side))
     reduction = reduction_of(tensor)
-    assert reduction.sample is not None
-    assert reduction.sample.size < 10 * SAMPLE_SIZE
+    assert reduction.distribution is not None
+    assert [each.tolist() for each in reduction.distribution.binned()] == [
+        [0, key_of(0), key_of(1), key_of(1) + 16],  # 1, 2 and 3, which is 2 and half of 2 more
+        [side**2 - 3, 1, 1, 1],
+    ]
     statistics = summarise([reduction])[0]
     assert statistics.element_count == side**2
     assert statistics.zero_fraction == 1 - 3 / side**2
@@ -477,7 +499,8 @@ def measure_as_on_an_accelerator(tensor: Tensor) -> TensorStatistics:
     channels_view = (1, tensor.shape[0], math.prod(tensor.shape[1:]))
     rows = tensor.reshape(1, -1)
     known = Reduction(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), rows.numel(), 0)
-    return summarise(collect([Pending(known, 0, *_reduce_without_looking(rows, channels_view), rows)]))[0]
+    scalars, counts = _reduce_without_looking(rows, channels_view)
+    return summarise(collect([Pending(known, 0, scalars, counts, count_in_bins(rows))]))[0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -506,30 +529,26 @@ def test_the_path_without_branches_counts_exactly() -> None:
     assert (statistics.mean, statistics.std) == (1, 0)
 
 
-# --- quantiles ---
+# --- distributions ---
 
 
 @settings(max_examples=100, deadline=None)
-@given(seed=seeds, count=st.integers(1, SAMPLE_SIZE), dtype=st.sampled_from(FLOATS))
-def test_quantiles_of_as_many_values_as_the_sample_holds_are_exact(seed: int, count: int, dtype: torch.dtype) -> None:
+@given(seed=seeds, count=st.integers(1, EXACT_LIMIT), dtype=st.sampled_from(FLOATS))
+def test_quantiles_of_few_values_are_exact(seed: int, count: int, dtype: torch.dtype) -> None:
     tensor = random_tensor([count], seed, dtype)
-    statistics = measure(tensor)
-    assert statistics.sample_count == count
-    assert statistics.quantiles == pytest.approx(np.quantile(exact(tensor), QUANTILE_LEVELS), rel=1e-12, abs=1e-12)
+    expected = np.quantile(exact(tensor), QUANTILE_LEVELS)
+    assert measure(tensor).quantiles == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
-@given(count=st.integers(1, 3_000_000))
-def test_the_sample_is_strided_without_a_common_factor_with_the_count(count: int) -> None:
-    tensor = torch.arange(count, dtype=torch.int32)
-    reduction = reduction_of(tensor)
-    assert reduction.sample is not None
-    assert math.gcd(reduction.stride, count) == 1
-    assert reduction.sample.size <= SAMPLE_SIZE
-    assert reduction.sample.size >= min(count, SAMPLE_SIZE // 8)  # 2310 elements: stride 13
-    assert (reduction.sample == np.arange(0, count, reduction.stride)).all()
-    quantiles = summarise([reduction])[0].quantiles
-    assert quantiles == pytest.approx(np.quantile(reduction.sample, QUANTILE_LEVELS), rel=1e-12, abs=1e-9)
+@pytest.mark.parametrize("count", [0, 7, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_is_counted_that_was_not_asked_for(count: int, dtype: torch.dtype) -> None:
+    reducer = Reducer()
+    reductions = [reducer.reduce(random_tensor([count], 1, dtype)), reducer.reduce(torch.eye(3).to_sparse())]
+    reducer.settle()
+    for reduction in collect(reductions):
+        assert reduction.distribution is None
+        assert summarise([reduction])[0].quantiles is None
 
 
 # --- merging ---
@@ -558,10 +577,7 @@ def test_merging_any_split_equals_measuring_the_whole(
         merged = merge(merged, other)
     statistics = summarise([merged])[0]
     check(statistics, exact(tensor), 1)
-    finite = exact(tensor)[np.isfinite(exact(tensor))]
-    if all(part.numel() <= SAMPLE_SIZE for part in parts) and finite.size:
-        assert statistics.sample_count == finite.size
-        assert statistics.quantiles == pytest.approx(np.quantile(finite, QUANTILE_LEVELS), rel=1e-9)
+    same_distribution(statistics.distribution, exact(tensor))
 
 
 @pytest.mark.parametrize("scales", [(1e-20, 1e20), (1e20, 1e-20), (1.0, 1e10)])
@@ -610,21 +626,6 @@ def test_what_could_not_be_measured_once_stays_unmeasured() -> None:
         assert statistics.mean is None
 
 
-def test_the_merged_sample_stays_bounded_and_represents_every_part() -> None:
-    parts = [random_tensor([1, 5000], seed) + seed for seed in range(60)]
-    merged = reduction_of(parts[0])
-    for part in parts[1:]:
-        merged = merge(merged, reduction_of(part))
-    assert merged.sample is not None
-    assert merged.sample.size <= 4096
-    statistics = summarise([merged])[0]
-    assert statistics.quantiles is not None
-    whole = np.sort(exact(torch.cat(parts)).reshape(-1))
-    ranks = np.searchsorted(whole, statistics.quantiles) / whole.size
-    # 1875 elements or more stand for the whole: three standard errors of a rank are below 0.035.
-    assert ranks == pytest.approx(QUANTILE_LEVELS, abs=0.035)
-
-
 def test_a_small_part_weighs_as_little_as_it_is() -> None:
     large, small = torch.zeros(1, 200_000), torch.ones(1, 1000)
     quantiles = summarise([merge(reduction_of(large), reduction_of(small))])[0].quantiles
@@ -639,7 +640,7 @@ KINDS = [
     ((2, 3, 4), 2),
     ((3, 5), None),
     ((1, 64, 30, 30), 1),
-    ((2, 5, 200, 150), 1),
+    ((2, 5, 120, 110), 1),  # too large to be staged
     ((), None),
 ]
 
@@ -659,7 +660,7 @@ KINDS = [
 def test_tensors_in_a_row_do_not_disturb_each_other(
     tensors: list[tuple[tuple[tuple[int, ...], int | None], torch.dtype, str]], seed: int
 ) -> None:
-    reducer = Reducer()
+    reducer = Reducer(distributions=True)
     reductions, expected = [], []
     for index, ((shape, axis), dtype, values) in enumerate(tensors):
         tensor = random_tensor(shape, seed + index, torch.float64)
@@ -685,7 +686,7 @@ def test_tensors_in_a_row_do_not_disturb_each_other(
 
 
 def test_many_small_tensors_overflow_the_stage_unharmed() -> None:
-    reducer = Reducer()
+    reducer = Reducer(distributions=True)
     parts = [random_tensor([1, 3, 100, 100], seed) + seed for seed in range(25)]
     reductions = [reducer.reduce(part, 1) for part in parts]
     reducer.settle()
@@ -694,7 +695,7 @@ def test_many_small_tensors_overflow_the_stage_unharmed() -> None:
 
 
 def test_a_reducer_serves_inside_and_outside_of_inference_mode() -> None:
-    reducer, tensors = Reducer(), [random_tensor([3, 5], 1), random_tensor([1, 3, 400, 400], 2)]
+    reducer, tensors = Reducer(distributions=True), [random_tensor([3, 5], 1), random_tensor([1, 3, 400, 400], 2)]
     with torch.inference_mode():
         reductions = [reducer.reduce(tensor, 1) for tensor in tensors]
         reductions += [reducer.reduce(tensor.clone(), 1) for tensor in tensors]
@@ -705,7 +706,7 @@ def test_a_reducer_serves_inside_and_outside_of_inference_mode() -> None:
 
 
 def test_what_cannot_be_reduced_together_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of memory\nmore about it")
 
     monkeypatch.setattr("hookscope.measure.reducing.reduce_rows", fail)

@@ -76,7 +76,7 @@ class Case:
 
     def inspect(self) -> Inspection:
         record = InputRecord("tensor", None, None, (), ())
-        return inspect(self.model, Batch(self.fresh_args(), (0,), (record,)), ["*"], seed=SEED)
+        return inspect(self.model, Batch(self.fresh_args(), (0,), (record,)), ["*"], seed=SEED, distributions=True)
 
 
 def copied(value: Any) -> Any:

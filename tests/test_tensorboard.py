@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import hookscope
+from hookscope.distribution import distribution_of
 from hookscope.losses import choose_loss
 from hookscope.results import FeatureMaps, GradientInspection, Inspection, TensorStatistics
 from hookscope.tensorboard import write_run
@@ -24,7 +25,7 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def forward() -> Inspection:
-    return hookscope.inspect(network(), torch.randn(2, 3, 8, 8), ["@0", "@1", "@-1"], grids_for=1)
+    return hookscope.inspect(network(), torch.randn(2, 3, 8, 8), ["@0", "@1", "@-1"], grids_for=1, distributions=True)
 
 
 @pytest.fixture(scope="module")
@@ -89,41 +90,42 @@ def test_gradients_have_loss_norms_and_ratios(backward: GradientInspection, tmp_
     assert found["parameter gradient mean/3.bias"] == 2
 
 
-def test_histograms_count_the_sample_and_nothing_else(forward: Inspection, tmp_path: Path) -> None:
+def test_histograms_count_every_value(forward: Inspection, tmp_path: Path) -> None:
     write_run(tmp_path, replace(forward, feature_maps=()), [])
     accumulator = read(tmp_path)
     assert accumulator.Tags()["histograms"] == [f"activation/{row.label}" for row in forward.rows]
     for row in forward.rows:
-        sample = row.activation.sample
-        assert sample is not None
+        distribution = row.activation.distribution
+        assert distribution is not None
+        assert distribution.values is not None
+        values = distribution.values
         [event] = accumulator.Histograms(f"activation/{row.label}")
         found = event.histogram_value
-        assert found.num == sum(found.bucket) == sample.size
-        assert (found.min, found.max) == (sample.min(), sample.max())
-        assert found.sum == pytest.approx(sample.sum(dtype=np.float64))
-        assert found.sum_squares == pytest.approx(np.square(sample, dtype=np.float64).sum())
-        below = [np.count_nonzero(sample < limit) for limit in found.bucket_limit[:-1]]
+        assert found.num == sum(found.bucket) == values.size == row.activation.element_count
+        assert (found.min, found.max) == (values.min(), values.max())
+        assert found.sum == pytest.approx(values.sum(), abs=1e-5)
+        assert found.sum_squares == pytest.approx(np.square(values).sum())
+        below = [np.count_nonzero(values < limit) for limit in found.bucket_limit[:-1]]
         assert np.cumsum(found.bucket)[:-1].tolist() == below
 
 
 @pytest.mark.parametrize(
-    ("sample", "count"),
+    ("values", "count"),
     [
         (np.zeros(9), 9),
+        (np.zeros(9000), 9000),
         (np.array([1.0, np.nextafter(1.0, 2.0)]), 2),
-        (np.array([np.nan, 1.0, np.inf, 2.0]), 2),
+        (np.repeat([-1.0, 0.0, 5e-324], 1000), 3000),
         (np.array([-1e149, 1e149]), 2),
         (np.array([-1.7e308, 1.7e308]), None),
-        (np.array([np.nan]), None),
         (np.zeros(0), None),
-        (None, None),
     ],
 )
-def test_odd_samples_are_counted_or_left_out(
-    forward: Inspection, tmp_path: Path, sample: np.ndarray | None, count: int | None
+def test_odd_values_are_counted_or_left_out(
+    forward: Inspection, tmp_path: Path, values: np.ndarray, count: int | None
 ) -> None:
     row = forward.rows[0]
-    row = replace(row, activation=replace(row.activation, sample=sample))
+    row = replace(row, activation=replace(row.activation, distribution=distribution_of(values)))
     write_run(tmp_path, replace(forward, rows=(row,), feature_maps=()), [])
     accumulator = read(tmp_path)
     found = [accumulator.Histograms(tag)[0].histogram_value for tag in accumulator.Tags()["histograms"]]

@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from hookscope.baseline import RENEW, Baseline, BaselineInput, BaselineRow, gradients_of, inputs_of, measured_rows
 from hookscope.check_results import Examination, Finding
 from hookscope.checks.rules import RULES
 from hookscope.checks.terms import Subject, Terms, output_of
+from hookscope.distribution import Distribution, quantile_resolution
 from hookscope.errors import UsageError
 from hookscope.results import QUANTILE_LEVELS
 from hookscope.text import printable, shape_text
@@ -22,6 +23,8 @@ _LEAST_ALIKE = 0.75
 # (2**-11 and 2**-8 of the magnitude). Our choice; what was measured is with the limits in `rules.py`.
 _LEAST_SPREAD = {"float16": 0.5, "bfloat16": 4.0}
 _LEAST_SPREAD_ELSE = 0.01
+
+_QUANTILES = tuple(f"{level:.0%} quantile" for level in QUANTILE_LEVELS)
 
 
 def require_fit(baseline: Baseline, examination: Examination) -> None:
@@ -116,9 +119,9 @@ def drift(examination: Examination, terms: Terms, baseline: Baseline) -> Iterato
     """Compare every layer with the baseline, in execution order; layers that are gone come last.
 
     Mean, std and quantiles are compared in units of the layer's spread in the baseline: its std, but at least 0.01 of
-    its greatest magnitude (0.5 in float16, 4 in bfloat16). Gradients are compared where the baseline has them and this
-    run took them. A layer without a counterpart, or with another type, shape, dtype, or count of NaN or Inf, drifts
-    whatever the limits.
+    its greatest magnitude (0.5 in float16, 4 in bfloat16); of quantiles that are not exact, only what goes beyond
+    `quantile_resolution`. Gradients are compared where the baseline has them and this run took them. A layer without a
+    counterpart, or with another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.
 
     Args:
         examination: Of the network that is checked.
@@ -134,7 +137,10 @@ def drift(examination: Examination, terms: Terms, baseline: Baseline) -> Iterato
     for measured, now in measured_rows(examination):
         subject, before = output_of(measured), known.pop(now.label, None)
         limits = _Limits(*(terms.limit(field.name, subject) for field in fields(_Limits)))
-        change = _change(before, now, limits, with_gradients) if before else "it is not in the baseline"
+        change = "it is not in the baseline"
+        if before:
+            resolution = _resolution(measured.activation.distribution)
+            change = _change(before, now, limits, resolution, with_gradients=with_gradients)
         drifting.append((subject, now.kind, change))
     drifting += [(_gone(row), row.kind, "it is in the baseline and does not run") for row in known.values()]
     drifting = [each for each in drifting if each[2] and terms.is_on(each[0])]
@@ -161,7 +167,9 @@ def _gone(row: BaselineRow) -> Subject:
     return Subject(row.label, (name,), row.kind)
 
 
-def _change(before: BaselineRow, now: BaselineRow, limits: _Limits, with_gradients: bool) -> str:
+def _change(
+    before: BaselineRow, now: BaselineRow, limits: _Limits, resolution: Mapping[str, float], *, with_gradients: bool
+) -> str:
     """Return what changed by more than is allowed, in words; "" for nothing."""
     for what, was, given in (
         ("type", before.kind, now.kind),
@@ -173,7 +181,7 @@ def _change(before: BaselineRow, now: BaselineRow, limits: _Limits, with_gradien
     changes = [
         _changed_count("NaN", before.nan_count, now.nan_count),
         _changed_count("Inf", before.inf_count, now.inf_count),
-        _changed_values(before, now, limits.max_difference),
+        _changed_values(before, now, limits.max_difference, resolution),
         _changed_share(before.dead_fraction, now.dead_fraction, limits.max_dead_difference),
         _changed_gradient(before.gradient_l2, now.gradient_l2, limits.max_gradient_ratio) if with_gradients else "",
     ]
@@ -184,28 +192,35 @@ def _changed_count(what: str, was: int | None, given: int | None) -> str:
     return "" if was == given else f"its count of {what} went from {_number(was)} to {_number(given)}"
 
 
-def _changed_values(before: BaselineRow, now: BaselineRow, limit: float) -> str:
-    """Return which of mean, std and quantiles moved furthest, if it is too far."""
+def _changed_values(before: BaselineRow, now: BaselineRow, limit: float, resolution: Mapping[str, float]) -> str:
+    """Return which of mean, std and quantiles moved furthest, by more than its resolution, if it is too far."""
     was, given = _values(before), _values(now)
     if lost := next((name for name in {**was, **given} if (name in was) != (name in given)), None):
         return f"its {lost} went from {_number(was.get(lost))} to {_number(given.get(lost))}"
     magnitude = max(map(abs, before.quantiles or (before.mean or 0.0,)))
     spread = max(before.std or 0.0, _LEAST_SPREAD.get(before.dtype, _LEAST_SPREAD_ELSE) * magnitude)
-    moved = {name: _ratio(abs(value - given[name]), spread) for name, value in was.items()}
+    moved = {
+        name: _ratio(max(0.0, abs(value - given[name]) - resolution.get(name, 0.0)), spread)
+        for name, value in was.items()
+    }
     furthest = max(moved, key=lambda name: moved[name], default=None)
     if furthest is None or moved[furthest] <= limit:
         return ""
     return (
         f"its {furthest} went from {_number(was[furthest])} to {_number(given[furthest])}, "
-        f"{moved[furthest]:.3g} of its spread (limit {limit:g})"
+        f"{'at least ' if resolution.get(furthest) else ''}{moved[furthest]:.3g} of its spread (limit {limit:g})"
     )
 
 
+def _resolution(distribution: Distribution | None) -> dict[str, float]:
+    """Return by how much each quantile must move before bins can tell that it has."""
+    if distribution is None:
+        return {}
+    return dict(zip(_QUANTILES, quantile_resolution(distribution, QUANTILE_LEVELS), strict=True))
+
+
 def _values(row: BaselineRow) -> dict[str, float]:
-    quantiles = {
-        f"{level:.0%} quantile": value for level, value in zip(QUANTILE_LEVELS, row.quantiles or (), strict=False)
-    }
-    named = {"mean": row.mean, "std": row.std, **quantiles}
+    named = {"mean": row.mean, "std": row.std, **dict(zip(_QUANTILES, row.quantiles or (), strict=False))}
     return {name: value for name, value in named.items() if value is not None}
 
 

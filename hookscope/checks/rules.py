@@ -167,7 +167,7 @@ RULES: Mapping[str, Rule] = dict(
             "forward",
             max_fraction=Limit(
                 _ACCEPTED.saturated_fraction,
-                "share of a layer's outputs that may lie where the slope is below 5 % of its greatest, 0-1",
+                "share of a layer's outputs that may lie where the slope is below 1/16 of its greatest, 0-1",
                 f"after Glorot and Bengio 2010, section 3; {_OURS_AS_GRADS}",
             ),
         ),

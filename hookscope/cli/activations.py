@@ -177,7 +177,7 @@ def activations(
         with progress_bar(messages, len(paths), shown=not quiet) as advance:
             collector = TensorCollector(advance)
             inspection, comparison = _run(
-                partial(inspect, loaded, layers=layer or (), seed=seed, verify=verify),
+                partial(inspect, loaded, layers=layer or (), seed=seed, distributions=True, verify=verify),
                 feed,
                 batch_size,
                 edit or (),

@@ -344,7 +344,7 @@ def _run(
     collector = TensorCollector(advance)
     try:
         batches = feed.batches(batch_size, pass_over)
-        common = {"include_inputs": include_inputs, "verify": verify}
+        common = {"include_inputs": include_inputs, "distributions": True, "verify": verify}
         plain = differentiate(inputs=batches, on_error=pass_over, **common) if edits else None
         inspection = differentiate(
             inputs=feed.batches(batch_size, failures.append),

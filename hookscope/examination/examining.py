@@ -205,6 +205,7 @@ def _forward(
             ["*"],
             seed=settings.seed,
             output_key=settings.output_key,
+            distributions=True,
             on_tensor=on_tensor,
         )
     except ForwardError as error:

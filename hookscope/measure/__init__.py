@@ -3,12 +3,11 @@
 from hookscope.measure.beside import Reading
 from hookscope.measure.fused import Fused, plain
 from hookscope.measure.reducing import Measured, Pending, Reducer, collect, reduce_tensor
-from hookscope.measure.reduction import SAMPLE_SIZE, Reduction, merge
+from hookscope.measure.reduction import Reduction, merge
 from hookscope.measure.summary import summarise, tensor_statistics
 from hookscope.measure.torch_reductions import reduce_without_looking as _reduce_without_looking
 
 __all__ = [
-    "SAMPLE_SIZE",
     "Fused",
     "Measured",
     "Pending",

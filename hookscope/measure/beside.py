@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookscope.distribution import EXACT_LIMIT
 from hookscope.measure.fused import (
+    BIN_COUNT_SHIFT,
+    BINS,
     CANCELLED,
     RARE,
     SQUARE_SUM,
@@ -25,9 +28,14 @@ from hookscope.measure.fused import (
     Results,
     address_of,
     load_kernel,
+    make_tables,
     plan_of,
     recentre,
 )
+
+# Room for the bins of so many in each tensor, over all of them; what does not fit is left to torch. Our choice: 48
+# powers of two on both sides of zero, and a gradient is often spread over half as many.
+_BINS_PER_TENSOR = 3072
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -51,6 +59,11 @@ class _List(ctypes.Structure):
         ("meanwhile", _Callback),
         ("then", _Callback),
         ("results", Results),
+        ("starts", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("room", ctypes.c_longlong),
+        ("used", ctypes.c_longlong),
     )
 
 
@@ -60,20 +73,24 @@ class Reading:
     Some are reduced, without counts per channel; of others the squares alone are summed, which is as fast as memory.
     """
 
-    def __init__(self, reduced: Sequence[Tensor], squared: Sequence[Tensor]) -> None:
+    def __init__(self, reduced: Sequence[Tensor], squared: Sequence[Tensor], *, distributions: bool = False) -> None:
         """Make room for what will be found.
 
         Args:
             reduced: Any tensors, to be reduced.
             squared: Any tensors, whose squares are to be summed.
+            distributions: Whether to count how the values of the former are distributed.
         """
         self._kernel = load_kernel()
         self._reduced = reduced
         self._squared = squared
         count = len(reduced) + len(squared)
         self._plans: list[Plan | None] = [None] * count  # None for those that compiled code cannot read
-        self._block = Block(count)
+        binned = sum(min(each.numel(), _BINS_PER_TENSOR) for each in reduced if each.numel() > EXACT_LIMIT)
+        self._block = Block(count, 0, binned + BINS if distributions else 0)
         self._outcomes = np.full(count, RARE, np.int32)
+        self._starts = np.zeros(count, np.int64)
+        self._distributions = distributions
 
     def run(self, meanwhile: Callable[[], T], then: Callable[[], S]) -> tuple[T, S]:
         """Read the tensors, and call `meanwhile` and `then` on this thread; return what they return.
@@ -100,8 +117,12 @@ class Reading:
             self._list(kernel, address)
             return meanwhile()
 
-        count = len(self._plans)
+        count, threads = len(self._plans), torch.get_num_threads()
         values, layouts = np.empty(count, np.uintp), np.empty(count, np.uintp)
+        tables = make_tables(threads) if self._distributions else None
+        results = self._block.results(kernel.runtime, tables)
+        keys, counts = np.empty((threads, BINS), np.int32), np.empty((threads, BINS), np.int64)
+        results.keys, results.counts = keys.ctypes.data, counts.ctypes.data
         todo = _List(
             values.ctypes.data,
             layouts.ctypes.data,
@@ -111,8 +132,12 @@ class Reading:
             0,
             0,
             0,
-            torch.get_num_threads(),
-            results=self._block.results(kernel.runtime),
+            threads,
+            results=results,
+            starts=self._starts.ctypes.data,
+            keys=self._block.keys.ctypes.data,
+            counts=self._block.counts.ctypes.data,
+            room=self._block.keys.size,
         )
         address = ctypes.addressof(todo)  # in place of what it is the address of: no cycle shall hold the tensors
         todo.meanwhile, todo.then = _Callback(partial(call, first)), _Callback(partial(call, then))
@@ -128,7 +153,11 @@ class Reading:
         for row, (tensor, plan, outcome) in enumerate(zip(self._reduced, self._plans, outcomes, strict=False)):
             if outcome & CANCELLED:
                 recentre(self._block.found[row], tensor)
-            found.append(None if plan is None or outcome == RARE else Fused(plan.known, plan, self._block, row, -1))
+            if plan is None or outcome == RARE:
+                found.append(None)
+                continue
+            begin = int(self._starts[row]) if self._distributions else -1
+            found.append(Fused(plan.known, plan, self._block, row, -1, begin, outcome >> BIN_COUNT_SHIFT))
         return found
 
     def square_sums(self) -> list[float | None]:

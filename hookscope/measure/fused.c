@@ -6,7 +6,9 @@
  */
 
 typedef int i32;
+typedef unsigned u32;
 typedef long long i64;
+typedef unsigned long long u64;
 
 #define LANES 16
 typedef float floats __attribute__((vector_size(4 * LANES)));
@@ -29,6 +31,28 @@ typedef double doubles __attribute__((vector_size(8 * LANES)));
 /* More threads than this are not used. */
 #define MAX_THREADS 16
 
+/* How values are distributed: counts over bins, each of one sign, one power of two and one of PARTS equal parts of the way
+ * to the next. The first 14 bits of a normal float32 say which. Each bin has a few counters, used in turns: equal values in
+ * a row, as after a ReLU, would wait for one. */
+#define PARTS 32
+#define COUNTERS 4
+#define BY_FIRST_BITS 16384
+#define NEGATIVE (BY_FIRST_BITS / 2)     /* the first of those with the sign bit */
+#define SUBNORMAL_OCTAVES 23             /* powers of two below the smallest normal number */
+#define SUBNORMALS (SUBNORMAL_OCTAVES * PARTS) /* bins of one sign for them, behind all others */
+#define BINS (BY_FIRST_BITS + 2 * SUBNORMALS)
+/* What names a bin outside: 0 for zero; else, with the sign, 1 + PARTS * (binary exponent + 1074) + part, which holds for
+ * float64 as well. `octave` is an exponent with the bias of float32, below 1 for subnormal values. */
+#define KEY(octave, part) (1 + PARTS * ((octave) + 947) + (part))
+
+/* All zero between two tensors. */
+typedef struct {
+    u32 counters[BINS][COUNTERS];
+} Table;
+
+/* One counter holds as many. */
+#define MOST_BINNED 0xffffffffll
+
 /* What one thread found; as large as two cache lines so that no two threads write to one. */
 typedef struct {
     double sum, square_sum, abs_sum;
@@ -49,7 +73,6 @@ typedef struct {
 /* What tensors of one shape and memory order have in common. They lie in memory as (before, channels, after). */
 typedef struct {
     i64 before, channels, after;
-    i64 stride;      /* of the sample */
     i64 by_channel;  /* whether zeros are counted per channel */
     i64 threads;     /* at most, 1 or more */
 } Plan;
@@ -59,8 +82,11 @@ typedef struct {
     double *found;   /* FOUND values: mean, sum of squared deviations, min, max, sum of magnitudes, sum of squares,
                         number of values that are not zero */
     double *nonzero; /* values that are not zero per channel, (C,); written if any value is zero */
-    float *sample;   /* sample_size values: every stride-th, which are no more, then Inf */
-    i64 sample_size;
+    Table *tables;   /* one for each thread; null where no distribution is asked for */
+    float *values;   /* of a tensor of exact_limit values at most: these, and no bins */
+    i64 exact_limit;
+    i32 *keys;       /* of the bins that hold any value, ascending, with room for BINS */
+    i64 *counts;     /* how many values they hold */
     const Runtime *runtime; /* null for one thread */
     double smallest, largest;   /* the magnitudes that can be squared */
     double cancellation;        /* mean^2 over variance from which on digits are lost */
@@ -74,13 +100,14 @@ typedef struct {
 #define RARE 1
 #define CANCELLED 2  /* the first two results have lost digits: the values vary little about a large mean */
 #define WITH_ZEROS 4 /* `nonzero` is written */
+#define BIN_COUNT_SHIFT 3 /* the bits from here on: how many bins are written */
 
 typedef struct {
     const float *values;
     const Plan *plan;
     float scale; /* what values are multiplied by before they are summed */
     double *nonzero;
-    float *sample;
+    Table *tables; /* null where nothing is to be binned */
     Part *parts;
     const Runtime *runtime;
     unsigned threads;
@@ -113,17 +140,36 @@ INLINE void take(Lanes *lanes, const float *values, float scale) {
     lanes->high = choose(x > lanes->high, x, lanes->high);
 }
 
-/* Sums are those of the values times `scale`; the extremes are the values' own.
+/* Count values in their bins. Measured on AVX-512: 0.35 ns a value, hardly more where all are alike. */
+INLINE void bin(Table *table, const float *values, i64 count) {
+    i64 at = 0;
+    for (; at + COUNTERS <= count; at += COUNTERS) {
+        u64 first, second; /* two values each */
+        __builtin_memcpy(&first, values + at, sizeof first);
+        __builtin_memcpy(&second, values + at + 2, sizeof second);
+        table->counters[first >> 18 & (BY_FIRST_BITS - 1)][0]++;
+        table->counters[first >> 50][1]++;
+        table->counters[second >> 18 & (BY_FIRST_BITS - 1)][2]++;
+        table->counters[second >> 50][3]++;
+    }
+    for (; at < count; at++) {
+        u32 bits;
+        __builtin_memcpy(&bits, values + at, sizeof bits);
+        table->counters[bits >> 18][0]++;
+    }
+}
+
+/* Sums are those of the values times `scale`; the extremes are the values' own. With a table, they are binned.
  *
  * Two places are read in turns, half of the values apart: a processor then fetches ahead at both. Measured on tensors of
  * 9 MB: a quarter faster. Each place has sums of its own, so that none waits for the one before. */
-INLINE Part scan(const float *values, i64 count, float scale) {
+INLINE Part scan(const float *values, i64 count, float scale, Table *table) {
     const float inf = __builtin_inff();
     floats low = (floats){0} + inf, high = -low;
     doubles sum = {0}, square_sum = {0}, abs_sum = {0};
     i64 half = count / 2 / LANES * LANES, at = 0, zero_count = 0;
     while (at < half) {
-        i64 end = half - at < STRETCH / 2 ? half : at + STRETCH / 2;
+        i64 begin = at, end = half - at < STRETCH / 2 ? half : at + STRETCH / 2;
         Lanes first = {{0}, {0}, {0}, low, high, {0}}, second = first;
         for (; at < end; at += LANES) {
             take(&first, values + at, scale);
@@ -136,7 +182,12 @@ INLINE Part scan(const float *values, i64 count, float scale) {
         high = choose(first.high > second.high, first.high, second.high);
         first.zeros += second.zeros;
         for (int lane = 0; lane < LANES; lane++) zero_count += first.zeros[lane];
+        if (table) { /* what has just been read is in the nearest cache */
+            bin(table, values + begin, end - begin);
+            bin(table, values + half + begin, end - begin);
+        }
     }
+    if (table) bin(table, values + 2 * half, count - 2 * half);
     Part part = {0, 0, 0, inf, -inf, zero_count, {0}};
     for (int lane = 0; lane < LANES; lane++) {
         part.sum += sum[lane];
@@ -190,15 +241,14 @@ INLINE unsigned share(const Job *job, i64 whole, i64 grain, i64 *begin, i64 *end
 }
 
 INLINE void scan_share(Job *job) {
-    i64 begin, end, stride = job->plan->stride;
+    i64 begin, end;
     i64 count = job->plan->before * job->plan->channels * job->plan->after;
     unsigned number = share(job, count, STRETCH, &begin, &end);
     const float *values = job->values + begin;
     i64 size = end - begin;
-    job->parts[number] = job->scale != 1 ? scan(values, size, job->scale) : scan(values, size, 1);
-    /* Each thread samples its own share, which its core has just read. */
-    for (i64 each = (begin + stride - 1) / stride; each * stride < end; each++)
-        job->sample[each] = job->values[each * stride];
+    job->parts[number] = job->scale != 1 ? scan(values, size, job->scale, 0)
+                         : job->tables   ? scan(values, size, 1, job->tables + number)
+                                         : scan(values, size, 1, 0);
 }
 
 INLINE void count_share(Job *job) {
@@ -241,51 +291,150 @@ INLINE float scale_for(float magnitude) {
     return magnitude;
 }
 
-/* Reduce one tensor; move `results` on past what is written. */
-INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*count_task)(void *)) {
+/* Return what all threads have counted in a bin, and empty it. */
+INLINE i64 emptied(Table *tables, unsigned threads, i64 at) {
+    i64 count = 0;
+    for (unsigned each = 0; each < threads; each++) {
+        u32 *counters = tables[each].counters[at];
+        u64 halves[2];
+        __builtin_memcpy(halves, counters, sizeof halves);
+        if (!(halves[0] | halves[1])) continue;
+        for (int counter = 0; counter < COUNTERS; counter++) {
+            count += counters[counter];
+            counters[counter] = 0;
+        }
+    }
+    return count;
+}
+
+/* Count subnormal values, whose first bits do not say which power of two they are nearest; return how many there are. */
+INLINE i64 bin_subnormals(Table *table, const float *values, i64 count) {
+    i64 found = 0;
+    for (i64 at = 0; at < count; at++) {
+        u32 bits, magnitude;
+        __builtin_memcpy(&bits, values + at, sizeof bits);
+        magnitude = bits & 0x7fffffff;
+        if (magnitude - 1 >= 0x7fffff) continue;
+        u32 octave = 31 - (u32)__builtin_clz(magnitude);
+        u32 part = (magnitude << (23 - octave) >> 18) & (PARTS - 1);
+        table->counters[BY_FIRST_BITS + (bits >> 31) * SUBNORMALS + octave * PARTS + part][0]++;
+        found++;
+    }
+    return found;
+}
+
+/* List the bins that hold any value, and empty them; return how many there are. */
+INLINE i64 list_bins(const Job *job, const Part *all, Results *results) {
+    const Plan *plan = job->plan;
+    i64 count = plan->before * plan->channels * plan->after, zeros = 0;
+    for (i64 at = 0; at < PARTS; at++) {
+        zeros += emptied(job->tables, job->threads, at);
+        zeros += emptied(job->tables, job->threads, NEGATIVE + at);
+    }
+    if (zeros > all->zeros) zeros -= bin_subnormals(job->tables, job->values, count);
+    float largest = all->high > -all->low ? all->high : -all->low;
+    u32 bits;
+    __builtin_memcpy(&bits, &largest, sizeof bits);
+    /* From the largest magnitudes down until no value is left: negative bins then ascend. The positive ones, which
+     * descend, wait at the end of the room. */
+    i64 listed = 0, waiting = BINS, left = count - zeros;
+    for (i32 octave = (i32)(bits >> 23); left && octave > -SUBNORMAL_OCTAVES; octave--) {
+        i64 positive = octave > 0 ? octave * PARTS : BY_FIRST_BITS + (octave + SUBNORMAL_OCTAVES - 1) * PARTS;
+        i64 negative = positive + (octave > 0 ? NEGATIVE : SUBNORMALS);
+        for (i32 part = PARTS - 1; part >= 0; part--) {
+            i64 above = emptied(job->tables, job->threads, positive + part);
+            i64 below = emptied(job->tables, job->threads, negative + part);
+            if (above) {
+                waiting--;
+                results->keys[waiting] = KEY(octave, part);
+                results->counts[waiting] = above;
+            }
+            if (below) {
+                results->keys[listed] = -KEY(octave, part);
+                results->counts[listed++] = below;
+            }
+            left -= above + below;
+        }
+    }
+    if (zeros) {
+        results->keys[listed] = 0;
+        results->counts[listed++] = zeros;
+    }
+    for (; waiting < BINS; waiting++, listed++) {
+        results->keys[listed] = results->keys[waiting];
+        results->counts[listed] = results->counts[waiting];
+    }
+    return listed;
+}
+
+/* Find the numbers of one tensor. */
+INLINE i32 find(Job *job, const Results *results, Part *all, void (*scan_task)(void *), void (*count_task)(void *)) {
     const Plan *plan = job->plan;
     i64 count = plan->before * plan->channels * plan->after;
-    job->threads = !job->runtime ? 1 : plan->threads > MAX_THREADS ? MAX_THREADS : (unsigned)plan->threads;
-    job->scale = 1;
-    Part all = scan_all(job, scan_task);
-    float largest = all.high > -all.low ? all.high : -all.low;
+    *all = scan_all(job, scan_task);
+    float largest = all->high > -all->low ? all->high : -all->low;
     /* With a NaN, the sum of magnitudes is one; with Inf, the largest is. */
-    if (all.abs_sum != all.abs_sum || largest == __builtin_inff()) return RARE;
-    if (all.low != all.high && !(largest > results->smallest && largest < results->largest)) {
+    if (all->abs_sum != all->abs_sum || largest == __builtin_inff()) return RARE;
+    if (all->low != all->high && !(largest > results->smallest && largest < results->largest)) {
         job->scale = scale_for(largest);
-        all = scan_all(job, scan_task);
+        *all = scan_all(job, scan_task);
     }
     double scale = 1 / (double)job->scale; /* to multiply sums by */
-    double mean = all.sum / (double)count, squared_deviations = all.square_sum - mean * all.sum;
-    double abs_sum = all.abs_sum * scale, square_sum = all.square_sum * scale * scale;
+    double mean = all->sum / (double)count, squared_deviations = all->square_sum - mean * all->sum;
+    double abs_sum = all->abs_sum * scale, square_sum = all->square_sum * scale * scale;
     i32 outcome = 0;
-    if (all.low == all.high) { /* summing equal values would only add rounding */
-        mean = all.low;
+    if (all->low == all->high) { /* summing equal values would only add rounding */
+        mean = all->low;
         squared_deviations = 0;
         abs_sum = (double)largest * (double)count;
         square_sum = mean * mean * (double)count;
     } else {
-        if (mean * all.sum > results->cancellation * squared_deviations) {
+        if (mean * all->sum > results->cancellation * squared_deviations) {
             if (scale != 1) return RARE;
             outcome |= CANCELLED;
         }
         mean *= scale;
         squared_deviations *= scale * scale;
     }
-    if (all.zeros && plan->by_channel) {
+    if (all->zeros && plan->by_channel) {
         over(job, count_task);
         outcome |= WITH_ZEROS;
-        results->nonzero += plan->channels;
     }
     const double found[FOUND] = {mean,        squared_deviations > 0 ? squared_deviations : 0,
-                                 all.low,     all.high,
+                                 all->low,    all->high,
                                  abs_sum,     square_sum,
-                                 (double)(count - all.zeros)};
+                                 (double)(count - all->zeros)};
     for (i64 each = 0; each < FOUND; each++) results->found[each] = found[each];
-    for (i64 each = (count + plan->stride - 1) / plan->stride; each < results->sample_size; each++)
-        results->sample[each] = __builtin_inff(); /* comes last when sorted */
+    return outcome;
+}
+
+/* Reduce one tensor; move `results` on past what is written. */
+INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*count_task)(void *)) {
+    const Plan *plan = job->plan;
+    i64 count = plan->before * plan->channels * plan->after;
+    int exact = count <= results->exact_limit;
+    job->threads = !job->runtime ? 1 : plan->threads > MAX_THREADS ? MAX_THREADS : (unsigned)plan->threads;
+    job->scale = 1;
+    job->tables = exact ? 0 : results->tables;
+    if (job->tables && count > MOST_BINNED) return RARE;
+    Part all;
+    i32 outcome = find(job, results, &all, scan_task, count_task);
+    if (outcome == RARE) {
+        if (job->tables)
+            for (i64 at = 0; at < BINS; at++) emptied(job->tables, job->threads, at);
+        return RARE;
+    }
+    if (job->tables) {
+        i64 listed = list_bins(job, &all, results);
+        results->keys += listed;
+        results->counts += listed;
+        outcome |= (i32)listed << BIN_COUNT_SHIFT;
+    } else if (results->tables) {
+        for (i64 at = 0; at < count; at++) results->values[at] = job->values[at];
+    }
     results->found += FOUND;
-    results->sample += results->sample_size;
+    results->values += results->exact_limit;
+    if (outcome & WITH_ZEROS) results->nonzero += plan->channels;
     return outcome;
 }
 
@@ -320,7 +469,12 @@ typedef struct {
     unsigned threads;    /* at most, 1 or more */
     void (*meanwhile)(); /* what the caller's thread does before it takes part: it lists all of them, and more */
     void (*then)();      /* what it does once all that are reduced are finished */
-    Results results;     /* of tensor 0, with those of tensor n at n times their size */
+    Results results;     /* of tensor 0, with those of tensor n at n times their size; but the bins of any tensor go to a
+                            place of its thread, from where they are moved behind all that are there */
+    i64 *starts;         /* where those of each tensor begin */
+    i32 *keys;
+    i64 *counts;
+    i64 room, used;      /* of these two */
 } List;
 
 /* List the next tensor. */
@@ -333,7 +487,7 @@ EXPORT void add_to_list(List *list, const float *values, const Plan *plan) {
 typedef i32 (*Read)(const float *, const Plan *, Results *);
 
 /* Read until all before `end` have been begun, by whichever thread. */
-INLINE void read_until(List *list, i64 end, Read reduce_one, Read sum_one) {
+INLINE void read_until(List *list, i64 end, unsigned number, Read reduce_one, Read sum_one) {
     while (__atomic_load_n(&list->next, __ATOMIC_RELAXED) < end) {
         i64 at = __atomic_fetch_add(&list->next, 1, __ATOMIC_RELAXED);
         if (at >= list->count) return;
@@ -341,21 +495,38 @@ INLINE void read_until(List *list, i64 end, Read reduce_one, Read sum_one) {
         const Plan *plan = list->plans[at];
         Results results = list->results;
         results.found += at * FOUND;
-        results.sample += at * results.sample_size;
-        list->outcomes[at] = !plan ? RARE : (at < list->reduced ? reduce_one : sum_one)(list->values[at], plan, &results);
+        results.values += at * results.exact_limit;
+        if (results.tables) {
+            results.tables += number;
+            results.keys += number * BINS;
+            results.counts += number * BINS;
+        }
+        i32 outcome = !plan ? RARE : (at < list->reduced ? reduce_one : sum_one)(list->values[at], plan, &results);
+        i64 listed = outcome >> BIN_COUNT_SHIFT;
+        if (listed) {
+            i64 start = __atomic_fetch_add(&list->used, listed, __ATOMIC_RELAXED);
+            list->starts[at] = start;
+            if (start + listed > list->room) outcome = RARE;
+            for (i64 each = 0; each < listed && outcome != RARE; each++) {
+                list->keys[start + each] = results.keys[each - listed]; /* they have been moved on */
+                list->counts[start + each] = results.counts[each - listed];
+            }
+        }
+        list->outcomes[at] = outcome;
         if (at < list->reduced) __atomic_fetch_add(&list->finished, 1, __ATOMIC_RELEASE);
     }
 }
 
 INLINE void take_part(List *list, Read reduce_one, Read sum_one) {
-    if (list->threads == 1 || list->results.runtime->thread_number() == 0) {
+    unsigned number = list->threads == 1 ? 0 : (unsigned)list->results.runtime->thread_number();
+    if (number == 0) {
         list->meanwhile();
         while (list->listed < list->count) add_to_list(list, 0, 0); /* it has broken off */
-        read_until(list, list->reduced, reduce_one, sum_one);
+        read_until(list, list->reduced, number, reduce_one, sum_one);
         while (__atomic_load_n(&list->finished, __ATOMIC_ACQUIRE) < list->reduced) {} /* a tensor's time at most */
         list->then();
     }
-    read_until(list, list->count, reduce_one, sum_one);
+    read_until(list, list->count, number, reduce_one, sum_one);
 }
 
 INLINE void read_list(List *list, void (*part)(void *)) {
@@ -370,7 +541,7 @@ INLINE void read_list(List *list, void (*part)(void *)) {
     target static void scan_##name(void *job) { scan_share((Job *)job); }                                            \
     target static void count_##name(void *job) { count_share((Job *)job); }                                          \
     target EXPORT i32 reduce_##name(const float *values, const Plan *plan, Results *results) {                       \
-        Job job = {values, plan, 1, results->nonzero, results->sample, 0, results->runtime, 1};                      \
+        Job job = {values, plan, 1, results->nonzero, 0, 0, results->runtime, 1};                                    \
         return reduce(&job, results, scan_##name, count_##name);                                                     \
     }                                                                                                                \
     target static i32 sum_squares_##name(const float *values, const Plan *plan, Results *results) {                  \

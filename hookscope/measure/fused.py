@@ -15,7 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.measure.reduction import SAMPLE_SIZE, Reduction, sample_stride
+from hookscope.distribution import EXACT_LIMIT, Distribution, distribution_of
+from hookscope.frozen import quick_constructor
+from hookscope.measure.reduction import Reduction
 from hookscope.measure.storage import in_memory_order
 from hookscope.measure.torch_reductions import CANCELLATION_LIMIT, LARGEST_SQUARABLE, SMALLEST_SQUARABLE, centred
 
@@ -27,15 +29,19 @@ _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 _PARALLEL_ELEMENTS = 32768
 # What `reduce` in fused.c returns, and how many values it writes.
 RARE, CANCELLED, _WITH_ZEROS = 1, 2, 4
+BIN_COUNT_SHIFT = 3  # of that number, as in fused.c
 _FOUND = 7
-SQUARE_SUM = 5  # its place among these
-# Room for results is made for so many tensors at a time, with so many channels in all: arrays of their own for each
-# would cost more than filling them.
-_BLOCK_TENSORS, _BLOCK_CHANNELS = 256, 32768
+_LOW, _HIGH, SQUARE_SUM = 2, 3, 5  # places among these
+# As in fused.c: bins that a tensor may fill, counters of each, threads at most.
+BINS, _COUNTERS, _MAX_THREADS = 17856, 4, 16
+# Room for results is made for so many tensors at a time, with so many channels and bins in all: arrays of their own for
+# each would cost more than filling them. What is not filled takes no memory.
+_BLOCK_TENSORS, _BLOCK_CHANNELS, _BLOCK_BINS = 256, 32768, 2**18
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
 _new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
+_new_distribution = quick_constructor(Distribution)  # one for every activation and every gradient
 
 
 class _Runtime(ctypes.Structure):
@@ -51,9 +57,7 @@ class _Runtime(ctypes.Structure):
 class _Layout(ctypes.Structure):
     """`Plan` of fused.c."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_longlong) for name in ("before", "channels", "after", "stride", "by_channel", "threads")
-    )
+    _fields_ = tuple((name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads"))
 
 
 class Results(ctypes.Structure):
@@ -62,8 +66,11 @@ class Results(ctypes.Structure):
     _fields_ = (
         ("found", ctypes.c_void_p),
         ("nonzero", ctypes.c_void_p),
-        ("sample", ctypes.c_void_p),
-        ("sample_size", ctypes.c_longlong),
+        ("tables", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("exact_limit", ctypes.c_longlong),
+        ("keys", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
         ("runtime", ctypes.c_void_p),
         ("smallest", ctypes.c_double),
         ("largest", ctypes.c_double),
@@ -119,14 +126,12 @@ class Plan(NamedTuple):
 
     Attributes:
         known: What is known without reading the values.
-        sample_size: Elements in the sample.
         channel_count: None without channels.
         layout: The same for compiled code.
         address: Of `layout`.
     """
 
     known: Reduction
-    sample_size: int
     channel_count: int | None
     layout: _Layout
     address: int
@@ -138,27 +143,39 @@ class Block:
     Attributes:
         found: (n, 7).
         nonzero: Counts per channel, one tensor's after another's.
-        samples: (n, SAMPLE_SIZE).
+        values: Those of small tensors, (n, EXACT_LIMIT); none without distributions, as for the rest.
+        keys: Bins of the others, one tensor's after another's.
+        counts: Likewise.
     """
 
-    def __init__(self, tensor_count: int, channel_count: int = 0) -> None:
-        """Make room for so many tensors, with so many channels in all."""
+    def __init__(self, tensor_count: int, channel_count: int = 0, bin_count: int = 0) -> None:
+        """Make room for so many tensors, with so many channels and bins in all; no bins mean no distributions."""
         self.found = np.empty((tensor_count, _FOUND))
         self.nonzero = np.empty(channel_count)
-        self.samples = np.empty((tensor_count, SAMPLE_SIZE), np.float32)
+        self.values = np.empty((tensor_count if bin_count else 0, EXACT_LIMIT), np.float32)
+        self.keys = np.empty(bin_count, np.int32)
+        self.counts = np.empty(bin_count, np.int64)
 
-    def results(self, runtime: _Runtime | None) -> Results:
-        """Describe it to compiled code."""
+    def results(self, runtime: _Runtime | None, tables: NDArray[np.uint32] | None) -> Results:
+        """Describe it to compiled code, with the tables that `make_tables` made; None without distributions."""
         return Results(
             self.found.ctypes.data,
             self.nonzero.ctypes.data,
-            self.samples.ctypes.data,
-            SAMPLE_SIZE,
+            None if tables is None else tables.ctypes.data,
+            self.values.ctypes.data,
+            EXACT_LIMIT,
+            self.keys.ctypes.data,
+            self.counts.ctypes.data,
             None if runtime is None else ctypes.addressof(runtime),
             SMALLEST_SQUARABLE,
             LARGEST_SQUARABLE,
             CANCELLATION_LIMIT,
         )
+
+
+def make_tables(threads: int) -> NDArray[np.uint32]:
+    """Make what so many threads count values in; what is not used takes no memory."""
+    return np.zeros((threads, BINS, _COUNTERS), np.uint32)
 
 
 class Fused(NamedTuple):
@@ -170,6 +187,8 @@ class Fused(NamedTuple):
         block: Holds the numbers.
         row: Their row there.
         channel: Where the counts per channel begin there; -1 if no value is zero.
+        bin: Where its bins begin there; -1 without a distribution.
+        bin_count: How many there are; 0 if its values are kept.
     """
 
     known: Reduction
@@ -177,6 +196,8 @@ class Fused(NamedTuple):
     block: Block
     row: int
     channel: int
+    bin: int
+    bin_count: int
 
     @property
     def channel_nonzero(self) -> NDArray[np.float64] | None:
@@ -189,9 +210,17 @@ class Fused(NamedTuple):
         return self.block.nonzero[self.channel : self.channel + count]
 
     @property
-    def sample(self) -> NDArray[np.float32]:
+    def distribution(self) -> Distribution | None:
         """As in `Reduction`."""
-        return self.block.samples[self.row, : self.plan.sample_size]
+        if self.bin < 0:
+            return None
+        block, row = self.block, self.row
+        if not self.bin_count:
+            return distribution_of(block.values[row, : self.known.element_count])
+        bins = slice(self.bin, self.bin + self.bin_count)
+        low, high = block.found[row, _LOW], block.found[row, _HIGH]
+        count = self.known.element_count
+        return _new_distribution(float(low), float(high), count, None, block.keys[bins], block.counts[bins])
 
     def reduction(self) -> Reduction:
         """Return it as plain numbers."""
@@ -212,8 +241,7 @@ class Fused(NamedTuple):
             0,
             int(nonzero),
             self.channel_nonzero,
-            self.sample,
-            known.stride,
+            self.distribution,
         )
 
 
@@ -225,13 +253,19 @@ def plain(reduction: Reduction | Fused) -> Reduction:
 class FusedReducer:
     """Reduces the tensors that compiled code can read; holds the room for the results."""
 
-    def __init__(self) -> None:
-        """Start without room for results."""
+    def __init__(self, *, distributions: bool) -> None:
+        """Start without room for results.
+
+        Args:
+            distributions: Whether to count how values are distributed.
+        """
         self._kernel = load_kernel()
         self._threads = torch.get_num_threads()
+        self._tables = make_tables(min(self._threads, _MAX_THREADS)) if distributions else None
         self._block = Block(0)
         # Compared in every hook, so the block's sizes stand here as numbers.
-        self._row = self._row_count = self._channel = self._channel_count = 0
+        self._row = self._row_count = self._channel = self._channel_count = self._bin = 0
+        self._last_bin = 0 if distributions else -1  # where there is still room for the bins of a tensor
         self._results: Results | None = None
         self._results_address = 0
 
@@ -253,11 +287,17 @@ class FusedReducer:
         if plan is None:
             return None
         channels = plan.channel_count or 0
-        if self._row == self._row_count or self._channel + channels > self._channel_count:
+        if (
+            self._row == self._row_count
+            or self._channel + channels > self._channel_count
+            or self._bin > self._last_bin >= 0
+        ):
             self._row_count, self._channel_count = _BLOCK_TENSORS, max(channels, _BLOCK_CHANNELS)
-            self._block = Block(self._row_count, self._channel_count)
-            self._row = self._channel = 0
-            self._results = self._block.results(self._kernel.runtime)
+            bin_count = 0 if self._tables is None else _BLOCK_BINS
+            self._block = Block(self._row_count, self._channel_count, bin_count)
+            self._row = self._channel = self._bin = 0
+            self._last_bin = bin_count and bin_count - BINS
+            self._results = self._block.results(self._kernel.runtime, self._tables)
             self._results_address = ctypes.addressof(self._results)
         outcome = self._kernel.reduce(address, plan.address, self._results_address)
         if outcome == RARE:
@@ -270,7 +310,11 @@ class FusedReducer:
             self._channel += channels
         if outcome & CANCELLED:
             recentre(self._block.found[row], tensor)
-        return _new(Fused, (plan.known, plan, self._block, row, channel))
+        if self._tables is None:
+            return _new(Fused, (plan.known, plan, self._block, row, channel, -1, 0))
+        begin, bin_count = self._bin, outcome >> BIN_COUNT_SHIFT
+        self._bin += bin_count
+        return _new(Fused, (plan.known, plan, self._block, row, channel, begin, bin_count))
 
 
 def recentre(found: NDArray[np.float64], tensor: Tensor) -> None:
@@ -302,8 +346,7 @@ def plan_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | Non
     count = like.numel()
     if not count or not ordered.is_contiguous():
         return None
-    stride = sample_stride(count)
-    known = Reduction(tuple(shape), "float32", count, channel_axis, stride=stride)
+    known = Reduction(tuple(shape), "float32", count, channel_axis)
     by_channel = channel_axis is not None
-    layout = _Layout(before, channels, after, stride, by_channel, threads if count >= _PARALLEL_ELEMENTS else 1)
-    return Plan(known, -(-count // stride), channels if by_channel else None, layout, ctypes.addressof(layout))
+    layout = _Layout(before, channels, after, by_channel, threads if count >= _PARALLEL_ELEMENTS else 1)
+    return Plan(known, channels if by_channel else None, layout, ctypes.addressof(layout))

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.measure.binning import count_in_bins, distribution_of_counts
 from hookscope.measure.fused import Fused, FusedReducer, plain
-from hookscope.measure.reduction import Reduction, sample_stride, with_zeros
+from hookscope.measure.reduction import Reduction, with_zeros
 from hookscope.measure.storage import as_real_floats, in_memory_order, stored_values
 from hookscope.measure.torch_reductions import completed, reduce_rows, reduce_without_looking
 
@@ -51,14 +52,14 @@ class Pending(NamedTuple):
         row: Which row it is.
         scalars: As `reduce_without_looking` gives them, (R, 7).
         counts: Likewise, (R, 2 + C).
-        samples: Every `known.stride`-th element in memory order, finite or not, (R, size).
+        binned: As `count_in_bins` gives them, (R, …); (R, 0) without distributions.
     """
 
     known: Reduction
     row: int
     scalars: Tensor
     counts: Tensor
-    samples: Tensor
+    binned: Tensor
 
 
 Measured = Reduction | Fused | Staged | Pending
@@ -72,9 +73,14 @@ class Reducer:
     another shape comes: calls cost more than a copy.
     """
 
-    def __init__(self) -> None:
-        """Start without work space; it grows to the largest tensor seen, besides what is staged."""
-        self._fused = FusedReducer()
+    def __init__(self, *, distributions: bool = False) -> None:
+        """Start without work space; it grows to the largest tensor seen, besides what is staged.
+
+        Args:
+            distributions: Whether to count how values are distributed, for quantiles and histograms.
+        """
+        self.distributions = distributions
+        self._fused = FusedReducer(distributions=distributions)
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
         self._staged: list[Staged] = []
@@ -117,10 +123,10 @@ class Reducer:
                 return Reduction(shape, dtype, element_count, unmeasured="a meta tensor holds no data")
             if values.dim() != len(shape):  # sparse and ragged tensors have no channel slices in memory
                 channel_axis = None
-            known = Reduction(shape, dtype, stored_count, channel_axis, stride=sample_stride(max(1, stored_count)))
+            known = Reduction(shape, dtype, stored_count, channel_axis)
             if implicit_zeros:
                 (stored,) = collect([self._reduce_now(values, known)]) if stored_count else (known,)
-                return with_zeros(plain(stored), implicit_zeros)
+                return with_zeros(plain(stored), implicit_zeros, distributions=self.distributions)
             if stored_count == 0:
                 return known
             small = stored_count <= (_SMALL if values.is_cpu else _SMALL_THERE) and values.dtype in _STAGED_DTYPES
@@ -140,8 +146,8 @@ class Reducer:
         rows = self._stage[: len(known) * known[0].element_count].view(len(known), -1)
         try:
             if rows.is_cpu:
-                return reduce_rows(rows, self._staged_view, known, rows)
-            return _pending(rows, self._staged_view, known)
+                return reduce_rows(rows, self._staged_view, known, rows, distributions=self.distributions)
+            return _pending(rows, self._staged_view, known, distributions=self.distributions)
         except RuntimeError as error:  # out of memory
             return [each._replace(unmeasured=_first_line(error)) for each in known]
 
@@ -168,24 +174,26 @@ class Reducer:
         ordered, channels_view = in_memory_order(values, known.channel_axis)
         flat = as_real_floats(ordered.reshape(-1).resolve_neg())
         if not flat.is_cpu:
-            return _pending(flat.unsqueeze(0), channels_view, [known])[0]
+            return _pending(flat.unsqueeze(0), channels_view, [known], distributions=self.distributions)[0]
         if self._scratch.numel() < flat.numel() or self._scratch.dtype != flat.dtype:
             with torch.inference_mode(False):
                 self._scratch = torch.empty_like(flat)
         rows, space = flat.unsqueeze(0), self._scratch[: flat.numel()].unsqueeze(0)
-        return reduce_rows(rows, channels_view, [known], space)[0]
+        return reduce_rows(rows, channels_view, [known], space, distributions=self.distributions)[0]
 
 
-def _pending(rows: Tensor, channels_view: tuple[int, int, int], known: Sequence[Reduction]) -> list[Pending]:
+def _pending(
+    rows: Tensor, channels_view: tuple[int, int, int], known: Sequence[Reduction], *, distributions: bool
+) -> list[Pending]:
     """Reduce tensors of one shape on an accelerator, one per row, (R, n)."""
     scalars, counts = reduce_without_looking(rows, channels_view)
-    samples = rows[:, :: known[0].stride].clone()
-    return [Pending(each, row, scalars, counts, samples) for row, each in enumerate(known)]
+    binned = count_in_bins(rows) if distributions else rows[:, :0]
+    return [Pending(each, row, scalars, counts, binned) for row, each in enumerate(known)]
 
 
 def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction | Fused | Pending:
-    """Reduce one tensor by itself; see `Reducer.reduce`."""
-    reducer = Reducer()
+    """Reduce one tensor by itself, with its distribution; see `Reducer.reduce`."""
+    reducer = Reducer(distributions=True)
     reduction = reducer.reduce(tensor, channel_axis)
     reducer.settle()
     return reduction if isinstance(reduction, Pending) else collect([reduction])[0]
@@ -221,11 +229,15 @@ def _finished(reductions: Sequence[Measured]) -> Iterator[Reduction]:
     settled = [each.settled if isinstance(each, Staged) else each for each in reductions]
     pending = [each for each in settled if isinstance(each, Pending)]
     groups = {id(each.scalars): each for each in pending}
-    arrays = iter(_fetch([part for each in groups.values() for part in (each.scalars, each.counts, each.samples)]))
+    arrays = iter(_fetch([part for each in groups.values() for part in (each.scalars, each.counts, each.binned)]))
     fetched = {key: (next(arrays), next(arrays), next(arrays)) for key in groups}
     for each in pending:
-        scalars, counts, samples = fetched[id(each.scalars)]
-        yield completed(each.known, scalars[each.row].tolist(), counts[each.row], samples[each.row])
+        scalars, counts, binned = fetched[id(each.scalars)]
+        reduction = completed(each.known, scalars[each.row].tolist(), counts[each.row])
+        if binned.size:
+            found = distribution_of_counts(binned[each.row], each.scalars.dtype, reduction.min, reduction.max)
+            reduction = reduction._replace(distribution=found)
+        yield reduction
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:

@@ -6,11 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Our choice: quartiles of 256 values are good to 3 % of rank. Reading scattered values costs more than it seems: every
-# one is a cache line of its own, and a thousand of them took a tenth of the time of resnet34 itself.
-SAMPLE_SIZE = 256
-# A merged sample is thinned beyond this, so that memory stays flat in the number of images. Our choice.
-_SAMPLE_LIMIT = 4096
+from hookscope.distribution import Distribution, distribution_of_zeros, merge_distributions
 
 
 class Reduction(NamedTuple):
@@ -33,8 +29,7 @@ class Reduction(NamedTuple):
         nan_count: Elements that are NaN.
         nonzero_count: Elements that are not zero.
         channel_nonzero: The same per channel, (C,); None without channels.
-        sample: Every `stride`-th element in memory order, the finite ones among them.
-        stride: Elements per element of the sample.
+        distribution: Of the finite values; None without one, or if it is not asked for.
         unmeasured: Why there is nothing else here.
     """
 
@@ -52,20 +47,8 @@ class Reduction(NamedTuple):
     nan_count: int = 0
     nonzero_count: int = 0
     channel_nonzero: NDArray[np.float64] | None = None
-    sample: NDArray[np.floating] | None = None
-    stride: int = 1
+    distribution: Distribution | None = None
     unmeasured: str | None = None
-
-
-def sample_stride(count: int) -> int:
-    """Return a stride that takes at most `SAMPLE_SIZE` elements and shares no factor with `count`.
-
-    Sharing no factor, it falls on every row, column and channel alike.
-    """
-    stride = -(-count // SAMPLE_SIZE)
-    while math.gcd(stride, count) > 1:
-        stride += 1
-    return stride
 
 
 def merge(first: Reduction, second: Reduction) -> Reduction:
@@ -93,7 +76,6 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         and second.channel_nonzero is not None
         and first.channel_nonzero.size == second.channel_nonzero.size
     )
-    sample, stride = _merge_samples(first, second)
     return Reduction(
         first.shape,
         first.dtype,
@@ -109,15 +91,13 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         first.nan_count + second.nan_count,
         first.nonzero_count + second.nonzero_count,
         first.channel_nonzero + second.channel_nonzero if same_channels else None,  # type: ignore[operator]
-        sample,
-        stride,
+        merge_distributions(first.distribution, second.distribution),
         first.unmeasured or second.unmeasured,
     )
 
 
-def with_zeros(reduction: Reduction, count: int) -> Reduction:
+def with_zeros(reduction: Reduction, count: int, *, distributions: bool) -> Reduction:
     """Add `count` zeros that a sparse tensor implies but does not store."""
-    stride = max(reduction.stride, sample_stride(count))
     zeros = Reduction(
         reduction.shape,
         reduction.dtype,
@@ -126,21 +106,6 @@ def with_zeros(reduction: Reduction, count: int) -> Reduction:
         finite_count=count,
         min=0.0,
         max=0.0,
-        sample=np.zeros(-(-count // stride)),
-        stride=stride,
+        distribution=distribution_of_zeros(count) if distributions else None,
     )
     return merge(reduction, zeros)
-
-
-def _merge_samples(first: Reduction, second: Reduction) -> tuple[NDArray[np.floating] | None, int]:
-    """Join two samples at the coarser stride, thinned to the limit: each element keeps about the same weight."""
-    if first.sample is None or second.sample is None:
-        return (first.sample, first.stride) if second.sample is None else (second.sample, second.stride)
-    stride = max(first.stride, second.stride)
-    joined = np.concatenate(
-        [reduction.sample[:: max(1, round(stride / reduction.stride))] for reduction in (first, second)]  # type: ignore[index]
-    )
-    while joined.size > _SAMPLE_LIMIT:
-        joined = joined[::2]
-        stride *= 2
-    return joined, stride

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.distribution import Distribution, quantiles
 from hookscope.frozen import quick_constructor
 from hookscope.measure.fused import Fused
 from hookscope.measure.reducing import collect, reduce_tensor
@@ -35,13 +35,13 @@ def summarise(reductions: Sequence[Reduction | Fused]) -> list[TensorStatistics]
     results: dict[int, TensorStatistics] = {}
     for fused in blocks.values():
         results |= zip(fused, _of_block(list(fused.values())), strict=True)
-    quantiles = _quantiles([each.sample for each in others.values()])
-    results |= zip(others, map(_statistics, others.values(), quantiles), strict=True)
+    at_levels = _quantiles([each.distribution for each in others.values()])
+    results |= zip(others, map(_statistics, others.values(), at_levels), strict=True)
     return [results[index] for index in range(len(reductions))]
 
 
 def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics:
-    """Return the statistics of one tensor.
+    """Return the statistics of one tensor, with its distribution.
 
     Args:
         tensor: Any shape, dtype, layout and device; only read.
@@ -53,7 +53,7 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
     return summarise(collect([reduce_tensor(tensor, channel_axis)]))[0]
 
 
-def _statistics(reduction: Reduction, quantiles: tuple[float, ...] | None) -> TensorStatistics:
+def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> TensorStatistics:
     elements = reduction.element_count
     if reduction.unmeasured or not elements:
         return TensorStatistics(reduction.shape, reduction.dtype, elements, unmeasured=reduction.unmeasured)
@@ -63,7 +63,6 @@ def _statistics(reduction: Reduction, quantiles: tuple[float, ...] | None) -> Te
     if counts is not None:
         channel_count = counts.size
         dead_channel_count = 0 if nonzero_count == elements else channel_count - int(np.count_nonzero(counts))
-    sample = reduction.sample
     return _new_statistics(
         reduction.shape,
         reduction.dtype,
@@ -80,10 +79,9 @@ def _statistics(reduction: Reduction, quantiles: tuple[float, ...] | None) -> Te
         reduction.channel_axis,
         channel_count,
         dead_channel_count,
-        quantiles,
-        0 if sample is None else sample.size,
+        at_levels,
         None,
-        sample,
+        reduction.distribution,
     )
 
 
@@ -96,12 +94,12 @@ def _of_block(fused: Sequence[Fused]) -> list[TensorStatistics]:
     stds, l2s = np.sqrt(squared_deviations / counts), np.sqrt(square_sums)
     columns = (means, stds, lows, highs, abs_sums / counts, l2s, (counts - nonzero) / counts)
     numbers = zip(*(column.tolist() for column in columns), strict=True)
-    sizes = np.array([each.plan.sample_size for each in fused])
-    table = block.samples[rows]
-    table.sort(axis=1)
+    distributions = [each.distribution for each in fused]
     statistics = []
-    for each, values, quantiles in zip(fused, numbers, _at_levels(table, sizes), strict=True):
-        known, plan, _, row, channel = each
+    for each, values, distribution, at_levels in zip(
+        fused, numbers, distributions, _quantiles(distributions), strict=True
+    ):
+        known, plan, _, _, channel, _, _ = each
         mean, std, low, high, mean_abs, l2, zero_fraction = values
         channel_count = dead_channel_count = plan.channel_count
         if channel_count is not None:
@@ -124,42 +122,15 @@ def _of_block(fused: Sequence[Fused]) -> list[TensorStatistics]:
                 known.channel_axis,
                 channel_count,
                 dead_channel_count,
-                quantiles,
-                plan.sample_size,
+                at_levels,
                 None,
-                block.samples[row, : plan.sample_size],
+                distribution,
             )
         )
     return statistics
 
 
-def _quantiles(samples: Sequence[NDArray[np.floating] | None]) -> list[tuple[float, ...] | None]:
-    """Return each sample's values at `QUANTILE_LEVELS`; all are sorted together."""
-    results: list[tuple[float, ...] | None] = [None] * len(samples)
-    present = [(index, sample) for index, sample in enumerate(samples) if sample is not None and sample.size]
-    if not present:
-        return results
-    sizes = np.array([sample.size for _, sample in present])
-    dtype = np.result_type(*{sample.dtype for _, sample in present})
-    table = np.full((len(present), sizes.max()), np.inf, dtype)
-    for row, (_, sample) in zip(table, present, strict=True):
-        row[: sample.size] = sample
-    table.sort(axis=1)
-    for (index, _), values in zip(present, _at_levels(table, sizes), strict=True):
-        results[index] = values
-    return results
-
-
-def _at_levels(table: NDArray[np.floating], sizes: NDArray[np.intp]) -> list[tuple[float, ...]]:
-    """Return the values at `QUANTILE_LEVELS` of each row's first elements, sorted, linearly interpolated.
-
-    Args:
-        table: (n, size); what is beyond a row's own size does not matter.
-        sizes: (n,), at least 1.
-    """
-    position = np.multiply.outer(sizes - 1, QUANTILE_LEVELS)  # (n, levels)
-    below = position.astype(np.intp)
-    rows = np.arange(len(table))[:, None]
-    low = table[rows, below].astype(np.float64)
-    high = table[rows, np.minimum(below + 1, sizes[:, None] - 1)]
-    return [tuple(values) for values in (low + (high - low) * (position - below)).tolist()]
+def _quantiles(distributions: Sequence[Distribution | None]) -> list[tuple[float, ...] | None]:
+    """Return each distribution's values at `QUANTILE_LEVELS`; None where there is none."""
+    found = iter(quantiles([each for each in distributions if each is not None], QUANTILE_LEVELS))
+    return [None if each is None else next(found) for each in distributions]

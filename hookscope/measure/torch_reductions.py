@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.distribution import Distribution
+from hookscope.measure.binning import distribution_on_cpu
 from hookscope.measure.reduction import Reduction
 
 # Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
@@ -28,7 +30,7 @@ _SMALLEST_EXPONENT, _LARGEST_EXPONENT = -126, 126
 
 
 def reduce_rows(
-    rows: Tensor, channels_view: tuple[int, int, int], known: Sequence[Reduction], space: Tensor
+    rows: Tensor, channels_view: tuple[int, int, int], known: Sequence[Reduction], space: Tensor, *, distributions: bool
 ) -> list[Reduction]:
     """Reduce real floating values on the CPU, looking at the results as they come.
 
@@ -37,20 +39,23 @@ def reduce_rows(
         channels_view: (before, C, after), see `in_memory_order`.
         known: What is known of each row's tensor.
         space: Work space, (R, n), which may be `rows` if they are no longer needed.
+        distributions: Whether to count how values are distributed.
 
     Returns:
         The reduction of each row.
     """
     count = rows.shape[1]
     lows, highs = rows.amin(1).tolist(), rows.amax(1).tolist()
-    samples = rows.numpy()[:, :: known[0].stride].copy()
+    binned: list[Distribution | None] = [None] * len(rows)
+    if distributions:
+        binned = [*map(distribution_on_cpu, rows.numpy(), lows, highs)]
     rare: dict[int, Reduction] = {}
     plain = []
     for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
         # Summing equal values would only add rounding; NaN, Inf and what float32 cannot square go another way.
         plain.append(low < high and SMALLEST_SQUARABLE < max(high, -low) < LARGEST_SQUARABLE)
         if not plain[at] and (low != high or not math.isfinite(low)):
-            rare[at] = _reduce_rare(rows[at], channels_view, known[at], samples[at])
+            rare[at] = _reduce_rare(rows[at], channels_view, known[at])
     moments = _moments(rows, plain)
     signed = any(low < 0 for low in lows)
     magnitudes = torch.abs(rows, out=space) if signed else rows
@@ -62,7 +67,7 @@ def reduce_rows(
     reductions = []
     for at, row in enumerate(known):
         if at in rare:
-            reductions.append(rare[at])
+            reductions.append(rare[at]._replace(distribution=binned[at]))
             continue
         low, high = lows[at], highs[at]
         mean, square_sum, squared_deviations = moments[at] if plain[at] else (low, low * low * count, 0.0)
@@ -82,19 +87,16 @@ def reduce_rows(
                 0,
                 int(nonzero[at].sum()) if smallest[at] == 0 else count,
                 None if row.channel_axis is None else nonzero[at],
-                samples[at],
-                row.stride,
+                binned[at],
             )
         )
     return reductions
 
 
-def _reduce_rare(
-    flat: Tensor, channels_view: tuple[int, int, int], known: Reduction, sample: NDArray[np.floating]
-) -> Reduction:
+def _reduce_rare(flat: Tensor, channels_view: tuple[int, int, int], known: Reduction) -> Reduction:
     """Reduce values that are not finite, or too large or too small to square in float32."""
     scalars, counts = reduce_without_looking(flat.double().unsqueeze(0), channels_view)
-    return completed(known, scalars[0].tolist(), counts[0].numpy(), sample)
+    return completed(known, scalars[0].tolist(), counts[0].numpy())
 
 
 def _moments(rows: Tensor, plain: Sequence[bool]) -> list[tuple[float, float, float]]:
@@ -189,10 +191,8 @@ def reduce_without_looking(rows: Tensor, channels_view: tuple[int, int, int]) ->
     return torch.stack(scalars, 1), torch.cat([counts, nonzero], 1)
 
 
-def completed(
-    known: Reduction, scalars: Sequence[float], counts: NDArray[np.int64], sample: NDArray[np.floating]
-) -> Reduction:
-    """Complete a reduction with a row of what `reduce_without_looking` gave."""
+def completed(known: Reduction, scalars: Sequence[float], counts: NDArray[np.int64]) -> Reduction:
+    """Complete a reduction with a row of what `reduce_without_looking` gave; it has no distribution."""
     exponent, mean, squared_deviations, low, high, abs_sum, square_sum = scalars
     finite_count, nan_count = counts[:2].tolist()
     scale = 2.0**exponent
@@ -208,5 +208,4 @@ def completed(
         nan_count=nan_count,
         nonzero_count=int(counts[2:].sum()),
         channel_nonzero=None if known.channel_axis is None else counts[2:].astype(np.float64),
-        sample=sample[np.isfinite(sample)],
     )

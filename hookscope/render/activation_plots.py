@@ -9,18 +9,19 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from hookscope.render.histograms import even_edges
 from hookscope.render.plot_axes import BLUE, our_style, plain, say
 from hookscope.results import LayerRow
 
 _ACROSS = 4
 _BINS = 41
-_LARGEST = 1e300  # beyond it the width of the range overflows
+_LARGEST = 1e299  # beyond it the width of the range overflows
 
 
 def activation_histograms(rows: Sequence[LayerRow], title: str) -> Figure:
     """Draw how the outputs of some layers are distributed, a panel each.
 
-    Bars are shares of the finite values in `TensorStatistics.sample`; what is not finite is counted above the panel.
+    Bars are shares of the finite values; what is not finite is counted above the panel.
 
     Args:
         rows: What to draw.
@@ -45,15 +46,18 @@ def _draw_panel(axes: Axes, row: LayerRow) -> None:
     counts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "Inf"))
     remarks = [f"{count:,} {name}" for count, name in counts if count]
     remarks += [f"{statistics.zero_fraction:.0%} zero"] if statistics.zero_fraction else []
-    sample = np.zeros(0) if statistics.sample is None else np.asarray(statistics.sample, np.float64)
-    values = np.clip(sample[np.isfinite(sample)], -_LARGEST, _LARGEST)
-    if values.size:
-        shares, edges = np.histogram(values, _BINS, weights=np.full(values.size, 1 / values.size))
-        axes.stairs(shares, edges, fill=True, color=BLUE)
+    distribution = statistics.distribution
+    if distribution is not None:
+        low, high = np.clip((distribution.low, distribution.high), -_LARGEST, _LARGEST).tolist()
+        edges = even_edges(low, high, _BINS)
+        if low == high:
+            margin = abs(low) / 2 or 0.5
+            edges = np.array([low - margin, low + margin])
+        axes.stairs(distribution.histogram(edges) / distribution.count, edges, fill=True, color=BLUE)
         ticks = [float(edges[0]), float(edges[-1])]
         axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     else:
-        say(axes, "No finite value.")
+        say(axes, "No distribution." if statistics.mean is not None else "No finite value.")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(NullLocator())
     axes.spines.left.set_visible(False)

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hookscope.distribution import EXACT_LIMIT
 from hookscope.text import safe_text
 
 # A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:
@@ -123,16 +124,22 @@ def kind_cell(kind: str) -> Text:
     return Text(fold_name(safe_text(kind), 18))
 
 
-def number_text(value: float | None) -> str:
-    """Return four significant digits, without a power of ten where that reads well; "0" is exactly zero."""
+def number_text(value: float | None, digits: int = 4) -> str:
+    """Return so many significant digits, without a power of ten where that reads well; "0" is exactly zero."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
         return f"{abs(value):.0f}" if value == 0 else f"{value}"
-    mantissa, power = f"{value:.3e}".split("e")
+    rounded = f"{value:.{digits - 1}e}"
+    mantissa, power = rounded.split("e")
     if -3 <= int(power) <= 3:
-        return f"{value:.{3 - int(power)}f}"
+        return f"{float(rounded):.{max(0, digits - 1 - int(power))}f}"
     return f"{mantissa}e{int(power)}"
+
+
+def quantile_text(value: float | None, count: int) -> str:
+    """Return a quantile of so many values: in two digits, which its error leaves, unless it is exact."""
+    return number_text(value, 4 if count <= EXACT_LIMIT else 2)
 
 
 def percent_text(fraction: float | None) -> str:

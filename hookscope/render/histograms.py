@@ -1,12 +1,15 @@
-"""How a sample of values is distributed, as counts that a run can keep."""
+"""How values are distributed, as counts that a run can keep and a picture can draw."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.distribution import Distribution, quantiles
+
 BIN_COUNT = 24
-"""Our choice: samples hold a few hundred values, and a bar in a table row is three pixels wide."""
+"""Our choice: a bar in a table row is three pixels wide."""
 
 # The bars span the values between these shares, so that a single far value does not press all others into one bar.
 _TAIL = 0.01
@@ -34,22 +37,19 @@ class Histogram:
     above: int
 
 
-def histogram(sample: NDArray[np.floating] | None) -> Histogram | None:
-    """Count the finite values of a sample; None without any.
-
-    Args:
-        sample: Values, (K,).
-    """
-    values = np.zeros(0) if sample is None else np.asarray(sample, np.float64)
-    values = values[np.isfinite(values)]
-    if not values.size:
+def histogram(distribution: Distribution | None) -> Histogram | None:
+    """Count values over `BIN_COUNT` equal bins, or one for a range too narrow; None without a distribution."""
+    if distribution is None:
         return None
-    low, high = (float(edge) for edge in np.quantile(values, (_TAIL, 1 - _TAIL)))
-    inside = values[(values >= low) & (values <= high)]
-    # A range too narrow for so many different floats, or wider than arithmetic on the largest of them, is one bin.
-    steps = np.linspace(low, high, BIN_COUNT + 1) if high / 2 - low / 2 < _WIDEST / 2 else np.zeros(1)
-    if np.unique(steps).size == BIN_COUNT + 1:
-        counts = tuple(int(count) for count in np.histogram(inside, steps)[0])
-    else:
-        counts = (int(inside.size),)
-    return Histogram(low, high, counts, int((values < low).sum()), int((values > high).sum()))
+    ((low, high),) = quantiles([distribution], (_TAIL, 1 - _TAIL))
+    inner = even_edges(low, high, BIN_COUNT)
+    inner[-1] = math.nextafter(high, math.inf)  # what is equal to it is within
+    counts = distribution.histogram(np.array([distribution.low, *inner, max(distribution.high, inner[-1])]))
+    below, *inside, above = np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(int).tolist()  # whole, and none lost
+    return Histogram(low, high, tuple(inside), below, above)
+
+
+def even_edges(low: float, high: float, count: int) -> NDArray[np.float64]:
+    """Return the edges of so many equal bins; of one, where a range is too narrow for more or too wide to divide."""
+    edges = np.linspace(low, high, count + 1) if high / 2 - low / 2 < _WIDEST / 2 else np.zeros(1)
+    return edges if np.unique(edges).size == count + 1 else np.array([low, high])

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
+from hookscope.distribution import Distribution
 from hookscope.render.plot_axes import (
     BLUE,
     FOOT,
@@ -74,13 +75,13 @@ def gradient_histograms(inspection: GradientInspection, layers: Sequence[str] = 
     """Draw how the gradients of some layers' outputs are distributed, at most twelve panels.
 
     Exact zeros are left out of the bars and counted in the title. Where the tails are long the axis is logarithmic on
-    both sides of zero. Values are those of `TensorStatistics.sample`.
+    both sides of zero.
 
     Args:
         inspection: What to draw.
         layers: Labels of rows; none means twelve rows spread evenly over depth, from those with a gradient.
     """
-    known = [row for row in inspection.gradients if row.role == "output" and _nonzero(row.gradient).size]
+    known = [row for row in inspection.gradients if row.role == "output" and _nonzero(row.gradient) is not None]
     rows = [row for row in known if row.label in layers] if layers else known
     places = np.unique(np.linspace(0, len(rows) - 1, _MOST_HISTOGRAMS).round().astype(int)) if rows else ()
     with our_style():
@@ -194,14 +195,15 @@ def _draw_line(
 def _draw_histogram(axes: Axes, row: GradientRow) -> None:
     """Draw one panel: shares of the values other than zero, on an axis that suits their spread."""
     values = _nonzero(row.gradient)
-    magnitudes = np.abs(values)
-    typical, reach = float(np.median(magnitudes)), float(magnitudes.max())
+    if values is None:
+        return
+    typical, reach = _median_magnitude(values), max(values.high, -values.low)
     wide = reach / _WIDE_TAIL > typical
-    bins = int(np.clip(2 * math.sqrt(values.size), 9, _MOST_BINS)) | 1  # odd: one bin holds zero
+    bins = int(np.clip(2 * math.sqrt(values.count), 9, _MOST_BINS)) | 1  # odd: one bin holds zero
     steps = np.linspace(-1, 1, bins + 1)
     edges = typical * np.sinh(steps * math.asinh(reach / typical)) if wide else steps * reach
     edges[0], edges[-1] = -reach, reach
-    shares = np.histogram(values, edges)[0] / values.size
+    shares = values.histogram(edges) / values.count
     axes.stairs(shares, edges, fill=True, color=BLUE)
     axes.axvline(0, color=GREY, linewidth=0.8)
     if wide:
@@ -235,12 +237,17 @@ def _positive(values: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array([value if value and math.isfinite(value) else math.nan for value in values], np.float64)
 
 
-def _nonzero(statistics: TensorStatistics) -> NDArray[np.float64]:
-    if statistics.sample is None:
-        return np.zeros(0)
-    sample = np.asarray(statistics.sample, np.float64)
-    values: NDArray[np.float64] = sample[np.isfinite(sample) & (sample != 0)]
-    return values
+def _nonzero(statistics: TensorStatistics) -> Distribution | None:
+    return None if statistics.distribution is None else statistics.distribution.nonzero()
+
+
+def _median_magnitude(distribution: Distribution) -> float:
+    """Return about the median of the magnitudes: good enough to choose an axis by."""
+    lows, highs, counts = distribution.spans()
+    magnitudes = np.abs(lows / 2 + highs / 2)
+    order = magnitudes.argsort()
+    middle = np.searchsorted(np.cumsum(counts[order]), distribution.count / 2)
+    return float(magnitudes[order][middle])
 
 
 def _is_weight(row: ParameterRow) -> bool:

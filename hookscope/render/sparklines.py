@@ -2,9 +2,7 @@
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hookscope.distribution import Distribution
 from hookscope.render.histograms import BIN_COUNT, histogram
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -18,18 +16,15 @@ MEANING = (
 )
 
 
-def sparkline(sample: NDArray[np.floating] | None) -> str:
-    """Draw how the finite values of a sample are distributed, as `WIDTH` characters; "-" without any.
+def sparkline(distribution: Distribution | None) -> str:
+    """Draw how values are distributed, as `WIDTH` characters; "-" without a distribution.
 
     The bars divide the range from the 1st to the 99th percentile evenly; what lies beyond is counted in the bars at the
     ends. A height is the square root of the share, so that the few can be seen beside the many: an empty bin is blank,
     one with any value at all has the lowest block at least. Where both percentiles are one value, a single bar stands
     in the middle.
-
-    Args:
-        sample: Values, (K,).
     """
-    counted = histogram(sample)
+    counted = histogram(distribution)
     if counted is None:
         return "-"
     if len(counted.counts) < BIN_COUNT:

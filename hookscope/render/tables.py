@@ -36,20 +36,20 @@ _LAYER_COLUMNS = (
     *_NUMBERS,
     *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction"),
     *_QUANTILE_NAMES,
-    *("sample_count", "unmeasured", "flags", "aliases", "repeats", "also"),
+    *("unmeasured", "flags", "aliases", "repeats", "also"),
 )
 _GRADIENT_COLUMNS = (
     *("index", "backward_index", "layer", "call", "slot", "role", "kind", "status", "shape", "dtype", "element_count"),
     *_NUMBERS,
     *_QUANTILE_NAMES,
-    *("sample_count", "unmeasured", "remark", "aliases", "repeats", "also"),
+    *("unmeasured", "remark", "aliases", "repeats", "also"),
 )
 _PARAMETER_COLUMNS = (
     *("index", "name", "kind", "trainable", "status", "shape", "dtype", "element_count"),
     *_NUMBERS,
     *("weight_l2", "ratio"),
     *_QUANTILE_NAMES,
-    *("sample_count", "unmeasured", "aliases"),
+    *("unmeasured", "aliases"),
 )
 
 _NO_STATISTICS = TensorStatistics((), "none", 0)
@@ -307,12 +307,12 @@ def _gradient(row: GradientRow | ParameterRow) -> dict[str, Any]:
 
 
 def _statistics(statistics: TensorStatistics) -> dict[str, Any]:
-    result = asdict(replace(statistics, sample=None)) | {
+    result = asdict(replace(statistics, distribution=None)) | {
         "quantiles": _quantiles(statistics),
         "dead_channel_fraction": statistics.dead_channel_fraction,
     }
-    del result["sample"]  # a table is for reading
-    counted = histogram(statistics.sample)
+    del result["distribution"]  # a table is for reading
+    counted = histogram(statistics.distribution)
     return result | {"histogram": counted and asdict(counted)}
 
 

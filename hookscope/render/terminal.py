@@ -22,6 +22,7 @@ from hookscope.render.columns import (
     number_text,
     percent_text,
     probability_text,
+    quantile_text,
 )
 from hookscope.render.sparklines import MEANING, sparkline
 from hookscope.results import (
@@ -238,11 +239,11 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
         numbers("mean", (each.mean for each in all_statistics), 1),
         numbers("std", (each.std for each in all_statistics), 2),
         numbers("min", (each.min for each in all_statistics), 3),
-        numbers("median", (each.quantiles[_MEDIAN] if each.quantiles else None for each in all_statistics), 18),
+        Column("median", [Text(_median_text(each)) for each in all_statistics], 18),
         numbers("max", (each.max for each in all_statistics), 4),
         numbers("mean |x|", (each.mean_abs for each in all_statistics), 19),
         numbers("L2", (each.l2 for each in all_statistics), 20),
-        Column(_HIST, [Text(sparkline(each.sample)) for each in all_statistics], 16),
+        Column(_HIST, [Text(sparkline(each.distribution)) for each in all_statistics], 16),
         Column("zeros", [Text(percent_text(each.zero_fraction)) for each in all_statistics], 5),
         Column("dead", [Text(_dead_channels(each)) for each in all_statistics], 13),
         Column("NaN", [Text(integer_text(each.nan_count)) for each in all_statistics], 14),
@@ -250,13 +251,18 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     ]
     # Columns that would say the same in every row are left out.
     idle = {
-        _HIST: all(each.sample is None for each in all_statistics),
+        _HIST: all(each.distribution is None for each in all_statistics),
         "dtype": len({each.dtype for each in all_statistics}) == 1,
         "dead": not any(each.channel_count for each in all_statistics),
         "NaN": not any(each.nan_count for each in all_statistics),
         "Inf": not any(each.inf_count for each in all_statistics),
     }
     return [column for column in columns if not idle.get(column.header)]
+
+
+def _median_text(statistics: TensorStatistics) -> str:
+    median = statistics.quantiles[_MEDIAN] if statistics.quantiles else None
+    return quantile_text(median, statistics.element_count)
 
 
 def _flag_words(row: LayerRow, *, full: bool) -> Text:

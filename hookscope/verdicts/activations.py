@@ -3,18 +3,17 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from hookscope.results import QUANTILE_LEVELS, GradientInspection, LayerRow, TensorStatistics, Verdict
 from hookscope.verdicts.limits import Limits
 from hookscope.verdicts.reading import counted
 
-# From these outputs outwards the slope is at most 5 % of its greatest: it is 4s(1-s) of that for the logistic function,
-# 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds.
+# From these outputs outwards the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
+# function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds. Of the bounds for which this
+# holds, these are where bins of a distribution meet, so that the outputs beyond are counted exactly.
 SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
-    "Sigmoid": ((1 - math.sqrt(0.95)) / 2, (1 + math.sqrt(0.95)) / 2),
-    "Tanh": (-math.sqrt(0.95), math.sqrt(0.95)),
-    "Softsign": (math.sqrt(0.05) - 1, 1 - math.sqrt(0.05)),
+    "Sigmoid": (1 / 64, 63 / 64),
+    "Tanh": (-31 / 32, 31 / 32),
+    "Softsign": (-3 / 4, 3 / 4),
     "Hardsigmoid": (0.0, 1.0),
 }
 
@@ -27,6 +26,8 @@ _VALUES_PER_CHANNEL = 32
 
 def saturated_activation(inspection: GradientInspection, limits: Limits) -> Iterator[Verdict]:
     """Object to bounded activation functions most of whose outputs lie where the slope is nearly gone.
+
+    Only rows with a distribution, or at least quantiles, can be judged.
 
     Source:
         Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks", section 3.
@@ -79,9 +80,9 @@ def _worst(
 
 
 def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> float:
-    """Return the share of values at or beyond two bounds: of the sample, or at least this much by the quantiles."""
-    if statistics.sample is not None and statistics.sample.size:
-        return float(np.mean((statistics.sample <= low) | (statistics.sample >= high)))
+    """Return the share of values at or beyond two bounds; without a distribution at least this much, by quantiles."""
+    if statistics.distribution is not None:
+        return statistics.distribution.share_outside(low, high)
     levels = [*zip(QUANTILE_LEVELS, statistics.quantiles or (), strict=True)]
     below = max((level for level, value in levels if value <= low), default=0.0)
     above = min((level for level, value in levels if value >= high), default=1.0)

@@ -21,8 +21,8 @@ RULES: Mapping[str, str] = {
     " same in eval mode with untrained BatchNorm. Limit: our choice; networks of torchvision in train mode stay below"
     " 200.",
     "unused-parameter": "warn: trainable parameters that never get a gradient.",
-    "saturated-activation": "warn: sigmoids, tanhs and their like with most outputs where the slope is below 5 % of its"
-    " greatest. After Glorot and Bengio 2010; limit and slope are our choice.",
+    "saturated-activation": "warn: sigmoids, tanhs and their like with most outputs where the slope is below 1/16 of"
+    " its greatest. After Glorot and Bengio 2010; limit and slope are our choice.",
     "dead-channels": "warn: ReLUs with most channels exactly 0 over at least 32 values each. Limit: our choice.",
     "gradient-imbalance": "warn: greatest over smallest ‖g‖/‖w‖ of the weights; biases, scales and zero weights do not"
     " count, nor do weights before a detector's level without an object. Limit: our choice; networks of torchvision in"

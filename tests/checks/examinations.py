@@ -9,6 +9,7 @@ import numpy as np
 
 from hookscope.check_results import CheckReport, Examination, OutputValues, RuleOutcome, StoredValues
 from hookscope.checks import RULES, CheckSettings, Expectation, judge
+from hookscope.distribution import distribution_of
 from hookscope.results import (
     GradientInspection,
     InputRecord,
@@ -72,7 +73,7 @@ ROWS = (
     row("conv", "Conv2d", max=-0.5),  # negative everywhere, as a convolution before a ReLU may be
     row("relu", "ReLU", min=0.0),
     row("gelu", "GELU"),
-    row("gate", "Sigmoid", quantiles=(0.5,) * 7, sample=np.full(10, 0.5)),
+    row("gate", "Sigmoid", quantiles=(0.5,) * 7, distribution=distribution_of(np.full(10, 0.5))),
     row("", "Net", (2, 6)),
 )
 

@@ -8,6 +8,7 @@ import pytest
 
 from hookscope.check_results import Examination, NonFiniteOrigin
 from hookscope.checks import RULES
+from hookscope.distribution import distribution_of
 from hookscope.results import Failure
 from tests.checks.examinations import (
     FORWARD,
@@ -32,7 +33,7 @@ from tests.verdicts.conftest import chain, inspection, layer_row, logistic_chain
 BEFORE_EXAMINING = {"integrity", "architecture"}
 
 ZERO: dict[str, Any] = {"min": 0.0, "max": 0.0, "max_abs": 0.0}
-SATURATED = np.r_[np.full(9, 0.999), 0.5]
+SATURATED = distribution_of(np.r_[np.full(9, 0.999), 0.5])
 RAISED = Failure("conv", "Conv2d", ("2x3x4x4",), "RuntimeError: expected 4 channels")
 
 BREAKING: list[tuple[str, str, str, Examination]] = [
@@ -58,7 +59,7 @@ BREAKING: list[tuple[str, str, str, Examination]] = [
     ("batch-consistency", "fail", "(model)", with_output(alone_difference=1.1e-4)),
     ("dead-channels", "warn", "relu", with_row("relu", dead_channel_count=4)),
     ("quiet-channels", "warn", "gelu", with_row("gelu", max=0.0)),
-    ("saturated-activation", "warn", "gate", with_row("gate", sample=SATURATED)),
+    ("saturated-activation", "warn", "gate", with_row("gate", distribution=SATURATED)),
     ("fp16-headroom", "warn", "conv", with_row("conv", min=-32753.0)),
     ("fp16-headroom", "warn", "head.weight", with_stored("head.weight", max_abs=32753.0)),
     ("fp16-headroom", "warn", "head.weight", with_stored("head.weight", zero_count=4, fp16_zero_count=3)),
@@ -99,7 +100,7 @@ NEAR_MISSES: list[tuple[str, Examination]] = [
     ("dead-channels", with_row("relu", dead_channel_count=4, element_count=127)),
     ("quiet-channels", with_peaks(1.0, 0.001, 0.001, 0.001)),
     ("quiet-channels", with_peaks(1e-6, 1e-6, 1e-6, 1e-6)),
-    ("saturated-activation", with_row("gate", sample=np.r_[np.full(8, 0.999), 0.5, 0.5])),
+    ("saturated-activation", with_row("gate", distribution=distribution_of(np.r_[np.full(8, 0.999), 0.5, 0.5]))),
     ("fp16-headroom", with_row("conv", min=-32752.0)),
     ("fp16-headroom", with_row("conv", min=-1e9, dtype="int64")),
     ("fp16-headroom", with_stored("head.weight", max_abs=32752.0)),

@@ -31,7 +31,7 @@ CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 
 def examined(network: nn.Module, inputs: Tensor, loss: str | None = None) -> Examination:
     """Return what `hookscope check` would know of a network, as far as drift looks at it."""
-    forward = inspect(network, inputs, EVERY_MODULE)
+    forward = inspect(network, inputs, EVERY_MODULE, distributions=True)
     gradients = inspect_gradients(network, inputs, loss) if loss is not None else None
     return Examination(forward.model, (), forward, gradients=gradients)
 
@@ -100,6 +100,36 @@ def test_quantiles_are_compared_in_units_of_the_std(limit: float, count: int) ->
             "'z' (Identity) drifts from the baseline: its 50% quantile went from 0.1 to 0, 0.0707 of its spread "
             "(limit 0.0706)."
         )
+
+
+STEPS = torch.tensor([0.0, 1.0, 2.0]).repeat(1000).reshape(1, -1)  # so many that they are counted in bins
+BELL = torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0))
+
+
+def medians(*examinations: Examination) -> list[float]:
+    rows = [baseline_of(each).rows[0] for each in examinations]
+    return [row.quantiles[3] for row in rows if row.quantiles is not None]
+
+
+@pytest.mark.parametrize("factor", [1 - 1e-6, 1 + 1e-6])
+def test_quantiles_that_change_their_bin_and_hardly_move_do_not_drift(factor: float) -> None:
+    for value in (1.0, 1.5, 1 + 9 / 32):  # where bins meet
+        for values in (STEPS * value, torch.cat([STEPS, STEPS.clamp(0, 1), BELL / 9], 1) * value):
+            examination = single(values * factor)
+            assert findings(baseline_of(single(values)), examination, {"max_difference": 1e-5}) == []
+    before, after = medians(single(STEPS), single(STEPS * (1 - 1e-6)))
+    assert before - after > 0.01 * float(STEPS.std())  # it is the rule that knows better
+
+
+@pytest.mark.parametrize(("moved", "count"), [(0.005, 0), (0.03, 1)])
+def test_quantiles_of_many_values_are_compared_nearly_as_well_as_those_of_few(moved: float, count: int) -> None:
+    """Of a standard normal distribution, whose lowest hundredth is moved down."""
+    changed = torch.where(BELL < -2.2, BELL - moved, BELL)
+    found = findings(baseline_of(single(BELL)), single(changed))
+    assert [each.where for each in found] == ["z", "(model)"] * count
+    if found:
+        assert "its 1% quantile went from -2.3" in found[0].message
+        assert ", at least 0.0" in found[0].message
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 0.01), ("float16", 0.5), ("bfloat16", 4.0)])
@@ -358,14 +388,14 @@ def test_the_demo_network_drifts_after_a_training_step(
 ) -> None:
     model = load_model("demo")
     (batch,) = load_batches([CAT], model.preprocessing)
-    forward = inspect(model, batch, EVERY_MODULE)
+    forward = inspect(model, batch, EVERY_MODULE, distributions=True)
     path = tmp_path / "baseline.json"
     path.write_text(baseline_text(baseline_of(Examination(forward.model, (), forward))))
     baseline = read_baseline(path)
-    again = inspect(model, batch, EVERY_MODULE)
+    again = inspect(model, batch, EVERY_MODULE, distributions=True)
     assert findings(baseline, Examination(again.model, (), again)) == []
     change(model.module, batch.args[0])
-    changed = inspect(model, batch, EVERY_MODULE)
+    changed = inspect(model, batch, EVERY_MODULE, distributions=True)
     found = findings(baseline, Examination(changed.model, (), changed))
     assert found[0].where == "_bn0"  # its statistics, or its weights, are the first to count
     assert path.stat().st_size < 100_000
@@ -411,20 +441,20 @@ def test_another_head_is_drift_and_no_misfit() -> None:
 def test_a_baseline_of_another_batch_size_does_not_fit() -> None:
     network = chain(*SIX)
     baseline = baseline_of(examined(network, torch.ones(2, 5)))
-    forward = inspect(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)], EVERY_MODULE)
+    forward = inspect(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)], EVERY_MODULE, distributions=True)
     inputs = tuple(replace(each, name="tensor", steps=()) for each in forward.inputs)
     again = Examination(forward.model, (), replace(forward, inputs=inputs))
     assert "only 0 of 7 layers have the name, type and shape" in misfit(baseline, again)
 
 
 def noise(shape: tuple[int, ...], seed: int) -> Examination:
-    forward = inspect(chain(nn.ReLU()), noise_batch(shape, seed), EVERY_MODULE)
+    forward = inspect(chain(nn.ReLU()), noise_batch(shape, seed), EVERY_MODULE, distributions=True)
     return Examination(forward.model, (), forward)
 
 
 def picture(path: Path, **options: object) -> Examination:
     preprocessing = replace(load_model("demo").preprocessing, **options)  # type: ignore[arg-type]
-    forward = inspect(chain(nn.ReLU()), load_batches([path], preprocessing), EVERY_MODULE)
+    forward = inspect(chain(nn.ReLU()), load_batches([path], preprocessing), EVERY_MODULE, distributions=True)
     return Examination(forward.model, (), forward)
 
 

@@ -53,7 +53,7 @@ def counted(network: nn.Module) -> list[int]:
 def test_statistics_are_those_of_an_inspection_of_every_module() -> None:
     network, inputs = small(), pictures(3, 3, 8, 8)
     examination = examined(network, inputs, wanted=EVERYTHING)
-    plain = inspect(network, inputs, ["*"])
+    plain = inspect(network, inputs, ["*"], distributions=True)
     assert examination.forward is not None
     assert [row.label for row in examination.forward.rows] == [row.label for row in plain.rows]
     assert [row.activation for row in examination.forward.rows] == [row.activation for row in plain.rows]

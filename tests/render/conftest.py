@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
+from hookscope.distribution import distribution_of
 from hookscope.results import (
     Failure,
     FeatureMaps,
@@ -53,7 +54,6 @@ def statistics(shape: tuple[int, ...], dtype: str = "float32", **values: object)
         "channel_count": shape[1] if len(shape) > 1 else None,
         "dead_channel_count": 0,
         "quantiles": (-1.5, -1.0, -0.25, 0.0625, 0.5, 1.25, 2.0),
-        "sample_count": min(element_count, 4096),
     }
     return TensorStatistics(shape, dtype, element_count, **{**known, **values})  # type: ignore[arg-type]
 
@@ -207,7 +207,7 @@ def gradient_statistics(shape: tuple[int, ...], scale: float = 1.0, **values: ob
         "channel_count": None,
         "dead_channel_count": None,
         "quantiles": tuple(scale * each for each in (-0.05, -0.02, -0.01, 0.001, 0.01, 0.02, 0.05)),
-        "sample": scale * np.linspace(-0.05, 0.05, 101) ** 3 / 0.0025,
+        "distribution": distribution_of(scale * np.linspace(-0.05, 0.05, 101) ** 3 / 0.0025),
     }
     return statistics(shape, **{**known, **values})
 

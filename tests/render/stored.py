@@ -51,7 +51,6 @@ def statistics(**values: Any) -> dict[str, Any]:
         "dead_channel_count": 0,
         "dead_channel_fraction": 0.0,
         "quantiles": {"q01": -2.0, "q05": -1.5, "q25": -0.5, "q50": 0.25, "q75": 1.0, "q95": 2.0, "q99": 3.0},
-        "sample_count": 60,
         "unmeasured": None,
     }
     return known | values

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hookscope.distribution import distribution_of
 from hookscope.errors import InputError
 from hookscope.reading_runs import StoredStatistics, read_run
 from hookscope.render.histograms import BIN_COUNT, histogram
@@ -79,8 +80,7 @@ def test_what_is_no_picture_has_no_thumbnail(shape: tuple[int, ...]) -> None:
 
 
 def test_a_histogram_counts_each_value_once() -> None:
-    values = np.arange(1001.0)  # percentiles 10 and 990
-    counted = histogram(values)
+    counted = histogram(distribution_of(np.arange(1001.0)))  # percentiles 10 and 990
     assert counted is not None
     assert (counted.low, counted.high, counted.below, counted.above) == (10.0, 990.0, 10, 10)
     assert len(counted.counts) == BIN_COUNT
@@ -88,27 +88,34 @@ def test_a_histogram_counts_each_value_once() -> None:
     assert max(counted.counts) - min(counted.counts) <= 1
 
 
+def test_a_histogram_of_values_in_bins_counts_each_once_too() -> None:
+    values = np.random.default_rng(0).normal(size=50_000)
+    counted = histogram(distribution_of(values))
+    assert counted is not None
+    assert counted.below + sum(counted.counts) + counted.above == values.size
+    expected, _ = np.histogram(values, np.linspace(counted.low, counted.high, BIN_COUNT + 1))
+    assert np.abs(np.array(counted.counts) - expected).max() < 0.002 * values.size
+
+
 @pytest.mark.parametrize("value", [0.0, -3.5, 1e-320, 3e38])
 def test_a_histogram_of_one_value_is_one_bar(value: float) -> None:
-    counted = histogram(np.full(9, value))
-    assert counted is not None
-    assert (counted.low, counted.high, counted.counts, counted.below, counted.above) == (value, value, (9,), 0, 0)
+    for count in (9, 9000):
+        counted = histogram(distribution_of(np.full(count, value)))
+        assert counted is not None
+        assert (counted.low, counted.high, counted.counts) == (value, value, (count,))
+        assert (counted.below, counted.above) == (0, 0)
 
 
-def test_a_histogram_leaves_out_what_is_not_finite() -> None:
-    counted = histogram(np.array([np.nan, 1.0, np.inf, -np.inf]))
-    assert counted is not None
-    assert counted.counts == (1,)
-    assert histogram(np.array([np.nan])) is None
-    assert histogram(np.zeros(0)) is None
+def test_without_a_distribution_there_is_no_histogram() -> None:
     assert histogram(None) is None
 
 
 def test_a_histogram_bears_the_widest_range_there_is() -> None:
     largest = float(np.finfo(np.float64).max)
-    counted = histogram(np.array([-largest, 0.0, largest]))
-    assert counted is not None
-    assert sum(counted.counts) + counted.below + counted.above == 3
+    for times in (1, 1000):
+        counted = histogram(distribution_of(np.repeat([-largest, 0.0, largest], times)))
+        assert counted is not None
+        assert sum(counted.counts) + counted.below + counted.above == 3 * times
 
 
 def areas(path: str) -> list[float]:
@@ -139,6 +146,20 @@ def test_bars_of_equal_quantiles_and_of_none_are_drawn_too() -> None:
     assert drawn is not None
     assert drawn.zero == 50.0
     assert bars(stored(quantiles=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"element_count": 60}, "60 values; heights"),
+        ({"element_count": 5000}, "5,000 values; quantiles within 3% of the value or 0.5% of its rank; heights"),
+        ({"element_count": 5000, "quantiles": None}, "5,000 values; heights"),
+        # as runs of earlier versions have it
+        ({"element_count": 5000, "sample_count": 256}, "5,000 values; distribution and quantiles of a sample of 256;"),
+    ],
+)
+def test_the_page_says_how_good_quantiles_are(values: dict[str, Any], says: str, tmp_path: Path) -> None:
+    assert says in report_html(read_run(write_run(tmp_path / "run", [row(0, "conv", activation=statistics(**values))])))
 
 
 # --- tiles and pictures

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import hookscope
+from hookscope.distribution import distribution_of
 from hookscope.render.grids import draw_grid
 from hookscope.render.sparklines import sparkline
 from hookscope.results import FeatureMaps, GradientInspection, Inspection
@@ -96,10 +97,10 @@ def test_it_says_what_the_terminal_says() -> None:
 
 
 def test_a_histogram_keeps_its_blanks() -> None:
-    sample = np.repeat([0.0, 8.0], 50)
-    row = replace(INSPECTION.rows[0], activation=replace(INSPECTION.rows[0].activation, sample=sample))
+    distribution = distribution_of(np.repeat([0.0, 8.0], 50))
+    row = replace(INSPECTION.rows[0], activation=replace(INSPECTION.rows[0].activation, distribution=distribution))
     header, line = shown(replace(INSPECTION, rows=(row,))).tables[0]
-    assert line[header.index("hist")] == sparkline(sample) == "█      █"
+    assert line[header.index("hist")] == sparkline(distribution) == "█      █"
     styles = [attributes.get("style") or "" for tag, attributes in shown(INSPECTION).tags if tag == "table"]
     assert all("white-space:pre" in style and "monospace" in style for style in styles)
 

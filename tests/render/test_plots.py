@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from hookscope.distribution import distribution_of
 from hookscope.render.plot_axes import plain
 from hookscope.render.plots import PLOTS, encode_png, gradient_flow, gradient_histograms, parameter_ratios
 from hookscope.results import GradientInspection, GradientRow, ParameterRow, Verdict
@@ -139,7 +140,9 @@ def test_a_flow_of_zeros_only_can_be_drawn() -> None:
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e300])
 def test_any_size_of_gradient_can_be_drawn(scale: float) -> None:
-    small = replace(PLAIN, gradient=gradient_statistics((1, 4), scale, sample=np.array([scale, -scale])))
+    small = replace(
+        PLAIN, gradient=gradient_statistics((1, 4), scale, distribution=distribution_of(np.array([scale, -scale])))
+    )
     inspection = with_gradients(small, PLAIN)
     for name in ("gradient-flow", "gradient-histograms"):
         encode_png(PLOTS[name](inspection))
@@ -248,8 +251,9 @@ def bars(row: GradientRow) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_bars_hold_the_shares_of_the_values_other_than_zero() -> None:
-    sample = np.array([*[0.0] * 100, *[-1.0] * 25, *[0.02] * 75], np.float32)
-    row = replace(PLAIN, gradient=gradient_statistics((1, 4), sample=sample, zero_fraction=0.5))
+    values = np.repeat([0.0, -1.0, 0.02], [100, 25, 75])
+    distribution = distribution_of(values)
+    row = replace(PLAIN, gradient=gradient_statistics((1, 4), distribution=distribution, zero_fraction=0.5))
     shares, edges = bars(row)
     assert shares.sum() == pytest.approx(1)
     assert (edges[0], edges[-1]) == (-1, 1)
@@ -261,7 +265,8 @@ def test_bars_hold_the_shares_of_the_values_other_than_zero() -> None:
 
 @pytest.mark.parametrize(("tail", "scale"), [(25.0, "linear"), (100.0, "asinh")])
 def test_long_tails_get_a_logarithmic_axis_which_says_so(tail: float, scale: str) -> None:
-    row = replace(PLAIN, gradient=gradient_statistics((1, 4), sample=np.array([*[1.0, -1.0] * 50, tail])))
+    distribution = distribution_of(np.array([*[1.0, -1.0] * 50, tail]))
+    row = replace(PLAIN, gradient=gradient_statistics((1, 4), distribution=distribution))
     axes = gradient_histograms(with_gradients(row)).axes[0]
     assert axes.get_xscale() == scale
     assert ("log axis" in axes.get_title(loc="left")) == (scale == "asinh")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookscope.distribution import distribution_of
 from hookscope.render.tables import (
     gradient_inspection_to_dict,
     gradient_inspection_to_json,
@@ -38,7 +39,7 @@ from tests.render.conftest import (
 
 STATISTICS = (
     *("element_count", "mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "nan_count", "inf_count"),
-    *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction", "sample_count"),
+    *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction"),
 )
 QUANTILES = ("q01", "q05", "q25", "q50", "q75", "q95", "q99")
 
@@ -95,6 +96,21 @@ def test_json_rows_hold_every_number_in_full() -> None:
             assert entry["aliases"] == list(row.aliases)
 
 
+def test_json_holds_a_histogram_where_there_is_a_distribution() -> None:
+    activation = statistics((1, 2, 8), distribution=distribution_of(np.arange(1001.0)))
+    document = parsed(rows_to_json(with_rows(replace(ROWS[0], activation=activation), ROWS[1])))
+    first, second = (row["activation"] for row in document["rows"])
+    assert "distribution" not in first
+    assert {name: first["histogram"][name] for name in ("low", "high", "below", "above")} == {
+        "low": 10.0,
+        "high": 990.0,
+        "below": 10,
+        "above": 10,
+    }
+    assert sum(first["histogram"]["counts"]) == 981
+    assert second["histogram"] is None
+
+
 def test_quantile_names_follow_the_levels() -> None:
     assert tuple(float(name[1:]) / 100 for name in QUANTILES) == QUANTILE_LEVELS
 
@@ -108,7 +124,7 @@ def test_json_keeps_hostile_names_exactly_but_for_lone_surrogates() -> None:
 def test_json_holds_the_whole_inspection_but_pixels_and_categories() -> None:
     document = parsed(inspection_to_json(INSPECTION))
     assert list(document) == [
-        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "warnings", "notes"),
+        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "verification", "warnings", "notes"),
         "failure",
         *("predictions", "rows", "uncalled"),
     ]
@@ -294,7 +310,7 @@ def test_both_formats_say_which_row_is_repeated_and_which_are_folded() -> None:
 def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:
     document = parsed(gradient_inspection_to_json(GRADIENTS, {"run": "here"}))
     assert list(document) == [
-        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "warnings", "notes"),
+        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "verification", "warnings", "notes"),
         "failure",
         *("predictions", "mode", "loss", "verdicts", "gradients", "parameters", "rows", "uncalled", "run"),
     ]

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.control import strip_control_codes
 
+from hookscope.distribution import distribution_of
 from hookscope.render.terminal import (
     failure_panel,
     layer_table,
@@ -110,7 +111,7 @@ def test_two_hundred_columns_hold_everything_useful() -> None:
 def test_numbers_stand_under_their_headers() -> None:
     first = row_lines(table_text(INSPECTION, 200))[0].split()
     assert first == [
-        *("0", "conv1", "Conv2d", "1x64x112x112", "float32", "0.1250", "0.7500", "-2.500", "0.06250", "3.250"),
+        *("0", "conv1", "Conv2d", "1x64x112x112", "float32", "0.1250", "0.7500", "-2.500", "0.062", "3.250"),
         *("0.5000", "98.77", "0%", "0/64", "0", "0"),
     ]
 
@@ -332,14 +333,14 @@ def test_no_control_code_reaches_the_terminal() -> None:
 # Histograms in the layer table
 
 
-def with_samples() -> Inspection:
-    sample = np.repeat([0.0, 1.0, 8.0], [64, 16, 4])
-    rows = (replace(row, activation=replace(row.activation, sample=sample)) for row in ROWS[:4])
-    return with_rows(*rows, replace(ROWS[4], activation=replace(ROWS[4].activation, sample=None)))
+def with_distributions() -> Inspection:
+    distribution = distribution_of(np.repeat([0.0, 1.0, 8.0], [64, 16, 4]))
+    rows = (replace(row, activation=replace(row.activation, distribution=distribution)) for row in ROWS[:4])
+    return with_rows(*rows, ROWS[4])
 
 
 def test_a_wide_table_draws_how_values_are_distributed_and_says_what_the_bars_are() -> None:
-    text = table_text(with_samples(), 160)
+    text = table_text(with_distributions(), 160)
     lines = text.splitlines()
     end = lines[1].index(" hist ") + len(" hist")
     # 64, 16 and 4 of 64 are 1, 1/4 and 1/16; their roots are 8, 4 and 2 eighths
@@ -349,17 +350,17 @@ def test_a_wide_table_draws_how_values_are_distributed_and_says_what_the_bars_ar
 
 
 def test_a_narrow_table_has_neither_histograms_nor_their_explanation() -> None:
-    assert "hist" not in table_text(with_samples(), 80)
-    assert table_text(with_samples(), 80) == table_text(with_rows(*ROWS[:5]), 80)
+    assert "hist" not in table_text(with_distributions(), 80)
+    assert table_text(with_distributions(), 80) == table_text(with_rows(*ROWS[:5]), 80)
 
 
 def test_histograms_give_way_to_what_matters() -> None:
-    headers = [set(table_text(with_samples(), width).splitlines()[1].split()) for width in range(60, 220)]
+    headers = [set(table_text(with_distributions(), width).splitlines()[1].split()) for width in range(60, 220)]
     with_histograms = [header for header in headers if "hist" in header]
     assert 50 < len(with_histograms) < len(headers)
     for header in with_histograms:
         assert {"mean", "std", "min", "max", "zeros", "shape", "type"} <= header
 
 
-def test_without_samples_there_is_no_histogram() -> None:
+def test_without_distributions_there_is_no_histogram() -> None:
     assert "hist" not in table_text(with_rows(*ROWS[:4]), 300)

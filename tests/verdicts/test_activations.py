@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from hookscope.results import GradientInspection
+from hookscope.distribution import distribution_of
+from hookscope.results import GradientInspection, LayerRow
 from hookscope.verdicts import Limits
 from hookscope.verdicts.activations import SATURATED_BEYOND
 from tests.verdicts.conftest import found, inspection, layer_row, rules, tensor
@@ -16,13 +17,21 @@ SLOPES = {
 
 
 @pytest.mark.parametrize("kind", SLOPES)
-def test_saturation_begins_where_the_slope_is_a_twentieth_of_its_greatest(kind: str) -> None:
-    assert [SLOPES[kind](bound) for bound in SATURATED_BEYOND[kind]] == pytest.approx([0.05, 0.05])
+def test_saturation_begins_where_the_slope_is_a_sixteenth_of_its_greatest(kind: str) -> None:
+    assert [SLOPES[kind](bound) for bound in SATURATED_BEYOND[kind]] == pytest.approx([1 / 16, 1 / 16], rel=0.02)
+
+
+@pytest.mark.parametrize("kind", SATURATED_BEYOND)
+def test_outputs_at_the_bounds_are_counted_exactly_in_bins_too(kind: str) -> None:
+    low, high = SATURATED_BEYOND[kind]
+    inside, outside = np.linspace(low, high, 1002)[1:-1], np.tile([low - 0.001, high], 9500)
+    distribution = distribution_of(np.concatenate([inside, outside]))
+    assert distribution is not None
+    assert distribution.share_outside(low, high) == pytest.approx(0.95, abs=1e-9)
 
 
 def bounded(kind: str, values: list[float]) -> GradientInspection:
-    sample = np.array(values)
-    statistics = tensor(1.0, (1, len(values)), quantiles=(0.0,) * 7, sample=sample)
+    statistics = tensor(1.0, (1, len(values)), quantiles=(0.0,) * 7, distribution=distribution_of(np.array(values)))
     return inspection([layer_row("act", statistics, kind), layer_row("other", statistics, "Linear")])
 
 
@@ -36,7 +45,7 @@ def test_a_saturated_function_is_named_with_its_share(kind: str, high: float) ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "high"), [("Sigmoid", 0.98), ("Tanh", 0.97), ("Softsign", 0.7), ("Hardsigmoid", 0.99)]
+    ("kind", "high"), [("Sigmoid", 0.98), ("Tanh", 0.968), ("Softsign", 0.7), ("Hardsigmoid", 0.99)]
 )
 def test_outputs_short_of_the_bounds_are_not_saturated(kind: str, high: float) -> None:
     assert rules(bounded(kind, [0.5] + [high] * 9)) == []
@@ -48,7 +57,7 @@ def test_up_to_the_limit_saturation_is_accepted() -> None:
     assert len(found("saturated-activation", judged, Limits(saturated_fraction=0.79))) == 1
 
 
-def test_without_a_sample_quantiles_bound_the_share_from_below() -> None:
+def test_without_a_distribution_quantiles_bound_the_share_from_below() -> None:
     def tanh(*quantiles: float) -> GradientInspection:
         return inspection([layer_row("act", tensor(1.0, (1, 10**6), quantiles=quantiles), "Tanh")])
 
@@ -59,12 +68,11 @@ def test_without_a_sample_quantiles_bound_the_share_from_below() -> None:
 
 
 def test_the_worst_of_several_is_named() -> None:
-    rows = [
-        layer_row(
-            name, tensor(1.0, (1, 100), quantiles=(0.0,) * 7, sample=np.r_[np.ones(n), np.zeros(100 - n)]), "Tanh"
-        )
-        for name, n in (("a", 85), ("b", 95), ("c", 10))
-    ]
+    def tanh(name: str, saturated: int) -> LayerRow:
+        distribution = distribution_of(np.repeat([1.0, 0.0], [saturated, 100 - saturated]))
+        return layer_row(name, tensor(1.0, (1, 100), quantiles=(0.0,) * 7, distribution=distribution), "Tanh")
+
+    rows = [tanh("a", 85), tanh("b", 95), tanh("c", 10)]
     (verdict,) = found("saturated-activation", inspection(rows))
     assert verdict.where == "b"
     assert "2 of 3 bounded activations are above the limit" in verdict.message

@@ -23,10 +23,8 @@ def _one_thread() -> Iterator[None]:
 
 def judged(network: nn.Module, inputs: Tensor, **options: object) -> list[tuple[str, str, str]]:
     """Return the verdicts as (level, rule, where)."""
-    return [
-        (verdict.level, verdict.rule, verdict.where)
-        for verdict in judge(inspect_gradients(network, inputs, **options))  # type: ignore[arg-type]
-    ]
+    inspection = inspect_gradients(network, inputs, distributions=True, **options)  # type: ignore[arg-type]
+    return [(verdict.level, verdict.rule, verdict.where) for verdict in judge(inspection)]
 
 
 def layers(depth: int, activation: Callable[[], nn.Module], width: int = 32) -> nn.Sequential:

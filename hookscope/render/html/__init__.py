@@ -7,9 +7,10 @@ from pathlib import PurePath
 
 from markupsafe import Markup
 
+from hookscope.distribution import EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.errors import InputError
 from hookscope.reading_runs import StoredPrediction, StoredRun, StoredStatistics, StoredVerification
-from hookscope.render.columns import counted, number_text, percent_text, probability_text
+from hookscope.render.columns import counted, number_text, percent_text, probability_text, quantile_text
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layer_href, layers_of, tree_of
 from hookscope.render.html.page import render_page
@@ -69,7 +70,14 @@ def report_html(run: StoredRun) -> str:
         remarks.append(f"{counted(left_out, 'grid')} found no room and can be seen in the run's folder only.")
     return render_page(
         "report.html",
-        {"bars": bars, "base64": _base64, "layer_href": layer_href, "quantile": _quantile},
+        {
+            "at_level": quantile_text,
+            "bars": bars,
+            "base64": _base64,
+            "basis": _basis,
+            "layer_href": layer_href,
+            "quantile": _quantile,
+        },
         script="report.js",
         record=run.record,
         title=_title(run),
@@ -97,6 +105,16 @@ def _quantile(name: str) -> str:
     """Return "q05" as "5th percentile"."""
     level = int(name[1:]) if name[1:].isdecimal() and len(name) < 4 else None
     return {None: name, 1: "1st percentile", 50: "median"}.get(level, f"{level}th percentile")
+
+
+def _basis(statistics: StoredStatistics) -> str:
+    """Return how many values there are, and how good their quantiles: those of earlier versions are of a sample."""
+    values = counted(statistics.element_count, "value")
+    if statistics.sample_count is not None:
+        return f"{values}; distribution and quantiles of a sample of {statistics.sample_count:,}"
+    if statistics.quantiles is None or statistics.element_count <= EXACT_LIMIT:
+        return values
+    return f"{values}; quantiles within {QUANTILE_ERROR:.0%} of the value or 0.5% of its rank"
 
 
 def _base64(picture: Picture) -> Markup:

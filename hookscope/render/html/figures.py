@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookscope.reading_runs import StoredStatistics
-from hookscope.render.columns import fold_name, number_text
+from hookscope.render.columns import fold_name, number_text, quantile_text
 from hookscope.results import QUANTILE_LEVELS
 
 WIDTH, HEIGHT = 1000, 220
@@ -104,8 +104,9 @@ def bars(statistics: StoredStatistics) -> Bars | None:
             if up
         )
         path, zero = "".join(steps), -low / span * 100 if low <= 0 <= high else None
-    middle = f", median {number_text(quantiles[len(quantiles) // 2])}" if quantiles else ""
-    ends = number_text(low), number_text(high)
+    count = statistics.element_count
+    middle = f", median {quantile_text(quantiles[len(quantiles) // 2], count)}" if quantiles else ""
+    ends = quantile_text(low, count), quantile_text(high, count)
     return Bars(path, zero, *ends, f"1st percentile {ends[0]}{middle}, 99th percentile {ends[1]}")
 
 
