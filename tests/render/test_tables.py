@@ -124,7 +124,8 @@ def test_json_keeps_hostile_names_exactly_but_for_lone_surrogates() -> None:
 def test_json_holds_the_whole_inspection_but_pixels_and_categories() -> None:
     document = parsed(inspection_to_json(INSPECTION))
     assert list(document) == [
-        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "verification", "warnings", "notes"),
+        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings"),
+        *("verification", "warnings", "notes"),
         "failure",
         *("predictions", "rows", "uncalled"),
     ]
@@ -310,7 +311,8 @@ def test_both_formats_say_which_row_is_repeated_and_which_are_folded() -> None:
 def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:
     document = parsed(gradient_inspection_to_json(GRADIENTS, {"run": "here"}))
     assert list(document) == [
-        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings", "verification", "warnings", "notes"),
+        *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings"),
+        *("verification", "warnings", "notes"),
         "failure",
         *("predictions", "mode", "loss", "verdicts", "gradients", "parameters", "rows", "uncalled", "run"),
     ]
