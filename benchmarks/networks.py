@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+import timm
 import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
@@ -12,11 +13,27 @@ from hookscope.results import GradientRow, LayerRow, row_label
 
 NETWORKS = ("resnet34", "vgg16", "densenet121", "vit_b_16", "efficientnet_b0", "swin_t")
 
+# Of timm, most with modules that return their input in eval mode, before an activation in place. A small picture and
+# many layers: what hookscope takes per module call weighs most here.
+TIMM_NETWORKS = (
+    "mobilenetv2_050",
+    "mobilenetv3_small_100",
+    "efficientnet_b0",
+    "mobilevit_xxs",
+    "resnet18",
+    "regnety_002",
+    "ghostnet_100",
+    "convnext_atto",
+    "levit_128s",
+    "vit_tiny_patch16_224",
+)
+
 
 def seeded(name: str, device: str = "cpu", count: int = 1, side: int = 224) -> tuple[nn.Module, Tensor]:
-    """Return a torchvision network with seeded random weights, in eval mode, and noise (N, 3, H, W) for it."""
+    """Return a torchvision or "timm NAME" network with seeded random weights, in eval mode, and noise (N, 3, H, W)."""
     torch.manual_seed(0)
-    model = get_model(name).eval().to(device)
+    package, _, timm_name = name.partition(" ")
+    model = (timm.create_model(timm_name) if timm_name else get_model(package)).eval().to(device)
     return model, torch.randn(count, 3, side, side).to(device)
 
 
