@@ -12,7 +12,7 @@ import hookscope
 from benchmarks.capture_ways import by_hand, fetched, first_tensor, four
 from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
 from benchmarks.findings import Measurement, Section, Work
-from benchmarks.networks import NETWORKS, label, seeded
+from benchmarks.networks import NETWORKS, TIMM_NETWORKS, label, seeded
 from benchmarks.same_work import TOLERANCES, Found, Rows, judge
 from benchmarks.timing import CLOCKS, Run, interleaved
 from hookscope.results import GradientRow, row_label
@@ -35,6 +35,42 @@ def measure(device: str) -> Section:
     """Measure every network on a device; values found on CUDA are compared with those found on the CPU."""
     found = [each for network in NETWORKS for each in _measure_network(network, device)]
     return Section("Gradients of every module call, over plain forward and backward", _NOTE, tuple(found))
+
+
+_TIMM_PICTURES = 8
+_TIMM_BUDGET: Budget = (1.50, None)
+_TIMM_ROUNDS = 9
+
+_TIMM_NOTE = """\
+As above, on small networks of timm with many layers, where what hookscope takes per module call weighs most: with eight
+pictures at a time, and with one."""
+
+
+def measure_timm() -> Section:
+    """Measure networks of timm on the CPU."""
+    found = [each for network in TIMM_NETWORKS for each in _measure_timm(network)]
+    return Section("Gradients of every module call in networks of timm", _TIMM_NOTE, tuple(found))
+
+
+def _measure_timm(network: str) -> list[Measurement]:
+    found = []
+    for count in (_TIMM_PICTURES, 1):
+        model, batch = seeded(f"timm {network}", count=count)
+        weights = torch.randn(count, 1000, generator=torch.Generator().manual_seed(1))
+        ways = {
+            "plain forward and backward": Ready(None, partial(_step, deepcopy(model), batch, weights), _TIMM_ROUNDS),
+            "hookscope": Ready(None, hookscope_way(deepcopy(model), batch, weights, ()), _TIMM_ROUNDS),
+        }
+        seconds = interleaved(*timeable(ways), CLOCKS["cpu"], partial(_step, model, batch, weights))
+        subject = network if count > 1 else f"{network}, one picture"
+        found += over_first(subject, ways, seconds, {"hookscope": _TIMM_BUDGET} if count > 1 else {})
+    return found
+
+
+def _step(network: nn.Module, batch: Tensor, weights: Tensor) -> None:
+    """Run forward and backward without hookscope."""
+    (network(batch) * weights).sum().backward()
+    network.zero_grad()
 
 
 def gradient_rows(model: nn.Module, batch: Tensor, weights: Tensor) -> tuple[GradientRow, ...]:
@@ -149,10 +185,6 @@ def _measure_network(network: str, device: str) -> list[Measurement]:
     rows = gradient_rows(*on_cpu)
     by_hooks = tensor_hooks(*on_cpu, rows)()
 
-    def step(network: nn.Module) -> None:
-        (network(batch) * weights).sum().backward()
-        network.zero_grad()
-
     def prepare(name: str, way: Prepare) -> tuple[Run, Work]:
         run = way(deepcopy(model), batch, weights, rows)
         wanted = by_hooks if name == "hookscope" else statistics_of(rows)
@@ -160,8 +192,8 @@ def _measure_network(network: str, device: str) -> list[Measurement]:
 
     turns = _ROUNDS.get(network, _OTHER_ROUNDS)
     # On a network of its own, as each way has one: what ran last finds its weights in the cache.
-    ways = {"plain forward and backward": Ready(None, partial(step, deepcopy(model)), turns)}
+    ways = {"plain forward and backward": Ready(None, partial(_step, deepcopy(model), batch, weights), turns)}
     for name, (way, percent) in WAYS.items():
         ways[name] = ready(max(2, turns * percent // 100), partial(prepare, name, way))
-    seconds = interleaved(*timeable(ways), CLOCKS[device], partial(step, model), warm=True)
+    seconds = interleaved(*timeable(ways), CLOCKS[device], partial(_step, model, batch, weights), warm=True)
     return over_first(network, ways, seconds, _BUDGETS.get((device, network), {}))

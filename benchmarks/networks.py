@@ -13,8 +13,7 @@ from hookscope.results import GradientRow, LayerRow, row_label
 
 NETWORKS = ("resnet34", "vgg16", "densenet121", "vit_b_16", "efficientnet_b0", "swin_t")
 
-# Of timm, most with modules that return their input in eval mode, before an activation in place. A small picture and
-# many layers: what hookscope takes per module call weighs most here.
+# Small and deep, most with modules that return their input in eval mode, before an activation in place.
 TIMM_NETWORKS = (
     "mobilenetv2_050",
     "mobilenetv3_small_100",
@@ -24,7 +23,7 @@ TIMM_NETWORKS = (
     "regnety_002",
     "ghostnet_100",
     "convnext_atto",
-    "levit_128s",
+    "densenet121",
     "vit_tiny_patch16_224",
 )
 

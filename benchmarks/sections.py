@@ -17,6 +17,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
     "cpu": {
         "capture": partial(capture.measure, "cpu"),
         "gradients": partial(gradients.measure, "cpu"),
+        "gradients of timm": gradients.measure_timm,
         "rendering": rendering.measure,
         "start-up": processes.measure_start_up,
         "whole command": processes.measure_whole_command,

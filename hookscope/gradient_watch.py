@@ -2,14 +2,14 @@
 
 What it hides: full backward hooks fail where a module works in place, so gradients are taken by hooks on the tensors
 themselves; a view that is modified in place later loses its hook without a word, so its gradient is taken from the
-graph node of the modification; an output that is the input object would show the gradient of all its uses, so a view
+graph node of the modification; an output that is the input object would show the gradient of all its uses, so an alias
 stands for it; checkpointing replays a forward inside the backward; and a hook on a tensor that outlives the pass must
 not stay on it.
 """
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ SiteKey = tuple[str, int, str, Role]
 
 
 _NOTHING = nullcontext()
+_new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
 _OVERWRITTEN = "it is overwritten through another view of its memory, and no copy can take its place"
 
 
@@ -68,6 +69,43 @@ class GradientSite(Generic[T]):
         return (self.layer, self.call, self.slot, self.role)
 
 
+class _Aliased(torch.autograd.Function):
+    """The same memory with the same version counter, as another tensor with a graph node of its own.
+
+    A view would be that, too, but if it is modified in place, autograd copies its gradient three times.
+    """
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def jvp(_: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+class _Alias(NamedTuple):
+    """An alias that is no view. If it is modified in place, autograd does not know that its original is, too.
+
+    Attributes:
+        key: What it was made for.
+        counter: Shares its version counter, but none of its memory.
+        version: When it was made.
+        node: Its graph node.
+        original: The node and output number that computed the original.
+    """
+
+    key: SiteKey
+    counter: Tensor
+    version: int
+    node: Node
+    original: tuple[Node, int]
+
+
 class _View(NamedTuple):
     """A hooked view. If it is modified in place, the graph goes around the hook.
 
@@ -79,8 +117,6 @@ class _View(NamedTuple):
         base: The node and output number that the gradient of the view's base goes to; None if it has no gradient.
         strides: Of the view.
         offset: Of the view's first element in the base.
-        exact: Whether the model computes the same with the view, to the last bit, if it is modified: gradients come
-            back with the strides of the base then, and sums over other strides are added in another order.
     """
 
     site: GradientSite[Any]
@@ -90,7 +126,6 @@ class _View(NamedTuple):
     base: tuple[Node, int] | None
     strides: tuple[int, ...]
     offset: int
-    exact: bool
 
 
 @dataclass(slots=True)
@@ -123,7 +158,7 @@ class GradientWatch(Generic[T]):
         listening: Whether gradients that arrive are observed.
         sites: In the order in which tensors were met in the forward pass.
         arrivals: How many sites have got a gradient.
-        views_meet: Whether a module was called with two tensors, one of them a view of ours, that are one without us.
+        aliases_meet: Whether a module was called with two tensors, one of them an alias, that are one without us.
     """
 
     observe: Callable[[GradientSite[T], Tensor], T]
@@ -135,9 +170,11 @@ class GradientWatch(Generic[T]):
     arrivals: int = 0
     _clone_at: set[SiteKey] = field(default_factory=set)
     _hopeless: set[SiteKey] = field(default_factory=set)
-    views_meet: bool = False
+    aliases_meet: bool = False
     _aliasing: bool = True
+    _view_at: set[SiteKey] = field(default_factory=set)
     _aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=dict)
+    _no_views: list[_Alias] = field(default_factory=list)
     _views: list[_View] = field(default_factory=list)
     _parts: dict[SiteKey, _Parts] = field(default_factory=dict)
     _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
@@ -164,26 +201,47 @@ class GradientWatch(Generic[T]):
         self._handles.clear()
         self._latest = None
         self._views.clear()
+        self._no_views.clear()
         self._parts.clear()
         self._aliases.clear()
 
     def must_repeat(self, loss: Tensor) -> bool:
-        """Prepare for the backward pass; tell whether the forward pass has to be run again first, with copies.
+        """Prepare for the backward pass; tell whether the forward pass has to be run again first.
 
         A view that was modified in place after its module returned it has lost its hook. Its gradient is that of the
         view's base before the modification, which the node of the modification gives. Where the base itself was
-        modified there is no such node: the next forward pass returns a copy there.
+        modified there is no such node: the next forward pass returns a copy there. If an alias that is no view was
+        modified, and its original used later, the next forward pass returns a view there.
         """
+        overwritten = [alias for alias in self._no_views if alias.counter._version != alias.version]
         lost = [view for view in self._views if view.counter._version != view.version]
+        self._no_views.clear()
         self._views.clear()
-        if not lost:
+        if not (overwritten or lost):
             return False
         nodes = graph_nodes(loss)
+        wrong = self._used_beside(overwritten, nodes) if overwritten else set()
+        self._view_at |= wrong
+        return self._repair(lost, nodes) or bool(wrong)
+
+    def _used_beside(self, aliases: Sequence[_Alias], nodes: Mapping[Node, None]) -> set[SiteKey]:
+        """Return for which aliases the original was used, or is the loss, after the alias was made."""
+        originals = {alias.original: alias for alias in aliases}
+        wrong = {alias.key for alias in aliases if next(iter(nodes), None) is alias.original[0]}
+        for node in nodes:
+            for edge in node.next_functions:
+                alias = originals.get((edge[0], edge[1])) if edge[0] is not None else None
+                if alias is not None and node is not alias.node and node._sequence_nr() > alias.node._sequence_nr():
+                    wrong.add(alias.key)
+        return wrong - self._view_at
+
+    def _repair(self, lost: Sequence[_View], nodes: Mapping[Node, None]) -> bool:
+        """Take the gradients of views that have lost their hooks from the graph; tell whether some need copies."""
         slices = {(*node.next_functions[0],): node for node in nodes if type(node).__name__ == "CopySlices"}
         unseen = set()
         for view in lost:
             node = None if view.base is None else slices.get(view.base)
-            if node is not None and view.exact:
+            if node is not None:
                 self._hook_modification(view, node, also_direct=view.node in nodes)
             elif view.site.role == "input":  # used within the call, and so before
                 if view.node not in nodes:
@@ -218,32 +276,39 @@ class GradientWatch(Generic[T]):
         self._clone_at.clear()
 
     @property
-    def gave_views(self) -> bool:
-        """Whether any tensor of the latest forward pass was replaced by a view of it."""
+    def gave_aliases(self) -> bool:
+        """Whether any tensor of the latest forward pass was replaced by an alias."""
         return bool(self._aliases)
 
-    def give_up_views(self) -> None:
+    def give_up_aliases(self) -> None:
         """Leave inputs, and outputs that are inputs, the objects they are: this model asks whether they are."""
         self._aliasing = False
 
     def note_inputs(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
-        """Notice inputs of one call that would be one tensor without our views: attention asks whether q is k."""
+        """Notice inputs of one call that would be one tensor without our aliases: attention asks whether q is k."""
         if len(inputs) > 1 and self._aliases:
             tensors = {id(tensor) for _, tensor in inputs}
-            self.views_meet |= len({id(self.original(tensor)) for _, tensor in inputs}) < len(tensors)
+            self.aliases_meet |= len({id(self.original(tensor)) for _, tensor in inputs}) < len(tensors)
 
     def original(self, tensor: Tensor) -> Tensor | None:
-        """Return the model's tensor that a view of ours stands for; the tensor itself if it is none of ours."""
+        """Return the model's tensor that an alias stands for; the tensor itself if it is none."""
         known = self._aliases.get(id(tensor))
         return tensor if known is None or known[0]() is not tensor else known[1]()
 
-    def _alias(self, tensor: Tensor) -> Tensor:
-        """Return a view with the very strides: `view_as` computes them anew, and kernels choose by them."""
+    def _alias(self, key: SiteKey, tensor: Tensor) -> Tensor:
+        """Return another tensor of the same memory, with the very strides: kernels choose by them."""
         original = self.original(tensor)
+        is_plain = type(tensor) is Tensor and not (tensor.is_leaf or tensor._is_view() or tensor.is_nested)
         try:
-            with torch._C._EnableTorchFunction():  # a subclass decides on the class of its views
-                alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]
-        except Exception:  # noqa: BLE001 - it may refuse in any way
+            if is_plain and key not in self._view_at:
+                alias: Tensor = _Aliased.apply(tensor)
+                of = (tensor.grad_fn, tensor.output_nr)
+                node: Any = alias.grad_fn
+                self._no_views.append(_new(_Alias, (key, _counter(alias), alias._version, node, of)))
+            else:
+                with torch._C._EnableTorchFunction():  # a subclass decides on the class of its views
+                    alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]
+        except Exception:  # noqa: BLE001 - a subclass may refuse in any way
             return tensor
         if original is not None:
             self._aliases[id(alias)] = weakref.ref(alias), weakref.ref(original)
@@ -303,8 +368,8 @@ class GradientWatch(Generic[T]):
     def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         """Return what to give instead of an input, so that its gradient along this module can be seen."""
         if not site.untracked and not self._aliasing:
-            site.untracked = "the network computes something else if its inputs are replaced by views of them"
-        return tensor if site.untracked else self._alias(tensor)
+            site.untracked = "the network computes something else if its inputs are replaced by aliases"
+        return tensor if site.untracked else self._alias(site.key, tensor)
 
     def outputs(
         self,
@@ -328,14 +393,30 @@ class GradientWatch(Generic[T]):
         if len(found) == 1:  # nearly always
             slot, tensor = found[0]
             key: SiteKey = (layer, call, slot, "output")
-            if self._goes_on(key, tensor, sources):
-                shape = _shape(tensor)
-                self._watch(key, GradientSite(layer, module, call, slot, "output", shape, tensor.dtype, ""), tensor)
-                return None
+            passed = False
+            for _, given in sources:
+                passed |= given is tensor
+            if (not passed or tensor is output) and self._is_followed(key, tensor):
+                handed_on = self._alias(key, tensor) if passed and self._aliasing else tensor
+                shape, dtype = _shape(tensor), tensor.dtype
+                self._watch(key, GradientSite(layer, module, call, slot, "output", shape, dtype, ""), handed_on)
+                return None if handed_on is tensor else handed_on
+        return self._unusual_outputs(module, layer, call, output, found, sources)
+
+    def _unusual_outputs(
+        self,
+        module: nn.Module,
+        layer: str,
+        call: int,
+        output: object,
+        found: Sequence[tuple[str, Tensor]],
+        sources: Sequence[tuple[str, Tensor]],
+    ) -> object:
+        """Do what `outputs` does where there is no tensor or several, or where autograd does not go on from it."""
         if not found:
             site: GradientSite[T] = GradientSite(layer, module, call, "", "output", (), None, "it is no tensor")
             self.sites.setdefault(site.key, site)
-        # One of several may be used inside the module, too, to compute another: a view shows the way out alone.
+        # One of several may be used inside the module, too, to compute another: an alias shows the way out alone.
         several = sum(tensor.requires_grad for _, tensor in found) > 1
         replacements: dict[str, Tensor] = {}
         handed_on_as: dict[int, Tensor] = {}  # a tensor returned twice stays one
@@ -359,13 +440,10 @@ class GradientWatch(Generic[T]):
             self._watch(site.key, site, handed_on)
         return result
 
-    def _goes_on(self, key: SiteKey, tensor: Tensor, sources: Sequence[tuple[str, Tensor]]) -> bool:
-        """Tell whether a module's only output can be watched as it is."""
+    def _is_followed(self, key: SiteKey, tensor: Tensor) -> bool:
+        """Tell whether autograd goes on from a module's only output, and nothing of ours has to take its place."""
         if not tensor.requires_grad or tensor.is_leaf or not torch.is_grad_enabled() or _is_transformed(tensor):
             return False
-        for _, given in sources:
-            if given is tensor:
-                return False
         return key not in self._clone_at and key not in self._hopeless
 
     def _handed_on(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
@@ -380,7 +458,7 @@ class GradientWatch(Generic[T]):
             return tensor
         if site.key in self._clone_at:
             return strided_copy(tensor)
-        return self._alias(tensor) if passed and self._aliasing else tensor
+        return self._alias(site.key, tensor) if passed and self._aliasing else tensor
 
     def _watch(self, key: SiteKey, site: GradientSite[T], tensor: Tensor) -> None:
         """Put a hook on the tensor, if autograd tracks it and the site has none yet."""
@@ -397,8 +475,7 @@ class GradientWatch(Generic[T]):
         if site.untracked:
             return
         if tensor._is_view():
-            ours = bool(self._aliases) and id(tensor) in self._aliases
-            self._views.append(_view_of(site, tensor, exactly=ours and not self.with_inputs))
+            self._views.append(_view_of(site, tensor))
         if self._latest is not None:
             reference, version, hook_count, sites = self._latest
             # A container usually returns the very tensor that its last child has just returned.
@@ -476,16 +553,20 @@ def graph_leaves(nodes: Iterable[Node]) -> list[Tensor]:
     return [leaf for node in ends if (leaf := getattr(node, "variable", None)) is not None]
 
 
-def _view_of(site: GradientSite[Any], tensor: Tensor, *, exactly: bool) -> _View:
+def _counter(tensor: Tensor) -> Tensor:
+    """Return a tensor with another's version counter alone: holding the other would hold its memory."""
     counter = tensor.detach()
     with suppress(RuntimeError):  # of some subclasses and devices a tensor takes no other's data
-        counter.data = torch.empty(0)  # the counter alone: holding the view would hold its memory
-    node, base = tensor.grad_fn, tensor._base
+        counter.data = torch.empty(0)
+    return counter
+
+
+def _view_of(site: GradientSite[Any], tensor: Tensor) -> _View:
+    counter, node, base = _counter(tensor), tensor.grad_fn, tensor._base
     if node is None or base is None or base.grad_fn is None or tensor.layout != torch.strided or tensor.is_nested:
-        return _View(site, counter, tensor._version, node, None, (), 0, exact=False)
+        return _View(site, counter, tensor._version, node, None, (), 0)
     edge, offset = (base.grad_fn, base.output_nr), int(tensor.storage_offset() - base.storage_offset())
-    exact = not exactly or base.is_contiguous()
-    return _View(site, counter, tensor._version, node, edge, tensor.stride(), offset, exact)
+    return _View(site, counter, tensor._version, node, edge, tensor.stride(), offset)
 
 
 def strided_copy(tensor: Tensor) -> Tensor:

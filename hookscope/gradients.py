@@ -433,9 +433,9 @@ def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed 
     run.records.extend(batch.records)
     began = copy.copy(run.state)
     done = _differentiated(run, batch, axes)
-    if first and done.failed is None and (run.verify or _views_may_matter(run)):
+    if first and done.failed is None and (run.verify or _aliases_may_matter(run)):
         run.verification = _verified(run, batch, done, began)
-        if run.verification.status == "differs" and run.captured.gave_views:
+        if run.verification.status == "differs" and run.captured.gave_aliases:
             _begin_again(run, began)
             done = _differentiated(run, batch, axes)
             if done.failed is None:
@@ -449,12 +449,12 @@ def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed 
     return done.failed
 
 
-def _views_may_matter(run: _Run) -> bool:
-    """Tell whether the network may compute something else because tensors were replaced by views of them."""
+def _aliases_may_matter(run: _Run) -> bool:
+    """Tell whether the network may compute something else because tensors were replaced by aliases."""
     captured = run.captured
-    if run.edited or not captured.gave_views:
+    if run.edited or not captured.gave_aliases:
         return False
-    return run.with_inputs or captured.views_meet or any(map(asks_for_identity, run.subject.modules.values()))
+    return run.with_inputs or captured.aliases_meet or asks_for_identity(run.subject.modules.values())
 
 
 def _differentiated(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Pass:
@@ -470,7 +470,7 @@ def _differentiated(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Pa
     axes |= {(seen.layer, seen.call, seen.slot): _axis(seen.value) for seen in run.captured.observations}
     if value is None:
         return _Pass(output, None, amount, failed)
-    if not run.losses and _views_may_matter(run):
+    if not run.losses and _aliases_may_matter(run):
         run.told.waiting = []
     run.graph.loss = value.value
     began = time.perf_counter()
@@ -566,8 +566,8 @@ def _overwriting_text(run: _Run, found: Overwriting) -> str:
 
 
 def _begin_again(run: _Run, began: Preserved) -> None:
-    """Forget what the first batch showed, and go back to where it began; no tensor is replaced by a view any more."""
-    run.captured.give_up_views()
+    """Forget what the first batch showed, and go back to where it began; no tensor is replaced by an alias any more."""
+    run.captured.give_up_aliases()
     run.captured.restart()
     run.drawn.kept.clear()
     run.told.waiting = None

@@ -140,25 +140,25 @@ class Capture(Generic[T]):
             self._watch.give_up_copies()
 
     @property
-    def gave_views(self) -> bool:
-        """Whether any tensor of the latest forward pass was replaced by a view of it, to tell its uses apart.
+    def gave_aliases(self) -> bool:
+        """Whether any tensor of the latest forward pass was replaced by an alias, to tell its uses apart.
 
-        A model that asks whether two tensors are one object may then compute something else; see `give_up_views`.
+        A model that asks whether two tensors are one object may then compute something else; see `give_up_aliases`.
         """
-        return self._watch is not None and self._watch.gave_views
+        return self._watch is not None and self._watch.gave_aliases
 
     @property
-    def views_meet(self) -> bool:
-        """Whether a module was called with such a view and with the tensor itself, or with two views of it."""
-        return self._watch is not None and self._watch.views_meet
+    def aliases_meet(self) -> bool:
+        """Whether a module was called with such an alias and with the tensor itself, or with two aliases of it."""
+        return self._watch is not None and self._watch.aliases_meet
 
-    def give_up_views(self) -> None:
-        """Replace no more tensors by views.
+    def give_up_aliases(self) -> None:
+        """Replace no more tensors by aliases.
 
         The gradient of an output that is an input is then that of all uses of the tensor. Those of inputs are not seen.
         """
         if self._watch is not None:
-            self._watch.give_up_views()
+            self._watch.give_up_aliases()
 
 
 @contextmanager
@@ -267,13 +267,13 @@ def _hook(
     watch, key, attached = captured._watch, captured._key, captured._attached
     hooks: _Hooks = _OutputHooks(captured, observe) if watch is None else _WatchedHooks(captured, observe, watch)
     only, before, after = hooks.only, hooks.before, hooks.after
-    gives_views = watch is not None and watch.with_inputs
+    gives_aliases = watch is not None and watch.with_inputs
     hooked: set[int] = set()
     for name, module in layers.items():
         if id(module) in hooked:
             continue
         hooked.add(id(module))
-        if _only_returns(module) and not gives_views:
+        if _only_returns(module) and not gives_aliases:
             _attach(module, key, None, _Hook(only, name, bool(vars(module).get("inplace"))), attached)
         else:
             entries: list[_Entry] = []

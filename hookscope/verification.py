@@ -3,10 +3,10 @@
 import dis
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -103,19 +103,23 @@ def difference(first: Outcome, second: Outcome) -> str:
     return ""
 
 
-def asks_for_identity(module: nn.Module) -> bool:
-    """Tell whether a module's own code asks whether two values are one object: then no view may stand for one.
+def asks_for_identity(modules: Iterable[nn.Module]) -> bool:
+    """Tell whether modules' own code asks whether two values are one object: then no alias may stand for one.
 
     What is compared to a constant or to a global name, such as None, does not count. Torch's own classes do not ask,
     except for attention, of the tensors it is given at once.
 
     Args:
-        module: Its class, the functions it keeps as attributes, and the functions these call by name are gone through.
+        modules: Their classes, the functions they keep as attributes, and the functions these call by name are gone
+            through.
     """
-    kind: Any = type(module)
-    if kind.__module__.startswith("torch."):
-        return False
-    return _class_asks(kind) or any(_value_asks(value) for value in vars(module).values())
+    own = [module for module in modules if not type(module).__module__.startswith("torch.")]
+    return any(map(_class_asks, {*map(type, own)})) or any(
+        type(value) in _CALLABLE and _value_asks(value) for module in own for value in vars(module).values()
+    )
+
+
+_CALLABLE = frozenset({FunctionType, MethodType, staticmethod, classmethod, partial})
 
 
 @cache
