@@ -1,4 +1,4 @@
-"""Compile hookscope/measure/fused.c into the wheel, with the C compiler that the `ziglang` package brings.
+"""Compile hookscope/statistics/native.c into the wheel, with the C compiler that the `ziglang` package brings.
 
 Nothing of the user's machine is used but its kind. Where the library cannot be compiled the package is installed
 without it: torch then computes the same statistics, more slowly.
@@ -15,10 +15,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-PACKAGE = Path("hookscope", "measure")
-LIBRARY = "fused.bin"
+PACKAGE = Path("hookscope", "statistics")
+LIBRARY = "native.bin"
 
-# Kinds of machine that fused.c is known to serve, as Python and as the compiler call them.
+# Kinds of machine that native.c is known to serve, as Python and as the compiler call them.
 TARGETS = {
     ("linux", "x86_64"): "x86_64-linux-gnu",
     ("linux", "aarch64"): "aarch64-linux-gnu",
@@ -38,7 +38,7 @@ class FusedKernelHook(BuildHookInterface[Any]):
         if target is None:
             self.app.display_warning(f"No compiled statistics for {sys.platform} on {platform.machine()}")
             return
-        source = Path(self.root) / PACKAGE / "fused.c"
+        source = Path(self.root) / PACKAGE / "native.c"
         self._folder = tempfile.TemporaryDirectory()
         library = source.with_name(LIBRARY) if version == "editable" else Path(self._folder.name, LIBRARY)
         command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *FLAGS, "-o", str(library), str(source)]

@@ -1,6 +1,6 @@
 """Measure hookscope beside the peers: print a table, and write the figures as JSON and as a plot.
 
-Each section has a process of its own, in which all that it compares takes turns: what other sections' peers leave
+Each section has a separate process, in which all that it compares takes turns: what other sections' peers leave
 behind in a process, memory or changed functions, costs nobody anything. A whole run takes about twenty minutes, on a
 machine that does nothing else, and is kept in `benchmarks/results/`. A run of some sections is kept only where
 `--output` says.

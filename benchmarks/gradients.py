@@ -1,7 +1,8 @@
 """Gradients of every module call's output, over the plain forward and backward passes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -15,7 +16,7 @@ from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import NETWORKS, TIMM_NETWORKS, label, seeded
 from benchmarks.same_work import TOLERANCES, Found, Rows, judge
 from benchmarks.timing import CLOCKS, Run, interleaved
-from hookscope.results import GradientRow, row_label
+from hookscope.results.inspection import GradientRow, row_label
 
 Prepare = Callable[[nn.Module, Tensor, Tensor, Sequence[GradientRow]], Callable[[], Found]]
 
@@ -43,7 +44,7 @@ _TIMM_ROUNDS = 9
 
 _TIMM_NOTE = """\
 As above, on small networks of timm with many layers, where what hookscope takes per module call weighs most: with eight
-pictures at a time, and with one."""
+pictures at a time, and with one, over the plain passes with one."""
 
 
 def measure_timm() -> Section:
@@ -53,18 +54,20 @@ def measure_timm() -> Section:
 
 
 def _measure_timm(network: str) -> list[Measurement]:
-    found = []
-    for count in (_TIMM_PICTURES, 1):
-        model, batch = seeded(f"timm {network}", count=count)
-        weights = torch.randn(count, 1000, generator=torch.Generator().manual_seed(1))
-        ways = {
-            "plain forward and backward": Ready(None, partial(_step, deepcopy(model), batch, weights), _TIMM_ROUNDS),
-            "hookscope": Ready(None, hookscope_way(deepcopy(model), batch, weights, ()), _TIMM_ROUNDS),
-        }
-        seconds = interleaved(*timeable(ways), CLOCKS["cpu"], partial(_step, model, batch, weights))
-        subject = network if count > 1 else f"{network}, one picture"
-        found += over_first(subject, ways, seconds, {"hookscope": _TIMM_BUDGET} if count > 1 else {})
-    return found
+    several = _measure_passes(network, _TIMM_PICTURES, {"hookscope": _TIMM_BUDGET})
+    _, one = _measure_passes(network, 1, {})
+    return [*several, replace(one, way="hookscope, one picture")]
+
+
+def _measure_passes(network: str, count: int, budgets: Mapping[str, Budget]) -> list[Measurement]:
+    model, batch = seeded(f"timm {network}", count=count)
+    weights = torch.randn(count, 1000, generator=torch.Generator().manual_seed(1))
+    ways = {
+        "plain forward and backward": Ready(None, partial(_step, deepcopy(model), batch, weights), _TIMM_ROUNDS),
+        "hookscope": Ready(None, hookscope_way(deepcopy(model), batch, weights, ()), _TIMM_ROUNDS),
+    }
+    seconds = interleaved(*timeable(ways), CLOCKS["cpu"], partial(_step, model, batch, weights))
+    return over_first(network, ways, seconds, budgets)
 
 
 def _step(network: nn.Module, batch: Tensor, weights: Tensor) -> None:

@@ -14,7 +14,7 @@ from benchmarks.networks import seeded
 from benchmarks.processes import run
 from benchmarks.timing import fitted, interleaved, spread
 from hookscope.inputs import Batch
-from hookscope.results import InputRecord
+from hookscope.results.inspection import InputRecord
 
 _LAYERED = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 _BATCHES = (1, 2, 4, 8, 16, 32)
@@ -27,7 +27,7 @@ _FLAT_MEGABYTES = 30.0
 _NOTE = """\
 hookscope's cost is its time less the plain forward's, medians of turns; lines are by least squares. Layers: module
 calls of resnet18 to resnet152. Batch, picture size and number of pictures: resnet18, the last in batches of one at
-112 × 112, with the peak memory of a process of its own for each count."""
+112 × 112, with the peak memory of a separate process for each count."""
 
 
 def measure() -> Section:

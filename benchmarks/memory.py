@@ -1,4 +1,4 @@
-"""Peak memory of each way to see every module call or every gradient, in a process of its own."""
+"""Peak memory of each way to see every module call or every gradient, in a separate process."""
 
 import json
 import subprocess

@@ -66,7 +66,7 @@ def measure_start_up() -> Section:
         times = spread(seconds[name]) if name in seconds else None
         at_most = _HELP_AT_MOST_SECONDS if name == "hookscope --help" else None
         median = times.median if times else None
-        found.append(Measurement("a process of its own", name, median, "s", times, work, at_most))
+        found.append(Measurement("a separate process", name, median, "s", times, work, at_most))
     note = "From the start of the process to its end, with every file in the system's cache."
     return Section("Start-up", note, tuple(found))
 

@@ -37,7 +37,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
 
 
 def measure_apart(device: str, name: str) -> Section:
-    """Measure a section in a process of its own.
+    """Measure a section in a separate process.
 
     It is no worker process: torchlens refuses to run in one, and a DataLoader's own workers start otherwise there.
 

@@ -13,9 +13,10 @@ hookscope does not import torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from hookscope.results.showing import RENDERERS
+
 if TYPE_CHECKING:
-    from hookscope.check_results import CheckReport, Finding, RuleOutcome
-    from hookscope.checking import check
+    from hookscope.checks.checkpoint import check
     from hookscope.errors import (
         CheckpointError,
         HookscopeError,
@@ -31,20 +32,21 @@ if TYPE_CHECKING:
         UntrustedFileError,
         UsageError,
     )
-    from hookscope.gradient_watch import GradientSite
-    from hookscope.gradients import PassError, inspect_gradients
-    from hookscope.hooks import ModuleCall, Observation, capture
+    from hookscope.hooks.forward_hooks import ModuleCall, Observation, capture
+    from hookscope.hooks.gradient_hooks import GradientSite
+    from hookscope.hooks.interventions import Intervention
+    from hookscope.hooks.selection import select_layers
+    from hookscope.hooks.tensor_gradients import TensorGradients, tensor_gradients
     from hookscope.inputs import Batch, load_batches, load_input, noise_batch
-    from hookscope.inspection import ForwardError, inspect, list_modules
-    from hookscope.interventions import Intervention
-    from hookscope.layers import select_layers
-    from hookscope.measure import tensor_statistics
+    from hookscope.inspection.backward import PassError, inspect_gradients
+    from hookscope.inspection.forward import ForwardError, inspect, list_modules
     from hookscope.models import LoadedModel, load_model, model_names
     from hookscope.render.grids import draw_grid
     from hookscope.render.plots import gradient_flow, gradient_histograms, parameter_ratios
     from hookscope.render.tables import inspection_to_json, rows_to_csv
     from hookscope.render.terminal import layer_table
-    from hookscope.results import (
+    from hookscope.results.check import CheckReport, Finding, RuleOutcome
+    from hookscope.results.inspection import (
         FeatureMaps,
         GradientInspection,
         GradientRow,
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
         Preprocessing,
         TensorStatistics,
     )
-    from hookscope.tensor_hooks import TensorGradients, tensor_gradients
+    from hookscope.statistics import tensor_statistics
 
 __all__ = [
     "Batch",
@@ -116,8 +118,8 @@ __all__ = [
 
 # Where each name lives.
 _HOMES = {
-    "check_results": ("CheckReport", "Finding", "RuleOutcome"),
-    "checking": ("check",),
+    "results.check": ("CheckReport", "Finding", "RuleOutcome"),
+    "checks.checkpoint": ("check",),
     "errors": (
         "CheckpointError",
         "HookscopeError",
@@ -133,20 +135,20 @@ _HOMES = {
         "UntrustedFileError",
         "UsageError",
     ),
-    "gradient_watch": ("GradientSite",),
-    "gradients": ("PassError", "inspect_gradients"),
-    "hooks": ("ModuleCall", "Observation", "capture"),
+    "hooks.gradient_hooks": ("GradientSite",),
+    "inspection.backward": ("PassError", "inspect_gradients"),
+    "hooks.forward_hooks": ("ModuleCall", "Observation", "capture"),
     "inputs": ("Batch", "load_batches", "load_input", "noise_batch"),
-    "inspection": ("ForwardError", "inspect", "list_modules"),
-    "interventions": ("Intervention",),
-    "layers": ("select_layers",),
-    "measure": ("tensor_statistics",),
+    "inspection.forward": ("ForwardError", "inspect", "list_modules"),
+    "hooks.interventions": ("Intervention",),
+    "hooks.selection": ("select_layers",),
+    "statistics": ("tensor_statistics",),
     "models": ("LoadedModel", "load_model", "model_names"),
     "render.grids": ("draw_grid",),
     "render.plots": ("gradient_flow", "gradient_histograms", "parameter_ratios"),
     "render.tables": ("inspection_to_json", "rows_to_csv"),
     "render.terminal": ("layer_table",),
-    "results": (
+    "results.inspection": (
         "FeatureMaps",
         "GradientInspection",
         "GradientRow",
@@ -157,9 +159,18 @@ _HOMES = {
         "Preprocessing",
         "TensorStatistics",
     ),
-    "tensor_hooks": ("TensorGradients", "tensor_gradients"),
+    "hooks.tensor_gradients": ("TensorGradients", "tensor_gradients"),
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def _html_of(result: object) -> str:
+    from hookscope.render.notebook import result_html  # noqa: PLC0415 - loads Rich and Matplotlib, for notebooks alone
+
+    return result_html(result)
+
+
+RENDERERS["html"] = _html_of
 
 
 def __getattr__(name: str) -> object:

@@ -67,7 +67,9 @@ assert callable(capture) and callable(inspect)
 
 
 def test_names_are_functions_also_when_submodules_come_first() -> None:
-    script = "import hookscope.inspection, hookscope; print(hookscope.capture.__name__, hookscope.inspect.__name__)"
+    script = (
+        "import hookscope.inspection.forward, hookscope; print(hookscope.capture.__name__, hookscope.inspect.__name__)"
+    )
     assert in_a_fresh_process(script) == "capture inspect\n"
 
 

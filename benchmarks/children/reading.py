@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.children.memory import forget_peak, peak_bytes
 from hookscope.models.checkpoint import read_state_dict
-from hookscope.models.listing import list_contents
+from hookscope.models.contents import list_contents
 
 Found = Iterable[tuple[object, ...]]
 

@@ -12,8 +12,8 @@ from hookscope.checks.rules import RULES, Limit, Rule
 
 if TYPE_CHECKING:
     from hookscope.checks.judging import judge, refused
+    from hookscope.checks.selection import wanted_rules
     from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
-    from hookscope.checks.wanting import wanted_rules
 
 __all__ = [
     "RULES",
@@ -35,7 +35,7 @@ _HOME_BY_NAME = {
     "RuleSettings": "settings",
     "judge": "judging",
     "refused": "judging",
-    "wanted_rules": "wanting",
+    "wanted_rules": "selection",
 }
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.check_results import Examination, Finding
-from hookscope.checks.terms import Terms, output_of
-from hookscope.results import Inspection, LayerRow
-from hookscope.verdicts.activations import dead_channel_shares, has_enough_values, saturated_shares
-from hookscope.verdicts.reading import counted
+from hookscope.checks.context import Terms, output_of
+from hookscope.checks.verdicts.activations import dead_channel_shares, has_enough_values, saturated_shares
+from hookscope.checks.verdicts.reading import counted
+from hookscope.results.check import Examination, Finding
+from hookscope.results.inspection import Inspection, LayerRow
 
 
 def dead_channels(examination: Examination, terms: Terms) -> Iterator[Finding]:

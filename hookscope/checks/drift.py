@@ -5,13 +5,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from hookscope.baseline import RENEW, Baseline, BaselineInput, BaselineRow, gradients_of, inputs_of, measured_rows
-from hookscope.check_results import Examination, Finding
+from hookscope.checks.baseline import (
+    RENEW,
+    Baseline,
+    BaselineInput,
+    BaselineRow,
+    gradients_of,
+    inputs_of,
+    measured_rows,
+)
+from hookscope.checks.context import Subject, Terms, output_of
 from hookscope.checks.rules import RULES
-from hookscope.checks.terms import Subject, Terms, output_of
-from hookscope.distribution import Distribution, quantile_resolution
 from hookscope.errors import UsageError
-from hookscope.results import QUANTILE_LEVELS
+from hookscope.results.check import Examination, Finding
+from hookscope.results.distribution import Distribution, quantile_resolution
+from hookscope.results.inspection import QUANTILE_LEVELS
 from hookscope.text import printable, shape_text
 
 # Share of the rows that must have kept name, type and shape. Below it the network is another one (resnet18 and resnet34

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from hookscope.check_results import Examination, Finding
+from hookscope.checks.context import Subject, Terms
 from hookscope.checks.settings import Expectation
-from hookscope.checks.terms import Subject, Terms
 from hookscope.errors import UsageError, nearest
-from hookscope.results import Prediction
+from hookscope.results.check import Examination, Finding
+from hookscope.results.inspection import Prediction
 from hookscope.text import printable
 
 

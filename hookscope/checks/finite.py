@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hookscope.check_results import Examination, Finding, NonFiniteOrigin
+from hookscope.checks.context import Subject, Terms, output_of, stored_in
 from hookscope.checks.stored import batch_norm_is_untrained, is_weight
-from hookscope.checks.terms import Subject, Terms, output_of, stored_in
-from hookscope.results import Failure, LayerRow
+from hookscope.checks.verdicts.reading import counted, listed, non_finite_count, non_finite_words
+from hookscope.results.check import Examination, Finding, NonFiniteOrigin
+from hookscope.results.inspection import Failure, LayerRow
 from hookscope.text import safe_text
-from hookscope.verdicts.reading import counted, listed, non_finite_count, non_finite_words
 
 _FP16_MAX = 65504.0
 _BF16_MAX = (2 - 2**-7) * 2.0**127

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from hookscope.check_results import Finding
-from hookscope.checks.terms import Subject, Terms
-from hookscope.results import GradientInspection, Verdict, parameter_owner
-from hookscope.verdicts import Limits, judge
+from hookscope.checks.context import Subject, Terms
+from hookscope.checks.verdicts import Limits, judge
+from hookscope.results.check import Finding
+from hookscope.results.inspection import GradientInspection, Verdict, parameter_owner
 
 # What `judge` leaves out once it has found a graver thing, which would be its cause.
 _SILENCED_BY: Mapping[str, Sequence[str]] = {

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from hookscope.baseline import Baseline
-from hookscope.check_results import CheckReport, Examination, Finding, RuleOutcome
 from hookscope.checks.activations import dead_channels, quiet_channels, saturated_activation
+from hookscope.checks.baseline import Baseline
+from hookscope.checks.context import WHOLE, Terms, terms_of
 from hookscope.checks.drift import drift, require_fit
 from hookscope.checks.expectations import expectation
 from hookscope.checks.finite import bf16_headroom, forward_raises, fp16_headroom, non_finite_activation, raised
@@ -21,7 +21,6 @@ from hookscope.checks.stored import (
     non_finite_parameter,
     zero_parameter,
 )
-from hookscope.checks.terms import WHOLE, Terms, terms_of
 from hookscope.errors import (
     EXIT_DONE,
     CheckpointError,
@@ -31,7 +30,8 @@ from hookscope.errors import (
     UntrustedFileError,
     UsageError,
 )
-from hookscope.results import Verdict
+from hookscope.results.check import CheckReport, Examination, Finding, RuleOutcome
+from hookscope.results.inspection import Verdict
 
 _JUDGES: Mapping[str, Callable[[Examination, Terms], Iterator[Finding]]] = {
     "non-finite-parameter": non_finite_parameter,

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 
-from hookscope.check_results import Examination, Finding, OutputValues
+from hookscope.checks.context import Subject, Terms
 from hookscope.checks.stored import batch_norm_is_untrained, is_weight, is_zero
-from hookscope.checks.terms import Subject, Terms
 from hookscope.errors import UsageError
+from hookscope.results.check import Examination, Finding, OutputValues
 from hookscope.text import printable
 
 # Machine epsilon: float16 has 11 significant bits, bfloat16 has 8 (IEEE 754, and its first half).
@@ -60,7 +60,7 @@ def constant_output(examination: Examination, terms: Terms) -> Iterator[Finding]
 def repeatability(examination: Examination, terms: Terms) -> Iterator[Finding]:
     """Object to outputs that differ between two passes over the same batch."""
     for output in examination.outputs:
-        what = "is another one the second time, with the same inputs"
+        what = "differs between two identical passes"
         yield from _differs(examination, output, output.repeat_difference, terms, what)
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from hookscope.checks.explanations import EXPLANATIONS
-from hookscope.verdicts.limits import Limits
+from hookscope.checks.verdicts.limits import Limits
 
 if TYPE_CHECKING:
-    from hookscope.check_results import Level  # it loads NumPy, and `--help` names rules
+    from hookscope.results.check import Level  # it loads NumPy, and `--help` names rules
 
 Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "baseline"]
 """What of an `Examination` a rule looks at."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hookscope.check_results import Level
+from hookscope.results.check import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from hookscope.check_results import Examination, Finding, StoredValues
-from hookscope.checks.terms import Terms, stored_in
-from hookscope.verdicts.reading import counted
+from hookscope.checks.context import Terms, stored_in
+from hookscope.checks.verdicts.reading import counted
+from hookscope.results.check import Examination, Finding, StoredValues
 
 
 def non_finite_parameter(examination: Examination, terms: Terms) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hookscope.cli.console import consoles, progress_bar
+from hookscope.cli.exporters import choose_outlets
 from hookscope.cli.options import (
     AllowMissing,
     AllowUnexpected,
@@ -51,7 +52,6 @@ from hookscope.cli.options import (
     choose_device,
     file_options,
 )
-from hookscope.cli.outlets import choose_outlets
 from hookscope.cli.running import (
     Feed,
     TensorCollector,
@@ -71,7 +71,7 @@ from hookscope.text import safe_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.results import Comparison, Inspection
+    from hookscope.results.inspection import Comparison, Inspection
 
 _TENSORS = "activations.safetensors"
 
@@ -133,11 +133,11 @@ def activations(
     hookscope activations model.pt cat.jpg --arch resnet18 --layer type:relu --json
     hookscope activations net.py:build --input wave=speech.npy --input rate=16000
     """
-    from hookscope import runs
-    from hookscope.inspection import inspect
+    from hookscope.inspection.forward import inspect
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
     from hookscope.render.tables import inspection_to_dict, inspection_to_json
+    from hookscope.runs.directory import check_target, default_run_path, new_run
 
     began = time.perf_counter()
     check_cmap(cmap)
@@ -147,8 +147,8 @@ def activations(
         )
     notes: list[str] = []
     paths, first = find_files(images or (), named or (), notes, "named")
-    target = out or runs.default_run_path("activations", Path(model).name, first)
-    runs.check_target(target)
+    target = out or default_run_path("activations", Path(model).name, first)
+    check_target(target)
     outlets = choose_outlets(target, show=show, tensorboard=tensorboard, page=page, grids=grids)
     where = choose_device(device)
     reading = file_options(trust, key, allow_missing, allow_unexpected)
@@ -194,7 +194,7 @@ def activations(
         _show(inspection, comparison, tables, messages, quiet=quiet, full=full)
     written = bool(inspection.inputs) and inspection.failure is None
     if written:
-        with runs.new_run(target) as folder:
+        with new_run(target) as folder:
             drawn = draw_grids(
                 folder.path, inspection.feature_maps, inspection.inputs, len(inspection.rows), cmap=cmap, scale=scale
             )
@@ -236,8 +236,8 @@ def _run(
         repeats: Whether to keep rows that repeat another.
         options: For the run that is reported, alone.
     """
-    from hookscope.inspection import ForwardError
-    from hookscope.repeats import fold_repeats
+    from hookscope.inspection.forward import ForwardError
+    from hookscope.results.repeats import fold_repeats
 
     try:
         plain = inspected(inputs=feed.batches(batch_size, pass_over), on_error=pass_over) if edits else None

@@ -57,13 +57,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(activations)
-app.command(epilog=VERDICTS)(grads)
-app.command()(check)
-app.command()(checkpoint)
-app.command()(layers)
-app.command()(models)
-app.command("report")(report_command)
+app.command(short_help="Draw feature maps and measure activations.")(activations)
+app.command(short_help="Measure gradients, and say what is wrong with them.", epilog=VERDICTS)(grads)
+app.command(short_help="Run checkpoints and judge them by rules, as in CI.")(check)
+app.command(short_help="List the tensors in a weights file.")(checkpoint)
+app.command(short_help="List the modules of a network, with shapes.")(layers)
+app.command(short_help="List the names that MODEL accepts.")(models)
+app.command("report", short_help="Make one HTML page of a run.")(report_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -89,7 +89,7 @@ def main() -> NoReturn:
     """Run the command line and exit with the code its ending means."""
     signal.signal(signal.SIGTERM, _terminate)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # whoever started this has closed it
+        if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         getattr(sys, name).reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
@@ -163,7 +163,7 @@ def _stream_failed(error: OSError, stream: TextIO) -> int:
     """Silence a stream that cannot be written, or Python would try once more while it exits, and fail."""
     with suppress(OSError):  # a stream without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if error.errno == errno.EPIPE:  # whoever was reading has seen enough
+    if error.errno == errno.EPIPE:  # the reader has closed the pipe
         return EXIT_BROKEN_PIPE
     return report(OutputError(f"Standard output cannot be written: {error.strerror}."))
 

@@ -19,10 +19,10 @@ from hookscope.text import safe_text, slug
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.check_results import CheckReport
     from hookscope.checks.settings import CheckSettings
     from hookscope.cli.check_apart import Checked, CheckJob
-    from hookscope.jobs import Limits
+    from hookscope.results.check import CheckReport
+    from hookscope.sandbox import Limits
 
 Format = Literal["text", "json", "github", "markdown"]
 
@@ -87,7 +87,7 @@ def check(
     """Load each CHECKPOINT, run it, and judge it by rules: corrupt, non-finite, half-loaded, dead, drifting?
 
     A checkpoint that fails a rule makes the exit code 1; one that could not be checked makes it another. Each is
-    checked in a process of its own, with limits.
+    checked in a separate process, with limits.
 
     \b
     hookscope check model.pt
@@ -100,9 +100,9 @@ def check(
     if rules or explain is not None or init:
         return _inform(rules, explain, init)
     from hookscope.checks import wanted_rules
+    from hookscope.checks.configuration import read_settings
     from hookscope.cli.check_apart import CheckJob
     from hookscope.cli.checkpoints import find_checkpoints
-    from hookscope.configuration import read_settings
 
     if not checkpoints:
         raise UsageError("Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`.")
@@ -116,7 +116,7 @@ def check(
     if update_baseline:
         _check_can_renew(settings, found)
     elif settings.baseline is not None:
-        from hookscope.baseline import read_baseline
+        from hookscope.checks.baseline import read_baseline
 
         known = read_baseline(settings.baseline)
     _check_targets(junit, page, summary)
@@ -146,8 +146,8 @@ def check(
 def _inform(rules: bool, explain: str | None, init: bool) -> int:
     """Do what `--rules`, `--explain` or `--init` asks for, whatever else is given."""
     from hookscope.checks.rules import RULES
+    from hookscope.cli.rule_tables import rule_explanation, rules_table
     from hookscope.errors import nearest
-    from hookscope.render.rule_tables import rule_explanation, rules_table
 
     tables, _ = consoles(json=False)
     if rules:
@@ -157,7 +157,7 @@ def _inform(rules: bool, explain: str | None, init: bool) -> int:
             raise UsageError(f"No rule is called {explain!r}.{nearest(explain, RULES)} List them with --rules.")
         tables.print(rule_explanation(RULES[explain]))
     if init:
-        from hookscope.configuration import default_text
+        from hookscope.checks.configuration import default_text
 
         try:
             with _CONFIG.open("x", encoding="utf-8") as file:
@@ -193,7 +193,7 @@ def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -
         OutputError: If one could not.
     """
     from hookscope.cli.writing import check_writable
-    from hookscope.writing_reports import check_report_target
+    from hookscope.runs.reports import check_report_target
 
     if junit is not None:
         check_writable(junit, "--junit")
@@ -211,7 +211,7 @@ def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path 
     """
     if evidence is None:
         return [None] * len(found)
-    from hookscope.runs import check_target
+    from hookscope.runs.directory import check_target
 
     folders: list[Path | None] = []
     for checkpoint in found:
@@ -226,7 +226,7 @@ def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path 
 
 def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> "Limits":
     """Return what one worker may take; say so where memory cannot be limited as asked."""
-    from hookscope.jobs import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
+    from hookscope.sandbox import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
 
     if not CAN_LIMIT_MEMORY or device != "cpu":  # an accelerator's driver reserves far more addresses than memory
         if memory is not None:
@@ -267,10 +267,12 @@ def _writers(
 
         yield partial(write_whole, junit, checks_to_junit(reports), "--junit")
     if page is not None:
+        from hookscope.checks import RULES
         from hookscope.render.html.checks import checks_html
-        from hookscope.writing_reports import write_report
+        from hookscope.runs.reports import write_report
 
-        yield partial(write_report, page, checks_html(reports, seconds=seconds))
+        meanings = {name: rule.meaning for name, rule in RULES.items()}
+        yield partial(write_report, page, checks_html(reports, meanings=meanings, seconds=seconds))
 
 
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:

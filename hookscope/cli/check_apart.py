@@ -1,4 +1,4 @@
-"""Check checkpoints, each in a process of its own, whatever ends it; torch is loaded only there."""
+"""Check checkpoints, each in a separate process, whatever ends it; torch is loaded only there."""
 
 import os
 from collections.abc import Generator, Sequence
@@ -6,16 +6,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from hookscope.baseline import Baseline, baseline_of, baseline_text
-from hookscope.check_results import CheckReport, Examination
 from hookscope.checks import refused
+from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import HookscopeError, InputError, UsageError
-from hookscope.jobs import Ending, Limits, run_jobs, usable_cores
+from hookscope.results.check import CheckReport, Examination
+from hookscope.sandbox import Ending, Limits, run_jobs, usable_cores
 from hookscope.text import printable
 
 # torchvision recognises networks by their names and shapes; matplotlib waits until there is evidence to draw.
-_PRELOAD = ("hookscope.checking", "torchvision")
+_PRELOAD = ("hookscope.checks.checkpoint", "torchvision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def check_apart(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Gener
 
 def _check(job: CheckJob) -> Checked:
     """Check one checkpoint: in the worker."""
-    from hookscope.checking import check_checkpoint
+    from hookscope.checks.checkpoint import check_checkpoint
 
     examined: list[Examination] = []
     try:

@@ -22,7 +22,7 @@ def checkpoint(
     hookscope checkpoint training.ckpt --key ema --full
     hookscope checkpoint model.pt --json
     """
-    from hookscope.models.listing import list_contents
+    from hookscope.models.contents import list_contents
     from hookscope.render.contents import contents_report, contents_to_json
     from hookscope.render.terminal import warnings_panel
 

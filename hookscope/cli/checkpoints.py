@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, open_regular, read_weight_map
 from hookscope.errors import CheckpointError, NothingMatchedError
-from hookscope.files.fileformat import WEIGHTS_SUFFIXES, open_regular, read_weight_map
-from hookscope.folders import files_below, files_matching
+from hookscope.inputs.folders import files_below, files_matching
 from hookscope.text import printable
 
 _INDEX_SUFFIX = ".index.json"

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from hookscope.checks.verdicts.limits import RULES, Limits
 from hookscope.cli.console import consoles, progress_bar
+from hookscope.cli.exporters import choose_outlets
 from hookscope.cli.options import (
     AllowMissing,
     AllowUnexpected,
@@ -52,7 +54,6 @@ from hookscope.cli.options import (
     choose_device,
     file_options,
 )
-from hookscope.cli.outlets import choose_outlets
 from hookscope.cli.running import (
     Feed,
     TensorCollector,
@@ -69,7 +70,6 @@ from hookscope.cli.running import (
 )
 from hookscope.errors import HookscopeError, LayerNotFoundError, UnfitInputError, UsageError, nearest
 from hookscope.text import safe_text
-from hookscope.verdicts.limits import RULES, Limits
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from hookscope.inputs import Batch
     from hookscope.losses import Loss
     from hookscope.models import LoadedModel
-    from hookscope.results import Comparison, GradientInspection, InputGradients, InputRecord
+    from hookscope.results.inspection import Comparison, GradientInspection, InputGradients, InputRecord
 
 _TENSORS = "gradients.safetensors"
 _LIMITS = ", ".join(f"{each.name}={each.default:g}" for each in fields(Limits))
@@ -187,12 +187,12 @@ def grads(
     hookscope grads net.py:build photos/ --mode train --per-image
     hookscope grads demo cat.jpg --loss logit --edit 'relu:grad:clamp(min=0)'
     """
-    from hookscope import runs
-    from hookscope.gradients import inspect_gradients
+    from hookscope.checks.verdicts import judge
+    from hookscope.inspection.backward import inspect_gradients
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
     from hookscope.render.tables import gradient_inspection_to_json
-    from hookscope.verdicts import judge
+    from hookscope.runs.directory import check_target, default_run_path, new_run
 
     began = time.perf_counter()
     check_cmap(cmap)
@@ -200,8 +200,8 @@ def grads(
     _check_input_options(images, input_shape, per_image=per_image)
     notes: list[str] = []
     paths, first = find_files(images or (), named or (), notes, "noise")
-    target_path = out or runs.default_run_path("grads", Path(model).name, first)
-    runs.check_target(target_path)
+    target_path = out or default_run_path("grads", Path(model).name, first)
+    check_target(target_path)
     outlets = choose_outlets(target_path, show=show, tensorboard=tensorboard, page=page, grids=grids)
     where = choose_device(device)
     reading = file_options(trust, key, allow_missing, allow_unexpected)
@@ -258,7 +258,7 @@ def grads(
         _show(outcome, tables, messages, quiet=quiet, full=full)
     written = bool(inspection.inputs) and outcome.complete
     if written:
-        with runs.new_run(target_path) as run:
+        with new_run(target_path) as run:
             drawn = draw_grids(
                 run.path,
                 inspection.gradient_maps,
@@ -336,9 +336,9 @@ def _run(
         advance: Called with the number of inputs finished.
         options: For the run that is reported, alone.
     """
-    from hookscope.by_input import gradients_by_input
-    from hookscope.gradients import PassError
-    from hookscope.repeats import fold_repeats
+    from hookscope.inspection.backward import PassError
+    from hookscope.inspection.per_input import gradients_by_input
+    from hookscope.results.repeats import fold_repeats
 
     failures: list[HookscopeError] = []
     collector = TensorCollector(advance)
@@ -389,7 +389,7 @@ def _check_input_options(images: Sequence[str] | None, input_shape: str | None, 
 
 def _with_targets(loaded: "LoadedModel", mode: str) -> "tuple[LoadedModel, Callable[[Batch], Batch] | None]":
     """Return what gives batches the targets that a detector needs in train mode, and the model with a warning of it."""
-    from hookscope.detection import default_targets_text, with_default_targets
+    from hookscope.inspection.detection import default_targets_text, with_default_targets
 
     targets = default_targets_text(loaded.module) if mode == "train" else ""
     if not targets:

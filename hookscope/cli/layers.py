@@ -27,7 +27,7 @@ from hookscope.errors import ModelError
 
 if TYPE_CHECKING:
     from hookscope.models import LoadedModel
-    from hookscope.results import Failure, ModuleRow
+    from hookscope.results.inspection import Failure, ModuleRow
 
 
 def layers(
@@ -86,7 +86,7 @@ def _list(
 ) -> "tuple[tuple[ModuleRow, ...], Failure | None, str]":
     """List a model's modules after a pass over noise; the remark says why there was none."""
     from hookscope.inputs import noise_batch, to_device
-    from hookscope.inspection import list_modules
+    from hookscope.inspection.forward import list_modules
     from hookscope.models import example_shape
 
     shape = shape or loaded.example_shape or example_shape(loaded.module, loaded.preprocessing)

@@ -55,7 +55,7 @@ Arch = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="The network that a weights file given as MODEL belongs to; default: told from names and shapes.",
+        help="The network that a weights file given as MODEL belongs to; default: inferred from names and shapes.",
     ),
 ]
 Verify = Annotated[

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from hookscope.cli.console import consoles
+from hookscope.cli.exporters import page_line, write_page
 from hookscope.cli.options import Quiet
-from hookscope.cli.outlets import page_line, write_page
 
 
 def report(
@@ -25,7 +25,7 @@ def report(
     hookscope report hookscope-runs/grads-demo-cat -o gradients.html
     hookscope report out --quiet
     """
-    from hookscope.writing_reports import check_report_target, default_report_path
+    from hookscope.runs.reports import check_report_target, default_report_path
 
     target = out or default_report_path(run)
     check_report_target(target)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookscope.errors import ImageError
     from hookscope.inputs import Batch, NamedInput
     from hookscope.models import LoadedModel
-    from hookscope.results import (
+    from hookscope.results.inspection import (
         Comparison,
         FeatureMaps,
         GradientInspection,
@@ -265,8 +265,8 @@ def compared(
     Returns:
         The run with edits, and the comparison if both runs are of the same inputs.
     """
-    from hookscope.comparison import compare
-    from hookscope.repeats import fold_repeats, repeated
+    from hookscope.inspection.comparison import compare
+    from hookscope.results.repeats import fold_repeats, repeated
 
     shown: Run = edited if repeats else fold_repeats(edited)
     if plain is None:

@@ -32,7 +32,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def write_whole(path: Path, text: str, option: str) -> None:
-    """Write `text` as UTF-8: whoever looks sees all of it, or what was there before. Links are followed.
+    """Write `text` as UTF-8: a reader sees all of it, or what was there before. Links are followed.
 
     Args:
         path: Where; folders that are missing are made.

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs.ahead import Ahead
 from hookscope.inputs.loading import load_input, looks_like_tensor
+from hookscope.inputs.prefetch import Ahead
 from hookscope.inputs.tensors import input_rank
-from hookscope.results import InputKind, InputRecord, Preprocessing
+from hookscope.results.inspection import InputKind, InputRecord, Preprocessing
 from hookscope.text import one_line, shape_text
 
 
@@ -263,12 +263,12 @@ def in_batches(batch: Batch, batch_size: int) -> Iterator[Batch]:
 
 
 def copy_of(batch: Batch) -> Batch:
-    """Return the batch in memory of its own."""
+    """Return the batch in separate memory."""
     return replace(batch, args=copied(batch.args), kwargs=copied(dict(batch.kwargs)))
 
 
 def part_of(batch: Batch, index: int) -> Batch:
-    """Return one input of a batch as a batch of its own, in memory of its own."""
+    """Return one input of a batch as a batch of its own, in separate memory."""
     count = len(batch.indices)
     return replace(
         batch,

@@ -1,6 +1,6 @@
 """Read tensor files: one plain tensor each, and nothing in a file runs, however it was made.
 
-What torch and safetensors wrote goes through the same hands as weights files: `hookscope.files.apart`.
+What torch and safetensors wrote goes through the same hands as weights files: `hookscope.checkpoints.isolation`.
 """
 
 from pathlib import Path
@@ -9,10 +9,10 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
+from hookscope.checkpoints.fileformat import file_kind
+from hookscope.checkpoints.isolation import read_vetted
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError
-from hookscope.files.apart import read_vetted
-from hookscope.files.fileformat import file_kind
-from hookscope.results import InputKind, Preprocessing
+from hookscope.results.inspection import InputKind, Preprocessing
 from hookscope.text import one_line, printable
 
 _ALONE = "save the tensor alone with torch.save, numpy.save or safetensors"
@@ -42,7 +42,7 @@ def read_numpy(file: BinaryIO, name: str) -> torch.Tensor:
 
 
 def read_stored(path: Path) -> torch.Tensor:
-    """Return the one plain tensor in a file that torch.save or safetensors wrote, in memory of its own.
+    """Return the one plain tensor in a file that torch.save or safetensors wrote, in separate memory.
 
     Raises:
         ImageError: If the file is damaged, holds anything else, or reading it would run code or take more time or

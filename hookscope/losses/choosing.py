@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import ModelError, UsageError, nearest
+from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
 from hookscope.losses.targets import (
     BatchLike,
@@ -22,7 +23,6 @@ from hookscope.losses.targets import (
     read_target,
     value_target,
 )
-from hookscope.nested import tensors_given, tensors_in
 from hookscope.text import safe_text, shape_text
 
 # Of several outputs, the one that a loss of one output takes: the first of these names that there is. Our choice, after

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from hookscope.models.building import FileOptions, LoadedModel
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint, read_state_dict
-from hookscope.models.pyfile import load_function
-from hookscope.models.shape import example_shape, infer_channels, infer_input_shape
+from hookscope.models.construction import FileOptions, LoadedModel
+from hookscope.models.input_spec import example_shape, infer_channels, infer_input_shape
+from hookscope.models.python_source import load_function
 from hookscope.models.spec import ModelSpec, build_on_meta, load_model, parse_model
 from hookscope.models.statedict import load_into
 

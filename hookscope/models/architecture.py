@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hookscope.errors import ModelNotFoundError
-from hookscope.models.building import seeded, silenced_known_warnings, skipped_initialisation
+from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
 from hookscope.models.statedict import stripped_forms
 from hookscope.models.zoo import DEMO, build_demo, build_torchvision
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import nn
 
+from hookscope.checkpoints import isolation
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind, open_regular
 from hookscope.errors import CheckpointError
-from hookscope.files import apart
-from hookscope.files.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind, open_regular
-from hookscope.models.building import FileOptions
-from hookscope.models.finding import weights_in
+from hookscope.models.construction import FileOptions
+from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import check_names, read_index
 from hookscope.text import printable
 
-WAYS_ON = "save `model.state_dict()` where it was made, or give --trust if you trust whoever made it"
+WAYS_ON = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
 """What to do about a file that runs code, for messages."""
 
 
@@ -72,7 +72,7 @@ def read_state_dict(path: Path) -> dict[str, Any]:
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
     """Return the weights in a file, with its digest. What the file is, its content decides.
 
-    What could go wrong is tried in a process of its own first; this one then maps the file that passed.
+    What could go wrong is tried in a separate process first; this one then maps the file that passed.
 
     Args:
         path: A weights file, or the `index.json` of a sharded one.
@@ -117,7 +117,7 @@ def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
 
 
 def read_vetted(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, object]:
-    """Return what files hold, read after all have been gone through in a process of its own.
+    """Return what files hold, read after all have been gone through in a separate process.
 
     Args:
         kinds: What each file is.
@@ -128,15 +128,15 @@ def read_vetted(kinds: Mapping[Path, FileKind], name: str, options: FileOptions)
         CheckpointError, UntrustedFileError, UsageError, NothingMatchedError: As for `read_checkpoint`.
     """
     trusted = _read_trusted if options.trust else None
-    return apart.read_vetted(kinds, name, _weights_check(options), ways_on=WAYS_ON, read_trusted=trusted)
+    return isolation.read_vetted(kinds, name, _weights_check(options), ways_on=WAYS_ON, read_trusted=trusted)
 
 
 def vet_apart(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> list[bool]:
-    """Go through files in a process of its own; return of each whether reading it runs code, as a trusted one's may.
+    """Go through files in a separate process; return of each whether reading it runs code, as a trusted one's may.
 
     Args and Raises: As for `read_vetted`.
     """
-    return apart.vet_apart(kinds, name, _weights_check(options), ways_on=WAYS_ON, trust=options.trust)
+    return isolation.vet_apart(kinds, name, _weights_check(options), ways_on=WAYS_ON, trust=options.trust)
 
 
 def _weights_check(options: FileOptions) -> Callable[[object, str], object]:

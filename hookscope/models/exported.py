@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.checkpoints.fileformat import file_kind
 from hookscope.errors import CheckpointError
-from hookscope.files.fileformat import file_kind
-from hookscope.models.building import LoadedModel, exception_line, parameter_count, seeded
+from hookscope.models.construction import LoadedModel, exception_line, parameter_count, seeded
 from hookscope.models.importing import importable
-from hookscope.models.shape import default_preprocessing, with_channels
-from hookscope.results import ModelInfo, Preprocessing
+from hookscope.models.input_spec import default_preprocessing, with_channels
+from hookscope.results.inspection import ModelInfo, Preprocessing
 from hookscope.text import printable
 
 # What pickle says of a class, or function, that is no longer where it was.

@@ -3,8 +3,8 @@
 from collections.abc import Container, Iterable
 from pathlib import Path
 
+from hookscope.checkpoints.fileformat import open_regular, read_weight_map
 from hookscope.errors import CheckpointError
-from hookscope.files.fileformat import open_regular, read_weight_map
 from hookscope.text import printable
 
 

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 from torch import nn
 
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind
 from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
-from hookscope.files.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind
-from hookscope.models.building import FileOptions, LoadedModel, parameter_count
 from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint, vet_apart
-from hookscope.models.pyfile import load_python, parse_arguments
-from hookscope.models.shape import default_preprocessing
+from hookscope.models.construction import FileOptions, LoadedModel, parameter_count
+from hookscope.models.input_spec import default_preprocessing
+from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.statedict import foreign_names
-from hookscope.results import ModelInfo
+from hookscope.results.inspection import ModelInfo
 from hookscope.text import printable
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.errors import MisfitError
-from hookscope.models.building import FileOptions
+from hookscope.models.construction import FileOptions
 from hookscope.text import printable
 
 # What puts a network inside another: DistributedDataParallel and AveragedModel, compile, Lightning, Fabric, FSDP,

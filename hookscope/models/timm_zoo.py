@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from hookscope.errors import CheckpointError, MisfitError, ModelError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.building import (
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
+from hookscope.models.construction import (
     FileOptions,
     LoadedModel,
     exception_line,
@@ -19,12 +20,11 @@ from hookscope.models.building import (
     silenced_known_warnings,
     skipped_initialisation,
 )
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
-from hookscope.models.shape import with_channels
+from hookscope.models.input_spec import with_channels
 from hookscope.models.statedict import load_into
 from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
-from hookscope.results import Preprocessing
+from hookscope.results.inspection import Preprocessing
 from hookscope.text import printable
 
 # hookscope gives these itself, or they would be a way around --weights.

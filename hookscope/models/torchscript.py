@@ -19,8 +19,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from hookscope.models.module_stubs import always_training, layer_class, set_sizes, some_layers
 from hookscope.models.scriptgraph import Plan, define_weights, groups, permutation, planned, reroute
-from hookscope.models.standins import always_training, layer_class, set_sizes, some_layers
 
 
 class _Tensors(MutableMapping[str, Tensor]):

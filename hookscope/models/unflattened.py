@@ -21,8 +21,8 @@ from torch.export import ExportedProgram
 from torch.export.unflatten import InterpreterModule, InterpreterModuleDispatcher, UnflattenedModule
 from torch.utils._pytree import tree_leaves
 
-from hookscope.models.building import replaced, seeded
-from hookscope.models.standins import always_training, layer_class, set_sizes, some_layers
+from hookscope.models.construction import replaced, seeded
+from hookscope.models.module_stubs import always_training, layer_class, set_sizes, some_layers
 
 # A module, since torch.export has a function of the same name.
 _torchs_own = importlib.import_module("torch.export.unflatten")

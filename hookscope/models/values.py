@@ -7,8 +7,8 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from hookscope.jobs import is_lack_of_memory
-from hookscope.measure import Reducer, Reduction, collect, merge, plain
+from hookscope.sandbox import is_lack_of_memory
+from hookscope.statistics import Reducer, Reduction, collect, merge, plain
 
 # As float32 about what a processor's own cache holds; measured.
 _PIECE_ELEMENTS = 2**18

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 from torchvision.models import WeightsEnum
 
-from hookscope.models.building import FileOptions, parameter_count
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
-from hookscope.results import ModelInfo
+from hookscope.models.construction import FileOptions, parameter_count
+from hookscope.results.inspection import ModelInfo
 from hookscope.text import printable
 
 ALTERED = "trained ones are not tried together with --model-arg or other input channels."

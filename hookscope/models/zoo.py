@@ -24,7 +24,8 @@ from hookscope.errors import (
     UsageError,
     nearest,
 )
-from hookscope.models.building import (
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
+from hookscope.models.construction import (
     FileOptions,
     LoadedModel,
     exception_line,
@@ -33,12 +34,11 @@ from hookscope.models.building import (
     silenced_known_warnings,
     skipped_initialisation,
 )
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
-from hookscope.models.shape import set_input_channels, with_channels
+from hookscope.models.input_spec import set_input_channels, with_channels
 from hookscope.models.statedict import fits, load_into
 from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
-from hookscope.results import InputKind, Preprocessing
+from hookscope.results.inspection import InputKind, Preprocessing
 from hookscope.text import printable
 
 DEMO = "demo"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hookscope.check_results import CheckReport, RuleOutcome
 from hookscope.errors import gravest
-from hookscope.results import ModelInfo
+from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.inspection import ModelInfo
 from hookscope.text import strict_json
 
 SCHEMA_VERSION = 1

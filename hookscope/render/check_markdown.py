@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from hookscope.check_results import CheckReport
 from hookscope.render.check_summary import (
     by_gravity,
     message_text,
@@ -15,6 +14,7 @@ from hookscope.render.check_summary import (
     verdict,
 )
 from hookscope.render.columns import counted
+from hookscope.results.check import CheckReport
 
 # GitHub refuses a step summary above 1 MiB. Our choice below it: something is left for what else the step says.
 _MOST_BYTES = 1_000_000

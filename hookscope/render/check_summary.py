@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from hookscope.check_results import CheckReport, Finding
 from hookscope.errors import gravest
 from hookscope.render.columns import counted
+from hookscope.results.check import CheckReport, Finding
 from hookscope.text import printable
 
 # Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.

@@ -8,7 +8,6 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hookscope.check_results import CheckReport, RuleOutcome
 from hookscope.render.check_summary import (
     by_gravity,
     level_counts,
@@ -21,6 +20,7 @@ from hookscope.render.check_summary import (
     verdict,
 )
 from hookscope.render.columns import counted
+from hookscope.results.check import CheckReport, RuleOutcome
 
 # Of one rule and checkpoint, this many findings are shown. Our choice: what a screen has room for.
 _FEW_FINDINGS = 10

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.distribution import EXACT_LIMIT
+from hookscope.results.distribution import EXACT_LIMIT
 from hookscope.text import safe_text
 
 # A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:

@@ -20,7 +20,7 @@ from hookscope.render.columns import (
     percent_text,
 )
 from hookscope.render.terminal import folded_lines, repeats_words, title_lines, verification_line
-from hookscope.results import (
+from hookscope.results.inspection import (
     GradientInspection,
     GradientRow,
     LossRecord,
@@ -114,7 +114,7 @@ def verdicts_panel(inspection: GradientInspection) -> RenderableType:
     if not verdicts:
         if inspection.loss is None or inspection.failure is not None:
             return Text("Gradients were not judged: the pass broke off.", style="yellow")
-        return Text("No verdict: no rule found anything beyond its limit.", style="green")
+        return Text("No issues found.", style="green")
     failures = sum(verdict.level == "fail" for verdict in verdicts)
     counts = ((failures, "failure"), (len(verdicts) - failures, "warning"))
     title = "Verdict: " + ", ".join(counted(count, noun) for count, noun in counts if count)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.distribution import Distribution, quantiles
+from hookscope.results.distribution import Distribution, quantiles
 
 BIN_COUNT = 24
 """Our choice: a bar in a table row is three pixels wide."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from hookscope.check_results import CheckReport, RuleOutcome
 from hookscope.render.check_summary import finding_text, message_text, name_text, total_seconds
+from hookscope.results.check import CheckReport, RuleOutcome
 
 # The test that says whether a checkpoint could be checked at all. Rules are judged from one examination, so the time
 # of a checkpoint is this test's; the sum over its tests is then what a server expects: the time of the suite.

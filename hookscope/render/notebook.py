@@ -17,7 +17,7 @@ from rich.text import Text
 from hookscope.render import gradient_tables, plots, terminal
 from hookscope.render.columns import counted
 from hookscope.render.grids import draw_grid, encode_png
-from hookscope.results import FeatureMaps, GradientInspection, Inspection
+from hookscope.results.inspection import FeatureMaps, GradientInspection, Inspection
 from hookscope.text import safe_text, shape_text
 
 # So wide that no column is left out and no name shortened.
@@ -29,6 +29,21 @@ _MOST_GRIDS = 6
 # Long tables scroll inside their frame; histograms of block characters need a font of one width, and their blanks.
 _FRAME = "max-height:36em;overflow:auto"
 _TABLE = "font-family:monospace;white-space:pre"
+
+
+def result_html(result: object) -> str:
+    """Return a result as HTML, tables and pictures included.
+
+    Raises:
+        TypeError: If it is none of those that show themselves.
+    """
+    if isinstance(result, Inspection):
+        return inspection_html(result)
+    if isinstance(result, GradientInspection):
+        return gradient_inspection_html(result)
+    if isinstance(result, FeatureMaps):
+        return feature_maps_html(result)
+    raise TypeError(f"{type(result).__name__} does not show itself as HTML")
 
 
 def inspection_html(inspection: Inspection) -> str:

@@ -22,7 +22,7 @@ from matplotlib.font_manager import get_font
 from matplotlib.ticker import FixedLocator, NullLocator
 from numpy.typing import NDArray
 
-from hookscope.results import GradientInspection, GradientStatus
+from hookscope.results.inspection import GradientInspection, GradientStatus
 from hookscope.text import safe_text
 
 # Okabe and Ito 2008, "Color Universal Design": told apart with every common colour vision, and by shape besides.

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
-from hookscope.distribution import Distribution
 from hookscope.render.plot_axes import (
     BLUE,
     FOOT,
@@ -33,7 +32,8 @@ from hookscope.render.plot_axes import (
     say,
     titled_figure,
 )
-from hookscope.results import GradientInspection, GradientRow, GradientStatus, ParameterRow, TensorStatistics
+from hookscope.results.distribution import Distribution
+from hookscope.results.inspection import GradientInspection, GradientRow, GradientStatus, ParameterRow, TensorStatistics
 
 _MOST_HISTOGRAMS = 12
 _MOST_BINS = 41

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from hookscope.render.histograms import histogram
-from hookscope.results import (
+from hookscope.results.inspection import (
     QUANTILE_LEVELS,
     Change,
     Comparison,
@@ -61,8 +61,8 @@ _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
 def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
     """Return all of `inspection` but its feature maps as dicts, lists, text and numbers.
 
-    Names are those of `hookscope.results`, with two differences: a prediction is one entry a class, and quantiles are
-    keyed by level ("q05"). The weights' list of categories is left out; predictions carry the names that matter.
+    Names are those of the results, with two differences: a prediction is one entry a class, and quantiles are keyed
+    by level ("q05"). The weights' list of categories is left out; predictions carry the names that matter.
     """
     return _circumstances(inspection) | {
         "rows": [_row(row) for row in inspection.rows],
@@ -73,7 +73,7 @@ def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
 def gradient_inspection_to_dict(inspection: GradientInspection) -> dict[str, Any]:
     """Return all of `inspection` but its gradient maps as dicts, lists, text and numbers.
 
-    Names are those of `hookscope.results`, with the differences of `inspection_to_dict`. A loss that is NaN or infinite
+    Names are those of the results, with the differences of `inspection_to_dict`. A loss that is NaN or infinite
     is the text "nan", "inf" or "-inf", which JSON has no number for.
     """
     return _circumstances(inspection) | {

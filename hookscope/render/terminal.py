@@ -25,7 +25,7 @@ from hookscope.render.columns import (
     quantile_text,
 )
 from hookscope.render.sparklines import MEANING, sparkline
-from hookscope.results import (
+from hookscope.results.inspection import (
     QUANTILE_LEVELS,
     Failure,
     Flag,

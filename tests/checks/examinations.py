@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from hookscope.check_results import CheckReport, Examination, OutputValues, RuleOutcome, StoredValues
 from hookscope.checks import RULES, CheckSettings, Expectation, judge
-from hookscope.distribution import distribution_of
-from hookscope.results import (
+from hookscope.results.check import CheckReport, Examination, OutputValues, RuleOutcome, StoredValues
+from hookscope.results.distribution import distribution_of
+from hookscope.results.inspection import (
     GradientInspection,
     InputRecord,
     Inspection,
@@ -19,7 +19,7 @@ from hookscope.results import (
     Prediction,
     TensorStatistics,
 )
-from tests.verdicts.conftest import chain
+from tests.checks.verdicts.conftest import chain
 
 CATEGORIES = ("tabby cat", "tiger cat", "crane", "tram", "crane", "otter")
 MODEL = ModelInfo("net", "Net", "net.pt", random=False, sha256=None, parameter_count=100, categories=CATEGORIES)

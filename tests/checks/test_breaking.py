@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookscope.check_results import Examination, NonFiniteOrigin
 from hookscope.checks import RULES
-from hookscope.distribution import distribution_of
-from hookscope.results import Failure
+from hookscope.results.check import Examination, NonFiniteOrigin
+from hookscope.results.distribution import distribution_of
+from hookscope.results.inspection import Failure
 from tests.checks.examinations import (
     FORWARD,
     HEALTHY,
@@ -27,7 +27,7 @@ from tests.checks.examinations import (
     with_row,
     with_stored,
 )
-from tests.verdicts.conftest import chain, inspection, layer_row, logistic_chain, output_row, parameter, tensor
+from tests.checks.verdicts.conftest import chain, inspection, layer_row, logistic_chain, output_row, parameter, tensor
 
 # Rules that an examination cannot break: without the file or the network there is none.
 BEFORE_EXAMINING = {"integrity", "architecture"}

@@ -11,18 +11,18 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.baseline import Baseline, BaselineRow, baseline_of, baseline_text, read_baseline
-from hookscope.check_results import Examination, Finding
+from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of, baseline_text, read_baseline
+from hookscope.checks.context import terms_of
 from hookscope.checks.drift import drift, require_fit
 from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
-from hookscope.checks.terms import terms_of
 from hookscope.errors import UsageError
-from hookscope.gradients import inspect_gradients
 from hookscope.inputs import load_batches, noise_batch
-from hookscope.inspection import inspect
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
 from hookscope.models import load_model
-from hookscope.results import Failure
+from hookscope.results.check import Examination, Finding
+from hookscope.results.inspection import Failure
 from tests.networks import TORCHVISION, Network
 
 EVERY_MODULE = ["*"]

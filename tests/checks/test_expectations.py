@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.check_results import Examination
 from hookscope.checks import CheckSettings, Expectation
 from hookscope.errors import UsageError
-from hookscope.results import Inspection
+from hookscope.results.check import Examination
+from hookscope.results.inspection import Inspection
 from tests.checks.examinations import (
     FORWARD,
     HEALTHY,

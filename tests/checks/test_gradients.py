@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.check_results import NonFiniteOrigin
 from hookscope.checks import RULES, CheckSettings, LayerSettings, RuleSettings
-from hookscope.results import GradientInspection
-from hookscope.verdicts import judge
+from hookscope.checks.verdicts import judge
+from hookscope.results.check import NonFiniteOrigin
+from hookscope.results.inspection import GradientInspection
 from tests.checks.examinations import EVERYTHING, judged, objections, outcomes, with_gradients
-from tests.verdicts.conftest import chain, inspection, layer_row, logistic_chain, output_row, parameter, tensor
+from tests.checks.verdicts.conftest import chain, inspection, layer_row, logistic_chain, output_row, parameter, tensor
 
 GRADIENT_RULES = frozenset(name for name, rule in RULES.items() if rule.needs == "gradients")
 NAN = tensor(1.0, nan_count=2)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.baseline import baseline_of
-from hookscope.check_results import Finding, RuleOutcome
 from hookscope.checks import RULES, CheckSettings, judge, refused, wanted_rules
+from hookscope.checks.baseline import baseline_of
 from hookscope.errors import (
     CheckpointError,
     HookscopeError,
@@ -19,7 +18,8 @@ from hookscope.errors import (
     UntrustedFileError,
     UsageError,
 )
-from hookscope.results import Failure
+from hookscope.results.check import Finding, RuleOutcome
+from hookscope.results.inspection import Failure
 from tests.checks.examinations import (
     EVERYTHING,
     HEALTHY,
@@ -30,7 +30,7 @@ from tests.checks.examinations import (
     with_output,
     with_row,
 )
-from tests.verdicts.conftest import chain, inspection
+from tests.checks.verdicts.conftest import chain, inspection
 
 DEFAULT = wanted_rules(CheckSettings())
 

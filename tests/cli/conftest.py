@@ -1,4 +1,4 @@
-"""The command line as tests run it: in a process of its own, or inside this one, always without a network."""
+"""The command line as tests run it: in a separate process, or inside this one, always without a network."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def command(environment: dict[str, str]) -> Run:
-    """Run `python -m hookscope` in a process of its own."""
+    """Run `python -m hookscope` in a separate process."""
 
     def run_command(*arguments: object, cwd: Path, columns: int = 80, **options: Any) -> Ended:
         done = subprocess.run(

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.reading_runs import read_run
 from hookscope.render.html import report_html
+from hookscope.runs.reading import read_run
 from tests.byteorder import save_big_endian
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of
 

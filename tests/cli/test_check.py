@@ -1,4 +1,4 @@
-"""`hookscope check` as CI runs it: a process of its own, real checkpoints, exit codes, reports."""
+"""`hookscope check` as CI runs it: a separate process, real checkpoints, exit codes, reports."""
 
 import base64
 import csv
@@ -630,7 +630,7 @@ def test_a_bug_is_reported_as_one_and_injects_nothing(
 def test_init_writes_a_configuration_once(run: Run, tmp_path: Path) -> None:
     assert run("check", "--init").code == 0
     written = (tmp_path / "hookscope.toml").read_text(encoding="utf-8")
-    from hookscope.configuration import default_text, read_settings
+    from hookscope.checks.configuration import default_text, read_settings
 
     assert written == default_text()
     read_settings(None, tmp_path)

@@ -1054,7 +1054,7 @@ def test_a_hostile_or_broken_file_gets_its_sentence_and_does_nothing(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     if case.name == SLOW:
-        monkeypatch.setattr("hookscope.files.apart._SPARE_SECONDS", 1)
+        monkeypatch.setattr("hookscope.checkpoints.isolation._SPARE_SECONDS", 1)
     prepare(case, tmp_path)
     before = names_below(tmp_path)
     ended = run("layers", case.file, "--arch", "net.py:tiny", *case.options)
@@ -1070,7 +1070,7 @@ def test_what_a_hostile_or_broken_file_holds_is_told_without_harm(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     if case.name == SLOW:
-        monkeypatch.setattr("hookscope.files.apart._SPARE_SECONDS", 1)
+        monkeypatch.setattr("hookscope.checkpoints.isolation._SPARE_SECONDS", 1)
     prepare(case, tmp_path)
     before = names_below(tmp_path)
     ended = run("checkpoint", case.file)
@@ -1109,7 +1109,7 @@ def test_each_kind_of_other_file_has_a_sentence_of_its_own(run: Run, tmp_path: P
     assert not repeated
 
 
-# -------------------------------------------------------------------------------------------- in processes of their own
+# -------------------------------------------------------------------------------------------- in separate processes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.writing_reports import MARK
+from hookscope.runs.reports import MARK
 from tests.cli.conftest import CAT, Run
 from tests.render.stored import grid_png, maps, row, write_run
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs import Batch, ahead, count_inputs, load_batches, load_input, noise_batch, part_of, to_device
-from hookscope.results import InputRecord, Preprocessing
+from hookscope.inputs import Batch, count_inputs, load_batches, load_input, noise_batch, part_of, prefetch, to_device
+from hookscope.results.inspection import InputRecord, Preprocessing
 from tests.inputs.written import PLAIN, join_readers, random_pixels, save, write_all, write_tensor
 
 
@@ -54,8 +54,8 @@ def read(monkeypatch) -> list[Path]:
     """What has been read, in whatever thread."""
     paths: list[Path] = []
     for name in ("load_input", "load_quietly"):
-        load = getattr(ahead, name)
-        monkeypatch.setattr(ahead, name, lambda path, how, load=load: paths.append(path) or load(path, how))
+        load = getattr(prefetch, name)
+        monkeypatch.setattr(prefetch, name, lambda path, how, load=load: paths.append(path) or load(path, how))
     return paths
 
 
@@ -88,8 +88,8 @@ def test_only_one_batch_is_in_memory_and_the_inputs_of_the_next(tmp_path, monkey
         singles[path] = weakref.ref(tensor)
         return tensor, record
 
-    monkeypatch.setattr(ahead, "load_input", observed)
-    monkeypatch.setattr(ahead, "load_quietly", observed)
+    monkeypatch.setattr(prefetch, "load_input", observed)
+    monkeypatch.setattr(prefetch, "load_quietly", observed)
     loaded = load_batches(paths, PLAIN, 3)
     for finished in (3, 6, 9):
         stacked.append(weakref.ref(next(loaded).args[0]))

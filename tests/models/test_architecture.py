@@ -14,8 +14,8 @@ from torch.nn.modules import module as torch_module
 from hookscope.errors import ModelNotFoundError
 from hookscope.models import architecture
 from hookscope.models.architecture import Candidate, adapt, recognise, state_shapes
-from hookscope.models.building import silenced_known_warnings, skipped_initialisation
-from hookscope.models.shape import set_input_channels
+from hookscope.models.construction import silenced_known_warnings, skipped_initialisation
+from hookscope.models.input_spec import set_input_channels
 from hookscope.models.timm_zoo import names_in, published, timm_names
 
 Shapes = dict[str, tuple[int, ...]]

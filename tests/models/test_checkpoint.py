@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from hookscope.checkpoints import worker
 from hookscope.errors import CheckpointError, UntrustedFileError
-from hookscope.files import worker
 from hookscope.models import FileOptions, read_checkpoint, read_state_dict
 from hookscope.models.checkpoint import looks_like_file
 from tests.byteorder import save_big_endian
@@ -457,7 +457,7 @@ def test_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, monkeypa
         torch.save(STATE | {"more": torch.ones(1)}, path)
         return [False]
 
-    monkeypatch.setattr("hookscope.files.apart.attempt", write_meanwhile)
+    monkeypatch.setattr("hookscope.checkpoints.isolation.attempt", write_meanwhile)
     assert "changed while it was read" in refusal(path)
 
 

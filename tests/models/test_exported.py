@@ -16,7 +16,7 @@ import torch
 
 from hookscope.errors import CheckpointError, UntrustedFileError
 from hookscope.models import load_model
-from hookscope.models.building import FileOptions
+from hookscope.models.construction import FileOptions
 from hookscope.models.exported import read_pickle
 from tests.models.saved import save_exported, save_scripted, tensors_of
 from tests.networks import conv_net

@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def appears(canary: Path) -> bool:
-    """Wait for what a payload creates, perhaps in a process of its own."""
+    """Wait for what a payload creates, perhaps in a separate process."""
     deadline = time.monotonic() + 60
     while not canary.exists() and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -213,7 +213,7 @@ def without_worker() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**31, before[1]))  # a damaged length can claim any memory
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hookscope.files.worker.CAN_FORK", False)
+            patch.setattr("hookscope.checkpoints.worker.CAN_FORK", False)
             yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.inspection import inspect
+from hookscope.inspection.forward import inspect
 from hookscope.models import build_on_meta, load_model
 
 FACTORIES = """

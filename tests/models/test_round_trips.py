@@ -13,7 +13,7 @@ import torchvision.models
 from torch import Tensor, nn
 
 from hookscope.models import architecture, load_model
-from hookscope.models.building import silenced_known_warnings
+from hookscope.models.construction import silenced_known_warnings
 
 from .test_zoo import build
 

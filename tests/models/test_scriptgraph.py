@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.inspection import inspect
-from hookscope.models.building import LoadedModel
+from hookscope.inspection.forward import inspect
+from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_torchscript
 from tests.models.saved import build, save_scripted, save_traced, tensors_of, witness
 from tests.networks import TORCHVISION, conv_net

@@ -15,7 +15,7 @@ import hookscope.models
 from hookscope.errors import CheckpointError, ModelNotFoundError, UntrustedFileError, UsageError
 from hookscope.models import FileOptions, ModelSpec, build_on_meta, load_model, model_names, parse_model
 from hookscope.models.architecture import Candidate
-from hookscope.models.building import seeded
+from hookscope.models.construction import seeded
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 

@@ -12,11 +12,11 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import CheckpointError
-from hookscope.inspection import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models import torchscript
-from hookscope.models.building import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_torchscript
-from hookscope.models.shape import infer_input_shape
+from hookscope.models.input_spec import infer_input_shape
 from tests.models.saved import EIGHT, SAVERS, assert_near, build, quiet, save_scripted, save_traced, witness
 from tests.networks import conv_net
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookscope.models import load_model
-from hookscope.models.building import FileOptions
+from hookscope.models.construction import FileOptions
 from tests.models.saved import SAVERS, TWELVE, build, tensors_of
 from tests.networks import conv_net
 

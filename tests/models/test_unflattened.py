@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import CheckpointError
-from hookscope.inspection import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models import unflattened
-from hookscope.models.building import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_exported_program
-from hookscope.models.shape import example_shape, infer_input_shape
+from hookscope.models.input_spec import example_shape, infer_input_shape
 from tests.models.saved import EIGHT, assert_near, build, quiet, save_exported, witness
 from tests.networks import conv_net
 

@@ -19,7 +19,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models import build_on_meta, load_model, model_names
-from hookscope.models.building import FileOptions, replaced, silenced_known_warnings
+from hookscope.models.construction import FileOptions, replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
 from hookscope.models.zoo import load_torchvision
 

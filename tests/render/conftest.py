@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from hookscope.distribution import distribution_of
-from hookscope.results import (
+from hookscope.results.distribution import distribution_of
+from hookscope.results.inspection import (
     Failure,
     FeatureMaps,
     Flag,

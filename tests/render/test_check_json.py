@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hookscope.check_results import CheckReport
 from hookscope.render.check_json import checks_to_json
+from hookscope.results.check import CheckReport
 from tests.render.checked import CORRUPT, EVERY, FAILED, HOSTILE, HOSTILE_NAMES, KILLED, PASSING, SKIPPING, hostile
 from tests.render.runner import commands
 

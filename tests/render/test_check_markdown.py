@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from hookscope.check_results import CheckReport, Finding, RuleOutcome
 from hookscope.render.check_markdown import checks_to_markdown
+from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.text import safe_text
 from tests.render.checked import (
     CORRUPT,

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.check_results import CheckReport, Finding, RuleOutcome
 from hookscope.render.check_summary import by_gravity, finding_text, skipped_rules, summary, untold_error, verdict
+from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from tests.render.checked import (
     CORRUPT,
     EVERY,

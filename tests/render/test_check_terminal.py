@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from hookscope.check_results import CheckReport, Finding, RuleOutcome
 from hookscope.render.check_terminal import check_report
+from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.text import safe_text
 from tests.render.checked import (
     CORRUPT,

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from hookscope.render.comparison import comparison_report
-from hookscope.results import Change, Comparison, Prediction, TensorStatistics
+from hookscope.results.inspection import Change, Comparison, Prediction, TensorStatistics
 from tests.render.conftest import HOSTILE_NAME, printed
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.check_results import CheckReport, Finding, RuleOutcome
 from hookscope.render.github import annotations, escaped_data, escaped_property
+from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.text import printable, safe_text
 from tests.render.checked import (
     CORRUPT,

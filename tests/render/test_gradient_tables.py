@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.control import strip_control_codes
 
 from hookscope.render.gradient_tables import gradient_table, loss_lines, parameter_table, verdicts_panel
-from hookscope.results import GradientInspection, GradientRow, GradientStatus, LossRecord, Verdict
+from hookscope.results.inspection import GradientInspection, GradientRow, GradientStatus, LossRecord, Verdict
 from tests.render.conftest import FAILURE, GRADIENT_ROWS, GRADIENTS, PARAMETER_ROWS, gradient_statistics, printed
 
 anything = st.text(st.characters(exclude_categories=[]), max_size=40)
@@ -219,7 +219,7 @@ def test_verdicts_are_counted_and_worded() -> None:
 
 
 def test_no_verdict_is_said_in_words() -> None:
-    assert "No verdict" in printed(verdicts_panel(replace(GRADIENTS, verdicts=())), 80)
+    assert "No issues found." in printed(verdicts_panel(replace(GRADIENTS, verdicts=())), 80)
 
 
 @pytest.mark.parametrize("change", [{"loss": None}, {"failure": FAILURE}])

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope.distribution import distribution_of
 from hookscope.errors import InputError
-from hookscope.reading_runs import StoredStatistics, read_run
 from hookscope.render.histograms import BIN_COUNT, histogram
 from hookscope.render.html import report_html
 from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic
@@ -21,7 +19,9 @@ from hookscope.render.html.layers import layers_of, tree_of
 from hookscope.render.html.pictures import LADDER, Fidelity, shrink, shrink_all
 from hookscope.render.thumbnails import thumbnails
 from hookscope.render.tiles import Tiles, tiles_from_text, tiles_text
-from hookscope.results import Preprocessing
+from hookscope.results.distribution import distribution_of
+from hookscope.results.inspection import Preprocessing
+from hookscope.runs.reading import StoredStatistics, read_run
 from hookscope.text import safe_text
 from tests.render.stored import (
     HOSTILE_NAMES,

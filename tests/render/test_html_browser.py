@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from hookscope.reading_runs import read_run
 from hookscope.render.html import report_html
+from hookscope.runs.reading import read_run
 from hookscope.text import safe_text
 from tests.render.chromium import Opened, Scheme, chromium, needs_chromium, open_file, until
 from tests.render.stored import (

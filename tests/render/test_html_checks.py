@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope.check_results import CheckReport, Finding, RuleOutcome
 from hookscope.checks.rules import RULES
 from hookscope.render.grids import draw_grid, encode_png
-from hookscope.render.html.checks import checks_html
+from hookscope.render.html import checks
 from hookscope.render.html.evidence import read_evidence
-from hookscope.results import FeatureMaps
+from hookscope.results.check import CheckReport, Finding, RuleOutcome
+from hookscope.results.inspection import FeatureMaps
+from hookscope.runs.reports import MARK
 from hookscope.text import safe_text
-from hookscope.writing_reports import MARK
 from tests.render import checked, stored
 from tests.render.checked import CORRUPT, CORRUPT_TEXT, EVERY, FAILED, MANY, PASSING, SKIPPING, WARNED
 from tests.render.stored import grid_png, maps, picture_png
 
+MEANINGS = {name: rule.meaning for name, rule in RULES.items()}
 NAMES = tuple(dict.fromkeys((*checked.HOSTILE_NAMES, *stored.HOSTILE_NAMES)))
 ROOM = 10**7
+
+checks_html = partial(checks.checks_html, meanings=MEANINGS)
 
 
 class Parsed(HTMLParser):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from hookscope.check_results import CheckReport, Finding
 from hookscope.render.html.checks import checks_html
+from hookscope.results.check import CheckReport, Finding
 from tests.render.checked import EVERY, FAILED, MANY, PASSING, hostile, outcome
 from tests.render.checked import HOSTILE_NAMES as HOSTILE_TEXTS
 from tests.render.chromium import Opened, Scheme, chromium, needs_chromium, open_file
@@ -34,7 +34,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
     def open_checks(*reports: CheckReport, fragment: str = "", width: int = 1280, scheme: Scheme = "light") -> Opened:
         path = tmp_path / "report.html"
-        path.write_text(checks_html(reports), encoding="utf-8")
+        path.write_text(checks_html(reports, meanings={}), encoding="utf-8")
         opened.append(open_file(browser, path, fragment, width, scheme))
         return opened[-1]
 

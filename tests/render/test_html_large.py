@@ -97,9 +97,9 @@ def test_it_sorts_and_filters(opened: Opened, page: Page) -> None:
 def test_rows_in_sight_come_in_the_next_frame_and_all_the_others_after_it(page: Page, word: str, scrolled: int) -> None:
     page.fill("#q", word)
     page.wait_for_function("document.querySelector('.later') === null")
-    page.eval_on_selector(".tall", "(region, by) => region.scrollTo(0, by)", scrolled)
-    for _ in range(3):  # frames: to scroll, and to choose the row that stays
-        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    for place in (0, scrolled):  # where it is already, nothing scrolls, and the browser may keep another row in place
+        page.eval_on_selector(".tall", "(region, by) => region.scrollTo(0, by)", place)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")  # a frame shows it
     in_sight, missing, later = page.evaluate(_ROWS_OF_THE_NEXT_FRAME)
     assert in_sight >= 25
     assert missing == 0

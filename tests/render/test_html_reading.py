@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hookscope.errors import InputError
-from hookscope.reading_runs import read_run
 from hookscope.render.html import report_html
+from hookscope.runs.reading import read_run
 from tests.render.stored import gradient, grid_png, maps, parameter, row, statistics, write_run
 
 GRID = grid_png(maps())

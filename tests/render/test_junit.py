@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
 from junitparser.xunit2 import TestCase, TestSuite
 
-from hookscope.check_results import CheckReport, Finding, RuleOutcome
 from hookscope.render.junit import checks_to_junit
+from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.text import safe_text
 from tests.render.checked import (
     CORRUPT,

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import hookscope
-from hookscope.distribution import distribution_of
 from hookscope.render.grids import draw_grid
 from hookscope.render.sparklines import sparkline
-from hookscope.results import FeatureMaps, GradientInspection, Inspection
+from hookscope.results.distribution import distribution_of
+from hookscope.results.inspection import FeatureMaps, GradientInspection, Inspection
 from tests.render.conftest import FAILURE, GRADIENTS, HOSTILE_NAME, INSPECTION, printed
 
 MAPS = INSPECTION.feature_maps[0]
@@ -172,7 +172,8 @@ def test_plots_of_the_library_are_figures(draw: object) -> None:
 
 
 def test_results_load_no_renderer_before_they_are_shown() -> None:
-    script = "import sys, hookscope.results; print(*{'rich', 'PIL', 'matplotlib', 'hookscope.render'} & {*sys.modules})"
+    renderers = {"rich", "PIL", "matplotlib", "hookscope.render"}
+    script = f"import sys, hookscope.results.inspection; print(*{renderers} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 

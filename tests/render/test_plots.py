@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from hookscope.distribution import distribution_of
 from hookscope.render.plot_axes import plain
 from hookscope.render.plots import PLOTS, encode_png, gradient_flow, gradient_histograms, parameter_ratios
-from hookscope.results import GradientInspection, GradientRow, ParameterRow, Verdict
+from hookscope.results.distribution import distribution_of
+from hookscope.results.inspection import GradientInspection, GradientRow, ParameterRow, Verdict
 from tests.render.conftest import (
     GRADIENT_ROWS,
     GRADIENTS,

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from hookscope.checks.rules import RULES, Limit, Rule
-from hookscope.render.rule_tables import rule_explanation, rules_table
+from hookscope.cli.rule_tables import rule_explanation, rules_table
 
 RULE = Rule(
     "dead-things",

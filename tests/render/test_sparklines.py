@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hookscope.distribution import distribution_of
 from hookscope.render.sparklines import BLOCKS, WIDTH, sparkline
+from hookscope.results.distribution import distribution_of
 
 # More than a hundredth of the values at either end, so that the percentiles are 0 and 8, and every bar is one wide.
 COUNTS = {0.0: 64, 1.5: 16, 2.5: 4, 3.5: 1, 8.0: 4}

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.distribution import distribution_of
 from hookscope.render.tables import (
     gradient_inspection_to_dict,
     gradient_inspection_to_json,
@@ -24,7 +23,8 @@ from hookscope.render.tables import (
     rows_to_csv,
     rows_to_json,
 )
-from hookscope.results import QUANTILE_LEVELS, Inspection, LayerRow, LossRecord, TensorStatistics
+from hookscope.results.distribution import distribution_of
+from hookscope.results.inspection import QUANTILE_LEVELS, Inspection, LayerRow, LossRecord, TensorStatistics
 from tests.render.conftest import (
     FAILURE,
     GRADIENT_ROWS,

@@ -12,7 +12,6 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.control import strip_control_codes
 
-from hookscope.distribution import distribution_of
 from hookscope.render.terminal import (
     failure_panel,
     layer_table,
@@ -21,7 +20,8 @@ from hookscope.render.terminal import (
     uncalled_lines,
     warnings_panel,
 )
-from hookscope.results import Flag, Inspection, LayerRow, Prediction, UncalledLayer
+from hookscope.results.distribution import distribution_of
+from hookscope.results.inspection import Flag, Inspection, LayerRow, Prediction, UncalledLayer
 from tests.render.conftest import FAILURE, INSPECTION, MODEL, MODULES, ROWS, numbered, printed, statistics
 
 anything = st.text(st.characters(exclude_categories=[]), max_size=40)

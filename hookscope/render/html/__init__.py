@@ -7,14 +7,14 @@ from pathlib import PurePath
 
 from markupsafe import Markup
 
-from hookscope.distribution import EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.errors import InputError
-from hookscope.reading_runs import StoredPrediction, StoredRun, StoredStatistics, StoredVerification
 from hookscope.render.columns import counted, number_text, percent_text, probability_text, quantile_text
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layer_href, layers_of, tree_of
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import Picture, shrink_all, thumbnail_uri
+from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
+from hookscope.runs.reading import StoredPrediction, StoredRun, StoredStatistics, StoredVerification
 from hookscope.text import safe_text, shape_text
 
 # Inputs that are shown as pictures; a run of thousands lists the others by name. Our choice.

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from hookscope.check_results import CheckReport, RuleOutcome
-from hookscope.checks.rules import RULES
 from hookscope.render.check_summary import (
     by_gravity,
     level_counts,
@@ -21,7 +19,8 @@ from hookscope.render.columns import counted
 from hookscope.render.html.evidence import Evidence, EvidencePicture, read_evidence
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import BUDGET
-from hookscope.results import InputRecord
+from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.inspection import InputRecord
 from hookscope.text import shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
@@ -102,7 +101,7 @@ class Checked:
         judged_counts: "1 failed, 20 passed".
         unjudged: The others.
         unjudged_counts: "2 skipped, 7 off".
-        origin: Weights and inputs for whoever wants to have it again: term and words.
+        origin: Weights and inputs, to reproduce the check: term and words.
     """
 
     name: str
@@ -124,7 +123,7 @@ class Checked:
     origin: Sequence[tuple[str, str]]
 
 
-def checks_html(reports: Sequence[CheckReport], *, seconds: float | None = None) -> str:
+def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
     """Return the page of what became of each checkpoint, the gravest first.
 
     A rule can be linked as `#rule=dead-channels`, a finding as `#rule=dead-channels&finding=2`, a picture as
@@ -133,6 +132,7 @@ def checks_html(reports: Sequence[CheckReport], *, seconds: float | None = None)
 
     Args:
         reports: What to show.
+        meanings: What each rule says, by its name; that of a rule that is not there is left out.
         seconds: How long all of it took; None for the sum over the checkpoints.
     """
     ordered = by_gravity(reports)
@@ -142,7 +142,7 @@ def checks_html(reports: Sequence[CheckReport], *, seconds: float | None = None)
     for report, name in zip(ordered, _anchors(ordered), strict=True):
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
         room -= evidence.byte_count
-        checked.append(_checked(report, name, evidence, several=several))
+        checked.append(_checked(report, name, evidence, meanings, several=several))
     heading, *rest = summary(reports, seconds).split(" · ")
     return render_page(
         "checks.html",
@@ -166,12 +166,14 @@ def _anchors(reports: Sequence[CheckReport]) -> list[str]:
     return names
 
 
-def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> Checked:
+def _checked(
+    report: CheckReport, name: str, evidence: Evidence, meanings: Mapping[str, str], *, several: bool
+) -> Checked:
     prefix = f"checkpoint={name}&" if several else ""
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
     by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
     named = name_text(report.checkpoint)
-    rules = [_judged(outcome, prefix) for outcome in report.outcomes]
+    rules = [_judged(outcome, prefix, meanings.get(outcome.rule, "")) for outcome in report.outcomes]
     judged, unjudged = (
         sorted((rule for rule in rules if rule.status in statuses), key=lambda rule: statuses.index(rule.status))
         for statuses in (_VERDICTS, _NO_VERDICTS)
@@ -211,12 +213,12 @@ def _linked(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str,
     return sorted(found, key=lambda finding: finding.level != "fail")
 
 
-def _judged(outcome: RuleOutcome, prefix: str) -> Judged:
+def _judged(outcome: RuleOutcome, prefix: str, meaning: str) -> Judged:
     anchor = f"{prefix}rule={outcome.rule}"
     return Judged(
         rule=outcome.rule,
         status=outcome.status,
-        meaning=RULES[outcome.rule].meaning if outcome.rule in RULES else "",
+        meaning=meaning,
         reason=message_text(outcome.reason),
         counts=level_counts(outcome.findings),
         anchor=anchor,

@@ -15,9 +15,9 @@ from pathlib import Path
 from PIL import Image
 
 from hookscope.errors import InputError
-from hookscope.reading_runs import _read_inside as read_inside
 from hookscope.render.columns import counted
 from hookscope.render.tiles import KEY, tiles_from_text
+from hookscope.runs.reading import _read_inside as read_inside
 from hookscope.text import slug
 
 _MAX_RECORD_BYTES = 64 * 2**20
@@ -30,7 +30,7 @@ class EvidencePicture:
 
     Attributes:
         layer: Label of the layer whose feature maps it shows; "" for the histograms of all layers.
-        alternative: What it shows, for whoever does not see it.
+        alternative: What it shows, in words.
         uri: The file, as a data URI.
         width: In pixels.
         height: In pixels.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookscope.reading_runs import StoredStatistics
 from hookscope.render.columns import fold_name, number_text, quantile_text
-from hookscope.results import QUANTILE_LEVELS
+from hookscope.results.inspection import QUANTILE_LEVELS
+from hookscope.runs.reading import StoredStatistics
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from hookscope.errors import InputError
-from hookscope.reading_runs import (
+from hookscope.render.columns import integer_text, number_text, percent_text
+from hookscope.render.html.figures import Bars, bars
+from hookscope.runs.reading import (
     StoredGradient,
     StoredGrid,
     StoredParameter,
@@ -15,8 +17,6 @@ from hookscope.reading_runs import (
     StoredStatistics,
     StoredVerdict,
 )
-from hookscope.render.columns import integer_text, number_text, percent_text
-from hookscope.render.html.figures import Bars, bars
 from hookscope.text import safe_text, shape_text
 
 # Flags that call for a look; the others say how a layer works.

@@ -15,8 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookscope.render.columns import counted, integer_text, number_text
+from hookscope.runs.reports import MARK
 from hookscope.text import safe_text, shape_text
-from hookscope.writing_reports import MARK
 
 
 def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script: str = "", **values: Any) -> str:

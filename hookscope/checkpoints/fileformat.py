@@ -1,0 +1,263 @@
+"""What kind of file is this? Its content says, not its name, and nothing in it is run to find out."""
+
+import codecs
+import errno
+import json
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from hookscope.checkpoints.archive import archive_kind
+from hookscope.errors import CheckpointError
+from hookscope.text import printable
+
+FileKind = Literal[
+    "torch",
+    "legacy torch",
+    "safetensors",
+    "safetensors index",
+    "torch index",
+    "torchscript",
+    "exported program",
+    "torch tar",
+    "pickle",
+]
+
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
+"""What the names of weights files end with, in lower case: they are found by it; their content says what they are."""
+
+# Our choice: an index names a shard per tensor; 16 MiB hold 100,000 of them.
+_INDEX_BYTES_LIMIT = 16 * 2**20
+
+_SNIFFED_BYTES = 512  # a tar's first header
+
+_ZIP_START = b"PK\x03\x04"
+_MAGIC_NUMBER = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"  # torch's, pickled
+_LEGACY_START = b"\x80\x02" + _MAGIC_NUMBER
+_TORCH_TAR_MEMBERS = {b"sys_info", b"pickle", b"tensors", b"storages"}
+
+_BLANKS = b"\xef\xbb\xbf \t\r\n"  # and the mark some editors put before text
+
+_UNPACK = "unpack it first"
+_NO_WEIGHTS = "not weights; give a weights file"
+_UNREAD = "which hookscope does not read; convert it to a PyTorch state dict"
+
+# What files start with that are no weights of PyTorch.
+_FOREIGN_STARTS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the file it stands for; fetch it with `git lfs pull`",
+    b"\x1f\x8b": f"gzip-compressed; {_UNPACK}",
+    b"BZh": f"bzip2-compressed; {_UNPACK}",
+    b"\xfd7zXZ": f"xz-compressed; {_UNPACK}",
+    b"\x28\xb5\x2f\xfd": f"zstd-compressed; {_UNPACK}",
+    b"7z\xbc\xaf": f"a 7z archive; {_UNPACK}",
+    b"Rar!": f"a RAR archive; {_UNPACK}",
+    b"PK\x05\x06": "an empty zip archive; download it again",
+    b"\xff\xd8\xff": f"a JPEG image, {_NO_WEIGHTS}",
+    b"\x89PNG": f"a PNG image, {_NO_WEIGHTS}",
+    b"GIF8": f"a GIF image, {_NO_WEIGHTS}",
+    b"BM": f"a BMP image, {_NO_WEIGHTS}",
+    b"RIFF": f"a RIFF file such as a WebP image, {_NO_WEIGHTS}",
+    b"II*\x00": f"a TIFF image, {_NO_WEIGHTS}",
+    b"MM\x00*": f"a TIFF image, {_NO_WEIGHTS}",
+    b"%PDF": f"a PDF document, {_NO_WEIGHTS}",
+    b"\x89HDF": f"an HDF5 file (Keras .h5?), {_UNREAD}",
+    b"\x93NUMPY": "a NumPy array, not a state dict; give a weights file",
+    b"GGUF": f"a GGUF file, {_UNREAD}",
+    b"MATLAB": f"a MATLAB file, {_UNREAD}",
+    b"SQLite format 3": f"an SQLite database, {_NO_WEIGHTS}",
+    b"\x7fELF": f"a program or shared library, {_NO_WEIGHTS}",
+    b"<": "an HTML or XML page, probably saved in place of the download; download the file itself",
+    b"[": f"JSON text, {_NO_WEIGHTS}",
+}
+
+# The same, where the start alone does not tell.
+_FOREIGN_PATTERNS = {
+    rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a\x42]": f"an ONNX model, {_UNREAD}",  # the first fields of a ModelProto
+    rb".{4}TFL3": f"a TensorFlow Lite model, {_UNREAD}",
+    rb".{4}ftyp": f"an MP4, HEIF or AVIF file, {_NO_WEIGHTS}",
+    rb".{257}ustar": f"a tar archive; {_UNPACK}",
+    rb"\0{16}\0*\Z": "nothing but zero bytes at its start, like an unfinished download; download it again",
+}
+
+
+def file_kind(path: Path) -> FileKind:
+    """Return what kind of weights file `path` is.
+
+    A "torch" file has passed the checks of its zip directory: nothing compressed, repeated, or larger than the file.
+
+    Raises:
+        CheckpointError: If it cannot be read, is damaged, or is anything else; the message says what.
+    """
+    name = printable(str(path))
+    with open_regular(path) as file:
+        start = file.read(_SNIFFED_BYTES)
+        file.seek(0)
+        if not start:
+            raise CheckpointError(f"{name} is empty; download or save it again.")
+        if start.startswith(_ZIP_START):
+            return archive_kind(file, name)
+        return _kind_by_start(start, file, name)
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file for reading; anything else could block for ever.
+
+    Raises:
+        CheckpointError: If it is no such file, or reading it fails in the block.
+    """
+    name = printable(str(path))
+    try:
+        _check_regular(path.stat().st_mode, path, name)
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - entered below
+    except OSError as error:
+        raise CheckpointError(f"{name} {_failure(path, error)}.") from error
+    except ValueError as error:  # a null byte
+        raise CheckpointError(f"{name} cannot be read: not a path.") from error
+    with file:
+        _check_regular(os.fstat(file.fileno()).st_mode, path, name)  # somebody may just have put a FIFO there
+        try:
+            yield file
+        except OSError as error:
+            raise CheckpointError(f"{name} {_failure(path, error)}.") from error
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no such flag
+
+
+def _failure(path: Path, error: OSError) -> str:
+    if error.errno == errno.ENOENT and path.is_symlink():
+        return f"is a dangling link: '{printable(str(path.readlink()))}' does not exist"
+    if error.errno == errno.ENOENT:
+        return "does not exist (No such file or directory)"
+    if error.errno == errno.ELOOP:
+        return "is a link that leads back to itself (Too many levels of symbolic links)"
+    if error.errno == errno.EACCES:
+        return "cannot be read: Permission denied; make it readable"
+    return f"cannot be read: {error.strerror or type(error).__name__}"
+
+
+def _check_regular(mode: int, path: Path, name: str) -> None:
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise CheckpointError(f"{name} is a folder; {_inside(path)}.")
+    kinds = {stat.S_IFIFO: "a named pipe (FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device"}
+    kind = kinds.get(stat.S_IFMT(mode), "a device")
+    raise CheckpointError(f"{name} is {kind}, not a regular file; give a weights file.")
+
+
+def _inside(folder: Path) -> str:
+    """Return which file of a folder to give instead."""
+    names = sorted(each.name for each in folder.iterdir())
+    for ending in (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
+        found = [name for name in names if name.endswith(ending)]
+        if found:
+            return f"give the weights file in it, such as '{printable(str(folder / found[0]))}'"
+    if "data.pkl" in names:
+        return "it looks like an unpacked torch.save file; give the file as it was before"
+    return "give a weights file"
+
+
+def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
+    """Return the kind of a file that is no zip.
+
+    Raises:
+        CheckpointError: If it is none of weights.
+    """
+    kind: FileKind | None = None
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= 100_000_000:  # safetensors' own limit
+        kind = "safetensors"
+    elif start[257:262] == b"ustar" and (start[:100].rstrip(b"\0") in _TORCH_TAR_MEMBERS or _is_legacy(start)):
+        kind = "torch tar"  # torch tries this first, whatever else a file starts like
+    elif start[257:262] != b"ustar" and _is_legacy(start):
+        kind = "legacy torch"
+    elif start.lstrip(_BLANKS).startswith(b"{"):
+        kind = _index_kind(file, name)
+    elif len(start) > 1 and _is_pickle(start) and not _LEGACY_START.startswith(start):
+        kind = "pickle"
+    if kind is None:
+        raise CheckpointError(f"{name} {_foreign(start)}.")
+    return kind
+
+
+def _is_legacy(start: bytes) -> bool:
+    """Say whether a file starts with torch's magic number, in whatever pickle protocol."""
+    frame = 11 if start[2:3] == b"\x95" else 2  # from protocol 4 on, a frame's length comes first
+    return start[0] == 0x80 and start[frame:].startswith(_MAGIC_NUMBER)
+
+
+def _is_pickle(start: bytes) -> bool:
+    """Say whether a file starts like a pickle: its protocol's number, or an import in the text form of protocol 0."""
+    if start[0] == 0x80:
+        return start[1] in range(2, 6)
+    return start[:1] in b"c(]}" and re.search(rb"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n", start) is not None
+
+
+def _foreign(start: bytes) -> str:
+    """Say what a file is that starts like no weights of PyTorch."""
+    if any(magic.startswith(start) for magic in (_ZIP_START, _LEGACY_START)):
+        return f"is truncated after {len(start)} bytes; download it again"
+    for magic, what in _FOREIGN_STARTS.items():
+        if start.startswith(magic) or start.lstrip(_BLANKS).startswith(magic):
+            return f"is {what}"
+    for pattern, what in _FOREIGN_PATTERNS.items():
+        if re.match(pattern, start, re.DOTALL):
+            return f"is {what}"
+    if len(start) < 16:
+        size = "1 byte" if len(start) == 1 else f"{len(start)} bytes"
+        return f"is only {size} long: truncated, or not a weights file; download it again"
+    with suppress(UnicodeDecodeError):
+        text = codecs.getincrementaldecoder("utf-8")().decode(start)  # which may be cut inside a character
+        if "".join(text.split()).isprintable():
+            return f"is text, not weights; it starts with '{printable(text, 30)}'"
+    return (
+        f"is not a weights file hookscope knows: it starts with {start[:8]!r}; give one that torch.save or safetensors "
+        f"has written"
+    )
+
+
+def _index_kind(file: BinaryIO, name: str) -> FileKind:
+    shards = {str(shard) for shard in read_weight_map(file, name).values()}
+    return "safetensors index" if all(each.endswith(".safetensors") for each in shards) else "torch index"
+
+
+def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:
+    """Return which shard holds which tensor, out of an `index.json`, unchecked.
+
+    Raises:
+        CheckpointError: If it is other JSON, or none, or names something twice.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        document = dict(pairs)
+        if len(document) < len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise CheckpointError(
+                f"{name} is JSON that names '{printable(twice, 80)}' twice, for example in two files."
+            )
+        return document
+
+    file.seek(0)
+    content = file.read(_INDEX_BYTES_LIMIT + 1)
+    try:
+        document = json.loads(content, object_pairs_hook=once) if len(content) <= _INDEX_BYTES_LIMIT else None
+    except (ValueError, RecursionError):
+        document = None
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if isinstance(weight_map, dict) and weight_map:
+        return weight_map
+    if isinstance(document, dict) and {"architectures", "model_type"} & document.keys():
+        what = "a Hugging Face configuration, not weights; give the weights file beside it"
+    elif isinstance(weight_map, dict):
+        what = "an index of shards that names no tensors; download it again"
+    else:
+        what = f"JSON text, {_NO_WEIGHTS}"
+    raise CheckpointError(f"{name} is {what}.")

@@ -1,0 +1,123 @@
+"""Read files after a separate process has gone through them: what goes wrong there goes wrong in no other."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.reading import read_content
+from hookscope.checkpoints.verify import Check, vet
+from hookscope.checkpoints.worker import attempt
+from hookscope.errors import CheckpointError
+
+# Our choices. Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
+# at 1 GB/s, instructions at a million a second, on a machine ten times slower than ours at a tenth of that.
+_SPARE_BYTES = 768 * 2**20
+_SPARE_SECONDS = 20
+_BYTES_PER_SECOND = 25_000_000
+
+
+def read_vetted(
+    kinds: Mapping[Path, FileKind],
+    name: str,
+    check: Check,
+    *,
+    ways_on: str,
+    read_trusted: Callable[[Path, FileKind], object] | None = None,
+) -> dict[Path, object]:
+    """Return what files hold, read after all have been gone through in a separate process.
+
+    Args:
+        kinds: What each file is.
+        name: What to call all of them in messages.
+        check: As for `vet`.
+        ways_on: As for `vet`.
+        read_trusted: Reads a trusted file whose reading runs code; None if they are not trusted.
+
+    Raises:
+        CheckpointError: If one cannot be read, is damaged or made to be misread, or changes meanwhile.
+        UntrustedFileError: If reading one runs code, and they are not trusted.
+        HookscopeError: Whatever `check` raises.
+    """
+    before = _versions(kinds)
+    try:
+        runs_code = vet_apart(kinds, name, check, ways_on=ways_on, trust=read_trusted is not None)
+        contents = {
+            path: read_trusted(path, kind) if read_trusted and is_code else read_content(path, kind)
+            for (path, kind), is_code in zip(kinds.items(), runs_code, strict=True)
+        }
+    except MemoryError as error:
+        raise CheckpointError(f"{name} needs more memory than there is.") from error
+    _check_unchanged(kinds, before, name)
+    return contents
+
+
+def vet_apart(
+    kinds: Mapping[Path, FileKind], name: str, check: Check, *, ways_on: str, trust: bool = False
+) -> list[bool]:
+    """Go through files in a separate process; return of each whether reading it runs code, as a trusted one's may.
+
+    Args and Raises: As for `read_vetted`.
+    """
+    vetted: list[bool] = _attempt(
+        lambda: [vet(path, kind, check, ways_on=ways_on, trust=trust) for path, kind in kinds.items()], kinds, name
+    )
+    return vetted
+
+
+def look_apart(
+    kinds: Mapping[Path, FileKind], name: str, look: Callable[[Path, FileKind, object], Any], *, ways_on: str
+) -> list[Any]:
+    """Go through files that run no code in a separate process, where `look` also looks at what they hold.
+
+    Args:
+        kinds: What each file is.
+        name: What to call all of them in messages.
+        look: Given a file, its kind and what it holds, returns what JSON can hold.
+        ways_on: As for `vet`.
+
+    Returns:
+        What `look` returned of each file; tuples come back as lists.
+
+    Raises:
+        CheckpointError, UntrustedFileError: As for `read_vetted`.
+        HookscopeError: Whatever `look` raises.
+    """
+
+    def go_through() -> list[Any]:
+        seen: list[Any] = []
+        for path, kind in kinds.items():
+
+            def see(content: object, _name: str, path: Path = path, kind: FileKind = kind) -> None:
+                seen.append(look(path, kind, content))
+
+            vet(path, kind, see, ways_on=ways_on)
+        return seen
+
+    before = _versions(kinds)
+    seen: list[Any] = _attempt(go_through, kinds, name)
+    _check_unchanged(kinds, before, name)
+    return seen
+
+
+def _attempt(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
+    """Work in a separate process, within what files of such sizes should take."""
+    length = sum(size for _, size, _ in _versions(kinds))
+    memory_bytes, seconds = 2 * length + _SPARE_BYTES, _SPARE_SECONDS + length // _BYTES_PER_SECOND
+    return attempt(work, name, memory_bytes=memory_bytes, seconds=seconds)
+
+
+def _versions(kinds: Mapping[Path, FileKind]) -> list[tuple[int, int, int]]:
+    """Return what changes with each file's content: where it is, its size, when it was written."""
+    versions = []
+    for path in kinds:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+        versions.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return versions
+
+
+def _check_unchanged(kinds: Mapping[Path, FileKind], before: list[tuple[int, int, int]], name: str) -> None:
+    if before != _versions(kinds):
+        raise CheckpointError(f"{name} was changed while it was read; read it again when it is complete.")

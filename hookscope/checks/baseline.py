@@ -1,0 +1,399 @@
+"""A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
+
+One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
+much. Kept are what the whole network returns, layers without others inside them that run, and those with parameters of
+their own; all other containers would repeat them.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path, PurePath
+from typing import Any
+
+from hookscope.errors import UsageError
+from hookscope.results.check import Examination
+from hookscope.results.inspection import QUANTILE_LEVELS, GradientInspection, InputRecord, LayerRow
+from hookscope.text import one_line, printable, safe_text, strict_json
+
+SCHEMA_VERSION = 2  # quantiles of version 1 are of a sample
+
+RENEW = "Write it anew with --update-baseline."
+
+# float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
+# measured in, a twentieth of the default limit of the rule `drift`.
+_SIGNIFICANT_DIGITS = 6
+
+# Our choice: a hundred thousand rows, at about 300 bytes each.
+_MOST_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineInput:
+    """Equal inputs that followed each other, and what was done to them.
+
+    Attributes:
+        name: Of the file, without its folder; "noise", "tensor". For people: a renamed file is the same input.
+        count: How many: noise is drawn for several inputs at once.
+        sha256: Hex digest of the file's bytes; None when there is no file.
+        shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
+        steps: What was done, in order; the seed of noise is in it.
+    """
+
+    name: str
+    count: int
+    sha256: str | None
+    shape: tuple[int, ...]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineGradients:
+    """What the gradients belong to.
+
+    Attributes:
+        loss: Name of what was differentiated.
+        target: What the output was compared with, for people; "" without one.
+        mode: "eval" or "train".
+    """
+
+    loss: str
+    target: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRow:
+    """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
+
+    Attributes:
+        label: "layer1.0.relu#1", "backbone['out']", "(model)".
+        kind: Class name of the module.
+        shape: As it came out in the first batch, batch axis included.
+        dtype: torch's name without the prefix: "float32".
+        nan_count: Elements that are NaN; None where they could not be counted.
+        inf_count: Elements that are +Inf or -Inf; None likewise.
+        mean: Over the finite values, as all that follow; None without one.
+        std: Population standard deviation; None likewise.
+        dead_fraction: Share of channels that are zero over all inputs, 0-1; None without channels.
+        gradient_l2: L2 norm of the gradient of the loss with respect to this output; None without one.
+        quantiles: At `QUANTILE_LEVELS`; None without values.
+    """
+
+    label: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    nan_count: int | None
+    inf_count: int | None
+    mean: float | None
+    std: float | None
+    dead_fraction: float | None
+    gradient_l2: float | None
+    quantiles: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a network's layers gave for known inputs.
+
+    Attributes:
+        model: Short name of the network, for people.
+        kind: Class name of the root module.
+        weights: Origin of the weights, for people: "epoch12.pt".
+        weights_sha256: Hex digest of the weights file, for people; None when there is none.
+        parameter_count: Elements over all parameters, for people.
+        dtype: Floating dtype of the parameters, for people.
+        gradients: What the gradients belong to; None if none were taken.
+        inputs: What the network was given, in order.
+        rows: One per layer, call and slot, sorted by label with numbers in counting order.
+    """
+
+    model: str
+    kind: str
+    weights: str
+    weights_sha256: str | None
+    parameter_count: int
+    dtype: str
+    gradients: BaselineGradients | None
+    inputs: tuple[BaselineInput, ...]
+    rows: tuple[BaselineRow, ...]
+
+
+def baseline_of(examination: Examination) -> Baseline:
+    """Return what is worth keeping of an examination.
+
+    Raises:
+        UsageError: If the forward pass did not run to its end.
+    """
+    forward = examination.forward
+    if forward is None or forward.failure is not None:
+        raise UsageError(
+            f"{printable(examination.model.name)} did not run to the end of its forward pass, so there is no baseline "
+            f"to write. Correct what the rule 'forward' reports first."
+        )
+    rows = [row for _, row in measured_rows(examination)]
+    return Baseline(
+        model=safe_text(examination.model.name),
+        kind=safe_text(examination.model.kind),
+        weights=safe_text(examination.model.weights),
+        weights_sha256=examination.model.sha256,
+        parameter_count=examination.model.parameter_count,
+        dtype=forward.dtype,
+        gradients=gradients_of(examination.gradients),
+        inputs=inputs_of(forward.inputs),
+        rows=tuple(sorted(rows, key=lambda row: _counting_order(row.label))),
+    )
+
+
+def measured_rows(examination: Examination) -> tuple[tuple[LayerRow, BaselineRow], ...]:
+    """Return the rows that a baseline holds, in execution order, each with what it would hold of them."""
+    if examination.forward is None:
+        return ()
+    rows = examination.forward.rows
+    containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
+    norms = _gradient_norms(examination.gradients)
+    return tuple(
+        (row, _baseline_row(row, norms.get(row.label)))
+        for row in rows
+        if row.parameter_count or row.layer not in containers
+    )
+
+
+def gradients_of(gradients: GradientInspection | None) -> BaselineGradients | None:
+    """Return what the gradients of a run belong to; None if it took none."""
+    if gradients is None or gradients.loss is None:
+        return None
+    return BaselineGradients(safe_text(gradients.loss.name), safe_text(gradients.loss.target), gradients.mode)
+
+
+def inputs_of(records: Iterable[InputRecord]) -> tuple[BaselineInput, ...]:
+    """Return the inputs of a run; what a reader warned of is left out, because it depends on the reader's version."""
+
+    def described(record: InputRecord) -> BaselineInput:
+        name = safe_text(PurePath(record.name).name or record.name)
+        steps = tuple(safe_text(step) for step in record.steps if not step.startswith("warning while reading"))
+        return BaselineInput(name, 1, record.sha256, record.shape, steps)
+
+    return tuple(
+        BaselineInput(each.name, len([*alike]), each.sha256, each.shape, each.steps)
+        for each, alike in groupby(map(described, records))
+    )
+
+
+def _gradient_norms(gradients: GradientInspection | None) -> Mapping[str, float | None]:
+    if gradients is None:
+        return {}
+    return {row.label: row.gradient.l2 for row in gradients.gradients if row.role == "output"}
+
+
+def _baseline_row(row: LayerRow, gradient_l2: float | None) -> BaselineRow:
+    values = row.activation
+    quantiles = None if values.quantiles is None else [_rounded(value) for value in values.quantiles]
+    return BaselineRow(
+        label=safe_text(row.label),
+        kind=safe_text(row.kind),
+        shape=values.shape,
+        dtype=values.dtype,
+        nan_count=values.nan_count,
+        inf_count=values.inf_count,
+        mean=_rounded(values.mean),
+        std=_rounded(values.std),
+        dead_fraction=_rounded(values.dead_channel_fraction),
+        gradient_l2=_rounded(gradient_l2),
+        quantiles=None if quantiles is None or None in quantiles else tuple(value or 0.0 for value in quantiles),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    """Return a number in six significant digits, -0 as 0; None for what JSON has no number for."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{_SIGNIFICANT_DIGITS}g}") + 0.0
+
+
+def _counting_order(label: str) -> tuple[tuple[int, str], ...]:
+    """Return a key that sorts "layer2" before "layer10"."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d{1,18}|\D+", label))
+
+
+def baseline_text(baseline: Baseline) -> str:
+    """Return a baseline as JSON: one line per fact, input and layer. Equal baselines give equal bytes."""
+    gradients = baseline.gradients
+    return strict_json(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "model": baseline.model,
+            "class": baseline.kind,
+            "weights": baseline.weights,
+            "weights_sha256": baseline.weights_sha256,
+            "parameter_count": baseline.parameter_count,
+            "dtype": baseline.dtype,
+            "mode": "eval",
+            "gradients": gradients and {"loss": gradients.loss, "target": gradients.target, "mode": gradients.mode},
+            "quantile_levels": QUANTILE_LEVELS,
+            "inputs": [
+                {
+                    "name": each.name,
+                    "count": each.count,
+                    "sha256": each.sha256,
+                    "shape": each.shape,
+                    "steps": each.steps,
+                }
+                for each in baseline.inputs
+            ],
+            "layers": [_document(row) for row in baseline.rows],
+        }
+    )
+
+
+def _document(row: BaselineRow) -> Mapping[str, Any]:
+    """Return a row as it is written; the counts of NaN and Inf only where there are any."""
+    counted = row.nan_count is not None and row.inf_count is not None
+    finite = not (row.nan_count or row.inf_count) if counted else None
+    return {
+        "layer": row.label,
+        "type": row.kind,
+        "shape": row.shape,
+        "dtype": row.dtype,
+        "finite": finite,
+        **({"nan": row.nan_count, "inf": row.inf_count} if finite is False else {}),
+        "mean": row.mean,
+        "std": row.std,
+        "dead": row.dead_fraction,
+        "gradient": row.gradient_l2,
+        "quantiles": row.quantiles,
+    }
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read what `baseline_text` wrote. Nothing in the file is run; NaN and Infinity, which are not JSON, are refused.
+
+    Raises:
+        UsageError: If the file is missing, unreadable, too large, not strict JSON in UTF-8, of another schema version,
+            or if a field is missing or has another type.
+    """
+    name = printable(str(path))
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise UsageError(f"There is no baseline {name}. Write one with --update-baseline.") from error
+    except OSError as error:
+        raise UsageError(f"Baseline {name} cannot be read: {one_line(error.strerror or error)}.") from error
+    if len(content) > _MOST_BYTES:
+        raise UsageError(f"Baseline {name} is larger than {_MOST_BYTES // 2**20} MiB, so it is none. {RENEW}")
+    try:
+        return _parsed(json.loads(content.decode(), parse_constant=_refuse_constant))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"Baseline {name} is not UTF-8 at byte {error.start}. {RENEW}") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"Baseline {name} is not JSON: line {error.lineno}, {one_line(error.msg)}. {RENEW}") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"Baseline {name}: {one_line(error)}. {RENEW}") from error
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# What a field may hold, as errors say it.
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "text or null": lambda value: value is None or isinstance(value, str),
+    "a whole number": _is_count,
+    "a number or null": lambda value: value is None or _is_number(value),
+    "true, false or null": lambda value: value is None or isinstance(value, bool),
+    "an object or null": lambda value: value is None or isinstance(value, dict),
+    "a list": lambda value: isinstance(value, list),
+    "a list of sizes": lambda value: isinstance(value, list) and all(map(_is_count, value)),
+    "a list of texts": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    "seven numbers or null": lambda value: (
+        value is None
+        or (isinstance(value, list) and len(value) == len(QUANTILE_LEVELS) and all(map(_is_number, value)))
+    ),
+}
+
+
+def _field(record: Any, key: str, kind: str, place: str = "it") -> Any:
+    """Return a field of an object; ValueError says what is wrong with it."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{place} is not an object")  # noqa: TRY004 (a fault of the file, as all the others)
+    if key not in record:
+        raise ValueError(f"{place} has no {key!r}")
+    if not _KINDS[kind](record[key]):
+        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(record[key]), 40)}, not {kind}")
+    return record[key]
+
+
+def _parsed(document: Any) -> Baseline:
+    version = _field(document, "schema_version", "a whole number")
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"it has schema version {version}, and this hookscope reads version {SCHEMA_VERSION}")
+    if tuple(_field(document, "quantile_levels", "a list")) != QUANTILE_LEVELS:
+        raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
+    gradients = _field(document, "gradients", "an object or null")
+    rows = tuple(_row(each, f"layer {index}") for index, each in enumerate(_field(document, "layers", "a list"), 1))
+    seen = Counter(row.label for row in rows)
+    if twice := [label for label, count in seen.items() if count > 1]:
+        raise ValueError(f"layer {twice[0]!r} is there twice")
+    return Baseline(
+        model=_field(document, "model", "text"),
+        kind=_field(document, "class", "text"),
+        weights=_field(document, "weights", "text"),
+        weights_sha256=_field(document, "weights_sha256", "text or null"),
+        parameter_count=_field(document, "parameter_count", "a whole number"),
+        dtype=_field(document, "dtype", "text"),
+        gradients=None
+        if gradients is None
+        else BaselineGradients(*(_field(gradients, key, "text", "'gradients'") for key in ("loss", "target", "mode"))),
+        inputs=tuple(
+            _input(each, f"input {index}") for index, each in enumerate(_field(document, "inputs", "a list"), 1)
+        ),
+        rows=rows,
+    )
+
+
+def _input(record: Any, place: str) -> BaselineInput:
+    return BaselineInput(
+        name=_field(record, "name", "text", place),
+        count=_field(record, "count", "a whole number", place),
+        sha256=_field(record, "sha256", "text or null", place),
+        shape=tuple(_field(record, "shape", "a list of sizes", place)),
+        steps=tuple(_field(record, "steps", "a list of texts", place)),
+    )
+
+
+def _row(record: Any, place: str) -> BaselineRow:
+    label = _field(record, "layer", "text", place)
+    place = f"layer {label!r}"
+    finite = _field(record, "finite", "true, false or null", place)
+    nan_count, inf_count = (None, None) if finite is None else (0, 0)
+    if finite is False:
+        nan_count, inf_count = (_field(record, key, "a whole number", place) for key in ("nan", "inf"))
+    quantiles = _field(record, "quantiles", "seven numbers or null", place)
+    return BaselineRow(
+        label=label,
+        kind=_field(record, "type", "text", place),
+        shape=tuple(_field(record, "shape", "a list of sizes", place)),
+        dtype=_field(record, "dtype", "text", place),
+        nan_count=nan_count,
+        inf_count=inf_count,
+        mean=_field(record, "mean", "a number or null", place),
+        std=_field(record, "std", "a number or null", place),
+        dead_fraction=_field(record, "dead", "a number or null", place),
+        gradient_l2=_field(record, "gradient", "a number or null", place),
+        quantiles=None if quantiles is None else tuple(quantiles),
+    )

@@ -1,0 +1,116 @@
+"""The configuration that says what holds without one, with every rule and every key explained."""
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from hookscope.checks.configuration.schema import limit_key
+from hookscope.checks.rules import RULES, Limit, Rule
+
+_WIDTH = 120
+
+_BEFORE_RULES = """\
+# What `hookscope check` holds a checkpoint to. As it stands, this file changes nothing: it says what holds without one.
+# Change what you like, and delete the rest if you like: what is left out keeps its default. Paths are relative to this
+# file. The same tables may stand in pyproject.toml, below [tool.hookscope].
+
+[model]
+# The network, if names and shapes in the checkpoint do not tell: a name, FILE.py:NAME or package.module:NAME.
+#arch = "resnet18"
+# What the function that builds it is called with.
+#arguments = { num_classes = 10 }
+# Where in the file the weights are, if there are several.
+#key = "ema"
+# What the file need not have, and what the network need not know: globs over names.
+#allow-missing = ["fc.*"]
+#allow-unexpected = ["head.*"]
+
+[input]
+# Pictures, tensor files and folders to run the network on. Without any it is run on two inputs of noise: enough for
+# rules about numbers; a dead channel is only known from real pictures, the more the better.
+#images = ["cat.jpg", "pictures/"]
+# Shape of the noise, batch first, if the network does not tell. Only without images.
+#shape = [2, 3, 224, 224]
+# How a picture becomes an input; without these, as the weights were trained, else as is usual for ImageNet.
+# Sizes are pixels of the shorter side, "HEIGHTxWIDTH" or "none"; mean and std one number, one per channel, or "none".
+#resize = 256
+#crop = 224
+#mean = [0.485, 0.456, 0.406]
+#std = [0.229, 0.224, 0.225]
+# Refuse pictures of more pixels.
+#max-pixels = 89478485
+# Which axis of a tensor file counts inputs: "auto" takes the first of (N, C, H, W); or "none".
+#batch-axis = 0
+# What the network is given by name: numbers, and pictures or tensor files.
+#named = { sampling_rate = 16000, mask = "mask.npy" }
+# Inputs per forward pass.
+batch-size = 8
+# Of noise and everything else random.
+seed = 0
+
+[output]
+# What the network must return: "N" is the number of inputs, "*" any size.
+#shape = ["N", 1000]
+#dtype = "float32"
+# Which of several outputs holds the class scores.
+#key = "logits"
+
+[gradients]
+# For the rules about gradients, which are off below. The loss as for `hookscope grads --loss`: a random projection of
+# all outputs needs no target.
+loss = "projection"
+# A class by name or index, "zeros", "noise", or a file of targets; without one, the loss's own.
+#target = "zeros"
+# "train": with dropout, and BatchNorm by batch statistics.
+mode = "eval"
+
+[rules]
+# A rule is at a level ("fail", "warn" or "off"), or in a table of level and limits. Only "fail" makes the check fail.
+"""
+
+_AFTER_RULES = """
+# Other levels and limits for some layers; patterns as for --layer, and a later one goes over an earlier one.
+#[[layers]]
+#pattern = "layer4.*"
+#dead-channels = "off"
+
+# What the network must say about a named picture: the first class, classes among the first k, and how sure it must be
+# at least of the first. Classes by name or index.
+#[[expect]]
+#image = "cat.jpg"
+#top1 = "Egyptian cat"
+#contains = ["tabby"]
+#k = 5
+#min-probability = 0.3
+
+# Statistics to hold each layer against; `--update-baseline` writes them. How far they may drift are limits of the rule
+# drift.
+#[baseline]
+#file = "baseline.json"
+"""
+
+
+def default_text() -> str:
+    """Return a configuration file that changes nothing and explains everything."""
+    return "".join((_BEFORE_RULES, *(f"{line}\n" for rule in RULES.values() for line in _lines(rule)), _AFTER_RULES))
+
+
+def _lines(rule: Rule) -> Iterator[str]:
+    yield ""
+    yield from _comment(rule.meaning)
+    for name, limit in rule.limits.items():
+        yield from _comment(f"{limit_key(name)}: {limit.meaning}. Source: {limit.source}.")
+    if rule.limits:
+        limits = "".join(f", {limit_key(name)} = {_number(limit)}" for name, limit in rule.limits.items())
+        yield f'{rule.identifier} = {{ level = "{rule.level}"{limits} }}'
+    else:
+        yield f'{rule.identifier} = "{rule.level}"'
+
+
+def _comment(text: str) -> list[str]:
+    return wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _number(limit: Limit) -> str:
+    """Return the shortest text that means the same number: "0.8", "65504", "1e-06"."""
+    short = f"{limit.default:g}"
+    return short if float(short) == limit.default else repr(limit.default)

@@ -1,0 +1,145 @@
+"""Find and parse a configuration file, and say where in it something is wrong."""
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookscope.checks.configuration.lines import KeyPath, line_of
+from hookscope.errors import UsageError
+from hookscope.text import one_line, printable
+
+# Our choice. A configuration takes a few pages; a pyproject.toml may hold much else.
+_MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A configuration file.
+
+    Attributes:
+        name: For people: "hookscope.toml", "configs/strict.toml".
+        folder: Where relative paths in it begin.
+        text: What it holds.
+    """
+
+    name: str
+    folder: Path
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A table or value in a configuration file.
+
+    Attributes:
+        document: The file.
+        path: Where in it.
+        value: As tomllib returns it.
+    """
+
+    document: Document
+    path: KeyPath
+    value: Any
+
+    def at(self, key: str | int) -> "Entry":
+        """Return what is below `key`, which is there."""
+        return Entry(self.document, (*self.path, key), self.value[key])
+
+    def wrong(self, problem: str) -> UsageError:
+        """Return the error that names file and line and states the problem."""
+        return UsageError(f"{printable(self.document.name)}, line {line_of(self.document.text, self.path)}: {problem}")
+
+    def mistyped(self, wanted: str) -> UsageError:
+        """Return the error for a value that is not `wanted`."""
+        return self.wrong(f"{_called(self.path)} must be {wanted}, not {_shown(self.value)}.")
+
+    def unknown(self, key: str, hint: str) -> UsageError:
+        """Return the error for a key of this table that may not be there."""
+        return self.at(key).wrong(f"unknown key '{printable(key)}' {_inside(self.path)}.{hint}")
+
+
+def find(config: Path | None, folder: Path) -> Entry | None:
+    """Return the configuration, as its topmost table; None if there is none.
+
+    Args:
+        config: The file that was asked for. Of a "pyproject.toml" the table [tool.hookscope] counts.
+        folder: Where to look if none was: "hookscope.toml", then "pyproject.toml" if it has that table.
+
+    Raises:
+        UsageError: If it cannot be read, or is not TOML, or was asked for and holds no configuration.
+    """
+    if config is not None:
+        entry = _read(config, str(config))
+        if entry is None:
+            raise UsageError(f"{printable(str(config))} has no table [tool.hookscope]. Add it, or give another file.")
+        return entry
+    for name in ("hookscope.toml", "pyproject.toml"):
+        # A link to nowhere counts: to pass over it would be to check by other rules than were meant.
+        if os.path.lexists(folder / name) and (entry := _read(folder / name, name)) is not None:
+            return entry
+    return None
+
+
+def _read(path: Path, name: str) -> Entry | None:
+    text = _text(path, printable(name))
+    try:
+        top = tomllib.loads(text)
+    except ValueError as error:  # not TOML, or a number of thousands of digits
+        raise UsageError(f"{printable(name)} is not TOML: {one_line(error)}.") from error
+    document = Document(name, path.parent, text)
+    if path.name != "pyproject.toml":
+        return Entry(document, (), top)
+    tools = top.get("tool")
+    if not isinstance(tools, dict) or "hookscope" not in tools:
+        return None
+    return Entry(document, ("tool", "hookscope"), tools["hookscope"])
+
+
+def _text(path: Path, name: str) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"Cannot read the configuration {name}: {one_line(reason)}. Give a TOML file; `hookscope check --init` "
+            "writes one."
+        ) from error
+    if len(content) > _MAX_BYTES:
+        raise UsageError(f"{name} is over the limit of {_MAX_BYTES} bytes for a configuration. Give a smaller file.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}, line {line}: this is not UTF-8. Save the file as UTF-8.") from error
+
+
+def _called(path: KeyPath) -> str:
+    """Return "batch-size in [input]", "item 3 of images in [input]"."""
+    *above, key = path
+    if isinstance(key, int):
+        return f"item {key + 1} of {_called(tuple(above))}"
+    return f"{printable(key)} {_inside(tuple(above))}"
+
+
+def _inside(path: KeyPath) -> str:
+    dotted = ".".join(printable(step) for step in path if isinstance(step, str))
+    if not dotted:
+        return "at the top level"
+    return f"in [[{dotted}]]" if isinstance(path[-1], int) else f"in [{dotted}]"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"'{printable(value, 60)}'"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 2**64 else "a huge one"  # Python refuses to print thousands
+    if isinstance(value, dict):
+        return "a table"
+    return "a list" if isinstance(value, list) else "a date or time"

@@ -1,0 +1,75 @@
+"""Evidence of a failure: the rows, grids and histograms of just the layers that a rule fails."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from hookscope.checks.examination import Prepared, examine_layers
+from hookscope.checks.settings import CheckSettings
+from hookscope.render.activation_plots import activation_histograms
+from hookscope.render.check_json import checks_to_json
+from hookscope.render.grids import draw_grid, encode_png, grid_name
+from hookscope.render.plots import encode_png as encode_figure
+from hookscope.render.tables import rows_to_csv
+from hookscope.results.check import CheckReport, Examination
+from hookscope.results.inspection import Inspection, LayerRow
+from hookscope.runs.directory import new_run
+
+# Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: whoever looks for
+# the cause begins at the first.
+_MOST_DRAWN = 12
+
+
+def write_evidence(
+    folder: Path,
+    report: CheckReport,
+    prepared: Prepared | None,
+    settings: CheckSettings,
+    examination: Examination | None,
+) -> None:
+    """Write `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; whole or not at all.
+
+    Grids are of the first input, drawn from another forward pass.
+
+    Args:
+        folder: Where: nothing yet, an empty folder, or earlier evidence, which is replaced.
+        report: The verdict, `evidence` set.
+        prepared: The network with its inputs; None if it could not be loaded.
+        settings: Those it was prepared with.
+        examination: What the verdict is about; None if there is none.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    rows = failing_rows(report, examination.forward if examination is not None else None)
+    with new_run(folder, "--evidence") as run:
+        (run.path / "report.json").write_text(checks_to_json([report]), encoding="utf-8")
+        if rows and prepared is not None and examination is not None and examination.forward is not None:
+            forward = replace(examination.forward, rows=rows, uncalled=())
+            (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
+            _draw(run.path, prepared, settings, forward)
+        run.finish({"verb": "check", "checkpoint": report.checkpoint, "layers": [row.label for row in rows]})
+
+
+def failing_rows(report: CheckReport, forward: Inspection | None) -> tuple[LayerRow, ...]:
+    """Return the rows of the layers that findings of level "fail" are about: their outputs, or their parameters."""
+    rows = forward.rows if forward is not None else ()
+    names = {row.label for row in rows} | {row.layer for row in rows}
+    places = {finding.where for finding in report.findings if finding.level == "fail" and finding.where}
+    # "layer1.0.conv1.weight" is about layer1.0.conv1, "weight" about the whole model.
+    about = {place if place in names else place.rpartition(".")[0] or "(model)" for place in places}
+    return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
+
+
+def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Inspection) -> None:
+    rows = forward.rows[:_MOST_DRAWN]
+    (folder / "plots").mkdir()
+    figure = activation_histograms(rows, forward.model.name)
+    (folder / "plots" / "histograms.png").write_bytes(encode_figure(figure))
+    labels = {row.label for row in rows}
+    seen = examine_layers(prepared, settings, sorted(labels))
+    maps = [each for each in seen.feature_maps if each.label in labels]
+    if maps:
+        (folder / "grids").mkdir()
+    for each in maps:
+        picture = draw_grid(each, input_name=seen.inputs[each.input_index].name)
+        (folder / "grids" / grid_name(each, len(seen.rows))).write_bytes(encode_png(picture))

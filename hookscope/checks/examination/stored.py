@@ -1,0 +1,273 @@
+"""Look through the parameters and buffers of a network: what is not finite, zero, constant, or there twice."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from hookscope.results.check import StoredValues
+from hookscope.statistics.storage import stored_values
+
+# Half of float16's smallest magnitude: halves are rounded to even, which is zero here (IEEE 754).
+_FP16_VANISHES = 2.0**-25
+
+# What stays in a processor's own cache while it is read three times, and is less than torch would share among threads,
+# which wait for each other wherever other programs want the processor. Our choice.
+_PIECE_ELEMENTS = 2**14
+
+Role = Literal["parameter", "buffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One tensor of a network.
+
+    Attributes:
+        name: Dotted name.
+        module: Its owner.
+        role: As `StoredValues.role`.
+        tensor: It.
+        aliases: Its other names.
+    """
+
+    name: str
+    module: nn.Module
+    role: Role
+    tensor: Tensor
+    aliases: list[str] = field(default_factory=list)
+
+
+def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[str, ...]]:
+    """Measure every parameter and every buffer that belongs to the state dict, each tied one once.
+
+    Buffers that are not saved are left out: they are computed when the network is built, and often hold -Inf on
+    purpose, as attention masks do. The weights that int8 modules keep packed are measured by the values they stand for.
+    Sparse tensors are measured by what they store, and the rest counts as zero. Output channels are counted along
+    axis 0 of weights of Conv*d, Linear, RNNs and MultiheadAttention, and along axis 1 and the groups of
+    ConvTranspose*d; of other modules, such as Embedding, whose rows are no filters, they are not counted.
+
+    Args:
+        network: Without wrappers.
+
+    Returns:
+        The measurements in the order of the state dict, and a sentence for each tensor whose values cannot be read.
+    """
+    measured: list[StoredValues] = []
+    remarks: list[str] = []
+    twins = _Twins()
+    for found in _tensors(network):
+        try:
+            values = _measure(found)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            remarks.append(f"The values of '{found.name}' cannot be read: {reason}")
+            continue
+        measured.append(replace(values, twin_of=twins.of(found, values)))
+    return tuple(measured), tuple(remarks)
+
+
+def _tensors(network: nn.Module) -> Iterator[_Found]:
+    """Yield each tensor once, with its aliases."""
+    known: dict[int, _Found] = {}
+    for prefix, module in network.named_modules(remove_duplicate=False):
+        for role, name, tensor in _own(module):
+            path = f"{prefix}.{name}" if prefix else name
+            if id(tensor) in known:
+                known[id(tensor)].aliases.append(path)
+            else:
+                known[id(tensor)] = _Found(path, module, role, tensor)
+    yield from known.values()  # which also keeps unpacked weights alive: another's id is another's
+
+
+def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
+    """Yield what a module itself holds."""
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        yield "parameter", name, parameter
+    for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+        if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - torch tells nobody which are saved
+            yield "buffer", name, buffer
+    if hasattr(module, "_packed_params"):  # eager int8 modules: weight and bias are methods that unpack
+        for name in ("weight", "bias"):
+            unpack = getattr(module, name, None)
+            unpacked = unpack() if callable(unpack) else None
+            if isinstance(unpacked, Tensor):
+                yield "parameter", name, unpacked
+
+
+def _measure(found: _Found) -> StoredValues:
+    tensor = found.tensor.detach()
+    if tensor.is_meta:
+        raise ValueError("it is on the meta device, which holds no data.")
+    values, shape, implicit_zeros = stored_values(tensor, tuple(tensor.shape))
+    count = values.numel() + implicit_zeros
+    totals = _Totals(zero_count=implicit_zeros)
+    if implicit_zeros:
+        totals.min = totals.max = totals.max_abs = 0.0
+    for piece in _pieces(values):
+        totals.add(piece)
+    axis = _filter_axis(found)
+    filter_count: int | None = None
+    zero_filters: tuple[int, ...] = ()
+    if axis is not None and len(shape) >= 2 and values.dim() == len(shape):
+        filter_count, elements = axis.filters(shape)
+        if totals.zero_count >= elements:
+            zero_filters = axis.zero(values, filter_count)
+    ordered = not values.is_complex() and values.dtype != torch.bool
+    return StoredValues(
+        found.name,
+        type(found.module).__name__,
+        found.role,
+        shape,
+        str(tensor.dtype).removeprefix("torch."),
+        count,
+        totals.nan_count,
+        totals.inf_count,
+        totals.zero_count,
+        totals.min if ordered else None,
+        totals.max if ordered else None,
+        totals.max_abs,
+        totals.fp16_zero_count,
+        zero_filters,
+        filter_count,
+        "",
+        tuple(found.aliases),
+        _means_without_variance(found) if totals.zero_count else (),
+    )
+
+
+def _means_without_variance(found: _Found) -> tuple[int, ...]:
+    """Return the channels of a BatchNorm that never vary, though they are not simply dead: their mean is not zero.
+
+    A mean below a hundredth of what is added to the variance (eps), squared, makes no difference to the output. Our
+    choice.
+    """
+    mean, eps = getattr(found.module, "running_mean", None), getattr(found.module, "eps", 0.0)
+    if not found.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != found.tensor.shape:
+        return ()
+    stuck = (found.tensor == 0) & (mean.square() > eps / 100)
+    return tuple(stuck.nonzero().flatten().tolist())
+
+
+def _pieces(values: Tensor) -> Iterator[Tensor]:
+    """Yield the elements a piece at a time, in the order in which they lie in memory if they are dense."""
+    if not values.is_contiguous():
+        values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))
+    flat = values.reshape(-1)
+    for begin in range(0, flat.numel(), _PIECE_ELEMENTS) if flat.is_cpu else [0] if flat.numel() else []:
+        yield flat[begin : begin + _PIECE_ELEMENTS] if flat.is_cpu else flat
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What has been counted so far, of one tensor."""
+
+    nan_count: int = 0
+    inf_count: int = 0
+    zero_count: int = 0
+    fp16_zero_count: int = 0
+    min: float | None = None
+    max: float | None = None
+    max_abs: float | None = None
+
+    def add(self, piece: Tensor) -> None:
+        """Count a piece, which is not empty."""
+        if piece.is_complex():
+            self.nan_count += int(piece.isnan().sum())
+            self.inf_count += int((piece.isinf() & ~piece.isnan()).sum())
+            piece = piece[piece.isfinite()].to(torch.complex128).abs()  # whose modulus may be larger than its parts
+        elif piece.dtype == torch.bool:
+            piece = piece.to(torch.uint8)
+        elif piece.is_floating_point() and piece.itemsize < 2:  # float8 has no arithmetic
+            piece = piece.float()
+        if not piece.numel():
+            return
+        low, high = _bounds(piece)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nan_count = int(piece.isnan().sum())
+            finite = piece[piece.isfinite()]
+            self.nan_count += nan_count
+            self.inf_count += piece.numel() - finite.numel() - nan_count
+            if not finite.numel():
+                return
+            piece = finite
+            low, high = _bounds(piece)
+        nonzero = int(torch.count_nonzero(piece))
+        self.zero_count += piece.numel() - nonzero
+        if piece.is_floating_point():
+            self.fp16_zero_count += nonzero - int(torch.count_nonzero(piece.abs() > _FP16_VANISHES))
+        self.min = low if self.min is None else min(low, self.min)
+        self.max = high if self.max is None else max(high, self.max)
+        self.max_abs = max(abs(low), abs(high), self.max_abs or 0.0)
+
+
+def _bounds(piece: Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value; NaN if there is one."""
+    low, high = torch.aminmax(piece)
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilterAxis:
+    """Where a weight counts its output channels: on axis 0, or, transposed, on axis 1 within each group."""
+
+    transposed: bool
+    groups: int = 1
+
+    def filters(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return how many output channels there are, and how many elements each has."""
+        count = shape[1] * self.groups if self.transposed else shape[0]
+        return count, max(1, math.prod(shape) // max(1, count))
+
+    def zero(self, values: Tensor, count: int) -> tuple[int, ...]:
+        """Return the output channels that are zero everywhere."""
+        if self.transposed:  # (groups * inputs, outputs, ...)
+            values = values.reshape(self.groups, -1, values.shape[1], math.prod(values.shape[2:])).transpose(1, 2)
+        is_zero = (values.reshape(count, -1) == 0).all(1)
+        return tuple(is_zero.nonzero().flatten().tolist())
+
+
+def _filter_axis(found: _Found) -> _FilterAxis | None:
+    """Return where a tensor counts output channels; None if it is not known to have any."""
+    module, name = found.module, found.name.rpartition(".")[2]
+    packed = hasattr(module, "_packed_params")
+    kind = type(module).__name__
+    if name == "weight" and (isinstance(module, _ConvTransposeNd) or (packed and kind.startswith("ConvTranspose"))):
+        return _FilterAxis(transposed=True, groups=int(getattr(module, "groups", 1)))
+    if name == "weight" and (isinstance(module, _ConvNd | nn.Linear) or packed):
+        return _FilterAxis(transposed=False)
+    if (isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith("weight_")) or (
+        isinstance(module, nn.MultiheadAttention) and name.endswith("proj_weight")
+    ):
+        return _FilterAxis(transposed=False)
+    return None
+
+
+class _Twins:
+    """Finds weights that hold the same values: compared only where shape and statistics agree."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self._seen: dict[object, list[_Found]] = {}
+
+    def of(self, found: _Found, values: StoredValues) -> str:
+        """Return the first weight before this one that equals it without sharing its memory; "" for none."""
+        is_matrix = sum(size > 1 for size in values.shape) >= 2
+        if values.role != "parameter" or not is_matrix or values.min == values.max:
+            return ""
+        key = (values.dtype, values.shape, values.min, values.max, values.zero_count, found.tensor.device)
+        alike = self._seen.setdefault(key, [])
+        twin = next((other.name for other in alike if _equal(other.tensor, found.tensor)), "")
+        alike.append(found)
+        return twin
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    try:
+        shared = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        return not shared and torch.equal(first, second)
+    except (RuntimeError, NotImplementedError):  # sparse, or of a dtype that torch cannot compare
+        return False

@@ -1,0 +1,153 @@
+"""Where a run can be seen besides its directory: in the terminal, in TensorBoard, on a page."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookscope.cli.preview import check_preview, show_grids
+from hookscope.errors import OutputError, UsageError
+from hookscope.text import safe_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hookscope.results.inspection import GradientInspection, Inspection
+
+_RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """Where a run is wanted besides its directory.
+
+    Attributes:
+        show: Whether its grids are shown in the terminal.
+        tensorboard: Folder for TensorBoard's file; None for none.
+        page: File for an HTML page of the run; None for none.
+    """
+
+    show: bool
+    tensorboard: Path | None
+    page: Path | None
+
+    def serve(
+        self,
+        run: Path,
+        drawn: Sequence[str],
+        inspection: "Inspection | GradientInspection",
+        consoles: "tuple[Console, Console]",
+        *,
+        json: bool,
+        quiet: bool,
+    ) -> None:
+        """Write what is wanted of a finished run and show its grids.
+
+        Args:
+            run: The run directory.
+            drawn: Paths of the grids in it.
+            inspection: What was found.
+            consoles: For tables and for messages.
+            json: Whether stdout is taken by JSON.
+            quiet: Whether to keep silent about the page.
+
+        Raises:
+            OutputError: If something cannot be written.
+        """
+        pictures = [run / name for name in drawn]
+        if self.tensorboard is not None:
+            from hookscope.cli.tensorboard import write_run
+
+            write_run(self.tensorboard, inspection, pictures)
+        if self.page is not None:
+            size = write_page(run, self.page)
+            if not quiet:
+                consoles[0].print(page_line(self.page, size), soft_wrap=True)
+        if self.show:
+            from hookscope.results.inspection import Inspection
+
+            maps = inspection.feature_maps if isinstance(inspection, Inspection) else inspection.gradient_maps
+            show_grids(maps, pictures, *consoles, json=json)
+
+
+def choose_outlets(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None, grids: bool) -> Outlets:
+    """Return where a run is wanted, or refuse what cannot be done before a model is run for nothing.
+
+    Args:
+        run: The run directory.
+        show: As in `Outlets`.
+        tensorboard: As in `Outlets`.
+        page: As in `Outlets`.
+        grids: Whether grids are drawn at all.
+
+    Raises:
+        UsageError: If a package is missing, or the options do not go together.
+        OutputError: If something wanted cannot be written, or lies in the run directory.
+    """
+    if show:
+        check_preview(grids=grids)
+    if tensorboard is not None:
+        _check_tensorboard(tensorboard, run)
+    if page is not None:
+        _check_page(page, run)
+    return Outlets(show, tensorboard, page)
+
+
+def write_page(run: Path, target: Path) -> int:
+    """Write the page of a run and return its size in bytes.
+
+    Raises:
+        InputError: If `run` is not a run that can be read.
+        OutputError: If `target` cannot be written.
+    """
+    from hookscope.render.html import report_html
+    from hookscope.runs.reading import read_run
+    from hookscope.runs.reports import write_report
+
+    page = report_html(read_run(run))
+    write_report(target, page)
+    return len(page.encode())
+
+
+def page_line(target: Path, size: int) -> str:
+    """Return what is said of a page that was written."""
+    return f"{safe_text(str(target))} holds the report ({size / 1e6:.1f} MB)"
+
+
+def _check_page(page: Path, run: Path) -> None:
+    from hookscope.runs.reports import check_report_target
+
+    check_report_target(page)
+    if _within(page, run):
+        raise OutputError(f"Cannot write to '{safe_text(str(page))}': {_RUN_IS_CLOSED}. Name another file.")
+
+
+def _check_tensorboard(folder: Path, run: Path) -> None:
+    if find_spec("tensorboard") is None:
+        raise UsageError("--tensorboard needs one more package: pip install 'hookscope[tensorboard]'.")
+    try:
+        target = Path(os.path.realpath(folder))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            target.lstat()  # says what is wrong with a name; asking whether it exists does not
+        standing = next(each for each in (target, *target.parents) if os.path.lexists(each))
+        writable = os.access(standing, os.W_OK | os.X_OK)
+    except (OSError, ValueError) as error:
+        raise _refusal(folder, "no folder can have such a name") from error
+    if _within(folder, run):
+        raise _refusal(folder, _RUN_IS_CLOSED)
+    if not standing.is_dir():
+        raise _refusal(folder, f"'{safe_text(str(standing))}' is not a folder")
+    if not writable:
+        raise _refusal(folder, f"no permission to write '{safe_text(str(standing))}'")
+
+
+def _within(path: Path, run: Path) -> bool:
+    target = Path(os.path.realpath(path))
+    return Path(os.path.realpath(run)) in (target, *target.parents)
+
+
+def _refusal(folder: Path, reason: str) -> OutputError:
+    return OutputError(f"Cannot write '{safe_text(str(folder))}': {reason}. Name another folder with --tensorboard.")

@@ -1,0 +1,161 @@
+"""What a run showed, written for TensorBoard: one event file, everything at step 0.
+
+Tags are a metric and a label, "activation mean/layer1.0.conv1": TensorBoard makes a group of what stands before the
+slash.
+
+The events are written one after the other, not through `SummaryWriter`: that writes from a thread of its own, which
+prints a traceback where the disk is full and keeps a last failure to itself, and it encodes every picture again.
+
+Importing this imports torch and tensorboard, which is an optional package.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+from torch.utils.tensorboard import RecordWriter
+
+from hookscope.errors import OutputError
+from hookscope.results.distribution import edges_of
+from hookscope.results.inspection import FeatureMaps, GradientInspection, Inspection, TensorStatistics
+from hookscope.text import printable, safe_text
+
+# So many neighbouring bins of a distribution make one here. Our choice: each is then some 10 % wide, like those of
+# torch's own `SummaryWriter`.
+_TOGETHER = 4
+_STEP = 0
+_RGB = 3
+_MOST_LABEL = 200
+
+_LARGEST = 1e150  # beyond it a square overflows
+
+_STATISTICS = (
+    *("mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "dead_channel_fraction"),
+    *("nan_count", "inf_count"),
+)
+
+
+def write_run(folder: Path, inspection: Inspection | GradientInspection, pictures: Sequence[Path]) -> None:
+    """Write scalars and histograms of every activation, gradient and parameter's gradient, the loss, and the grids.
+
+    Args:
+        folder: Made if need be. What is there stays; TensorBoard takes all files of one folder for one run.
+        inspection: What to write.
+        pictures: PNG files of its feature maps, or of its gradient maps, as many.
+
+    Raises:
+        OutputError: If something cannot be written.
+    """
+    now = time.time()
+    target = Path(os.path.realpath(folder))
+    token = f"{os.getpid()}-{secrets.token_hex(4)}"
+    partial = target / f".partial-{token}"
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with partial.open("xb") as file:
+            records = RecordWriter(file)
+            records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+            for value in _values(inspection, pictures):
+                records.write(Event(wall_time=now, step=_STEP, summary=Summary(value=[value])).SerializeToString())
+        partial.rename(target / f"events.out.tfevents.{now:.0f}.{token}")
+    except OSError as error:
+        reason = safe_text((error.strerror or str(error)).lower())
+        raise OutputError(
+            f"Cannot write '{safe_text(str(folder))}': {reason}. Name another folder with --tensorboard."
+        ) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _values(inspection: Inspection | GradientInspection, pictures: Sequence[Path]) -> Iterator[Summary.Value]:
+    rows = inspection.rows
+    yield from _statistics("activation", [row.label for row in rows], [row.activation for row in rows])
+    if isinstance(inspection, GradientInspection):
+        yield from _gradients(inspection)
+        yield from _grids("gradient grids", inspection.gradient_maps, pictures)
+    else:
+        yield from _grids("activation grids", inspection.feature_maps, pictures)
+
+
+def _gradients(inspection: GradientInspection) -> Iterator[Summary.Value]:
+    if inspection.loss is not None:
+        yield Summary.Value(tag="loss", simple_value=inspection.loss.value)
+    for what, role in (("gradient", "output"), ("input gradient", "input")):
+        rows = [row for row in inspection.gradients if row.role == role]
+        yield from _statistics(what, [row.label for row in rows], [row.gradient for row in rows])
+    names = [row.name for row in inspection.parameters]
+    yield from _statistics("parameter gradient", names, [row.gradient for row in inspection.parameters])
+    yield from _scalars("parameter weight_l2", names, [row.weight_l2 for row in inspection.parameters])
+    yield from _scalars("parameter ratio", names, [row.ratio for row in inspection.parameters])
+
+
+def _statistics(what: str, labels: Sequence[str], rows: Sequence[TensorStatistics]) -> Iterator[Summary.Value]:
+    for name in _STATISTICS:
+        yield from _scalars(f"{what} {name}", labels, [getattr(row, name) for row in rows])
+    for tag, row in zip(_tags(what, labels), rows, strict=True):
+        yield from _histogram(tag, row)
+
+
+def _scalars(group: str, labels: Sequence[str], values: Sequence[float | None]) -> Iterator[Summary.Value]:
+    for tag, value in zip(_tags(group, labels), values, strict=True):
+        if value is not None:
+            yield Summary.Value(tag=tag, simple_value=value)
+
+
+def _histogram(tag: str, statistics: TensorStatistics) -> Iterator[Summary.Value]:
+    """Yield how the finite values are distributed, in bins whose counts are exact; nothing without a distribution."""
+    distribution = statistics.distribution
+    if distribution is None or statistics.mean is None or statistics.l2 is None:
+        return
+    low, high, count = distribution.low, distribution.high, distribution.count
+    if max(-low, high) > _LARGEST:
+        return
+    keys, _ = distribution.binned()
+    nearest = np.sign(keys) * ((np.abs(keys) - 1) // _TOGETHER * _TOGETHER + 1)  # to zero, of those that make one
+    farthest = nearest + np.sign(keys) * (_TOGETHER - 1)
+    lows, highs = zip(edges_of(nearest), edges_of(farthest), strict=True)
+    edges = np.unique(np.concatenate([np.minimum(*lows), np.maximum(*highs)]).clip(low, high))
+    counts = distribution.histogram(edges) if edges.size > 1 else np.array([count])  # one value: a bin of no width
+    drawn = HistogramProto(
+        min=low,
+        max=high,
+        num=count,
+        sum=statistics.mean * count,
+        sum_squares=statistics.l2 * statistics.l2,
+        bucket_limit=edges[1:] if edges.size > 1 else edges,
+        bucket=counts,
+    )
+    yield Summary.Value(tag=tag, histo=drawn)
+
+
+def _grids(group: str, maps: Sequence[FeatureMaps], pictures: Sequence[Path]) -> Iterator[Summary.Value]:
+    labels = [f"{each.label} input {each.input_index}" for each in maps]
+    for tag, path in zip(_tags(group, labels), pictures, strict=True):
+        with Image.open(path) as picture:
+            width, height = picture.size
+        image = Summary.Image(height=height, width=width, colorspace=_RGB, encoded_image_string=path.read_bytes())
+        yield Summary.Value(tag=tag, image=image)
+
+
+def _tags(group: str, labels: Sequence[str]) -> Iterator[str]:
+    """Yield a tag for each label, no two alike, on one line, without another slash.
+
+    A slash in a layer's name would make a group of its own, and TensorBoard puts tags into addresses.
+    """
+    taken: set[str] = set()
+    for label in labels:
+        name = wanted = printable(label.replace("/", "∕"), _MOST_LABEL)  # noqa: RUF001 - the division slash
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{wanted} ({number})"
+        taken.add(name)
+        yield f"{group}/{name}"

@@ -1,0 +1,1 @@
+"""Forward hooks and gradient hooks: nothing else registers any."""

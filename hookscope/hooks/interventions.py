@@ -1,0 +1,107 @@
+"""Change what flows through modules, by hooks that replace it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hookscope.errors import UsageError
+from hookscope.hooks.gradient_hooks import strided_copy
+from hookscope.hooks.pytree import replaceable_inputs, tensors_in, with_tensors
+
+
+class Intervention(NamedTuple):
+    """A change to what flows through a module.
+
+    Attributes:
+        place: "input": floating tensors it is given; "output": those it returns; "grad": the gradient of those it
+            returns. "parameter grad": the gradient of a parameter.
+        apply: Given the module and the tensor, returns the one to go on with.
+    """
+
+    place: Literal["input", "output", "grad", "parameter grad"]
+    apply: Callable[[nn.Module, Tensor], Tensor]
+
+
+def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
+    """Register the hooks that edit; collect their handles.
+
+    Args:
+        model: The network.
+        edits: By name of a module or, for "parameter grad", of a parameter.
+        handles: What the hooks are removed by is added here.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, wanted in edits.items():
+        owner = modules[name.rpartition(".")[0]] if name in parameters else modules[name]
+        for edit in wanted:
+            if edit.place == "parameter grad":
+                hook = _editor_of_gradient(edit, owner)
+                handles.append(parameters[name].register_hook(hook))  # type: ignore[no-untyped-call]
+            elif edit.place == "input":
+                handles.append(owner.register_forward_pre_hook(_editor_of_inputs(edit), with_kwargs=True))
+            elif edit.place == "output":
+                handles.append(owner.register_forward_hook(_editor_of_outputs(edit)))
+        gradient_edits = [edit for edit in wanted if edit.place == "grad"]
+        if gradient_edits:
+            handles.append(owner.register_forward_hook(_editor_of_gradients(gradient_edits)))
+
+
+def separate_edits(
+    model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]
+) -> None:
+    """Give what contains a module with an edited gradient tensors of its own: there the edit has not come yet.
+
+    Call it, with what `hook_edits` was given, after the hooks that observe are in place.
+    """
+    for name, wanted in edits.items():
+        if any(edit.place == "grad" for edit in wanted):
+            handles.append(model.get_submodule(name).register_forward_hook(_editor_of_gradients([])))
+
+
+def _editor_of_inputs(edit: Intervention) -> Callable[..., Any]:
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        found = replaceable_inputs(args, kwargs)
+        edited = {path: edit.apply(module, tensor) for path, tensor in found if tensor.is_floating_point()}
+        return _edited(args, edited, module), _edited(kwargs, edited, module)
+
+    return before
+
+
+def _editor_of_outputs(edit: Intervention) -> Callable[..., Any]:
+    def after(module: nn.Module, _args: object, output: object) -> object:
+        found = tensors_in(output)
+        edited = {slot: edit.apply(module, tensor) for slot, tensor in found if tensor.is_floating_point()}
+        return _edited(output, edited, module) if edited else None
+
+    return after
+
+
+def _editor_of_gradients(edits: Sequence[Intervention]) -> Callable[..., Any]:
+    def after(module: nn.Module, _args: object, output: object) -> object:
+        if not torch.is_grad_enabled():
+            return None
+        # Tensors of their own: the edits come before whatever looks at those that a submodule returned.
+        copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
+        for tensor in copies.values():
+            for edit in edits:
+                tensor.register_hook(_editor_of_gradient(edit, module))  # type: ignore[no-untyped-call]
+        return _edited(output, copies, module) if copies else None
+
+    return after
+
+
+def _edited(value: object, edited: Mapping[str, Tensor], module: nn.Module) -> object:
+    try:
+        return with_tensors(value, edited)
+    except TypeError as error:
+        raise UsageError(
+            f"An edit cannot reach into what {type(module).__name__} takes or returns: {error}."
+        ) from error
+
+
+def _editor_of_gradient(edit: Intervention, module: nn.Module) -> Callable[[Tensor | None], Tensor | None]:
+    return lambda gradient: None if gradient is None else edit.apply(module, gradient)

@@ -1,0 +1,200 @@
+"""Select modules by name, type and position: what `--layer` means, and what is meant without it."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from hookscope.errors import LayerNotFoundError, UsageError, nearest
+from hookscope.hooks.patterns import Pattern, parse_pattern
+
+
+def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tuple[str, ...]]]:
+    """Return every module once, by its first dotted name, and the further names of those that have several."""
+    first: dict[int, str] = {}
+    modules: dict[str, nn.Module] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+
+    def walk(name: str, module: nn.Module) -> None:  # as `named_modules`, without a generator for each level
+        known = first.setdefault(id(module), name)
+        if known == name:
+            modules[name] = module
+        else:
+            aliases[known] = (*aliases.get(known, ()), name)
+        for child_name, child in module._modules.items():
+            if child is not None:
+                walk(f"{name}.{child_name}" if name else child_name, child)
+
+    walk("", model)
+    return modules, aliases
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the network inside `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
+    while True:
+        if "_orig_mod" in model._modules:
+            inner = model._modules["_orig_mod"]
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        else:
+            return model
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def select_layers(
+    model: nn.Module, patterns: Sequence[str] = (), execution_order: Callable[[], Sequence[str]] | None = None
+) -> dict[str, nn.Module]:
+    """Return the modules that the patterns select.
+
+    Args:
+        model: The network; names are those of its `named_modules()`.
+        patterns: `--layer` values, see `parse_pattern`. Without one that includes, modules that own parameters and
+            leaves are meant; see `default_layers`.
+        execution_order: Gives the names of all modules in the order in which they first finish; asked only when a
+            pattern chooses by position.
+
+    Returns:
+        Modules by dotted name, in the order of `named_modules()`.
+
+    Raises:
+        LayerNotFoundError: If a pattern, or all together, select nothing.
+        UsageError: If a pattern is malformed, or needs the execution order and none can be had.
+    """
+    return select_from(*module_index(model), patterns, execution_order)
+
+
+def select_from(
+    modules: Mapping[str, nn.Module],
+    aliases: Mapping[str, tuple[str, ...]],
+    patterns: Sequence[str],
+    execution_order: Callable[[], Sequence[str]] | None,
+) -> dict[str, nn.Module]:
+    """Return what `select_layers` does, given the `module_index`."""
+    parsed = [parse_pattern(text) for text in patterns]
+    kinds = {name: type(module).__name__ for name, module in modules.items()}
+    order: Sequence[str] | None = None
+    only_excludes = all(pattern.exclude for pattern in parsed)
+    wanted = only_excludes or any(pattern.by_position_alone for pattern in parsed)
+    default = default_layers(modules) if wanted else set()
+    selected = set(default) if only_excludes else set()
+    for pattern in sorted(parsed, key=lambda pattern: pattern.exclude):
+        matching = [
+            name
+            for name, kind in kinds.items()
+            if (pattern.matches(name, kind) or any(pattern.matches(other, kind) for other in aliases.get(name, ())))
+            and (not pattern.by_position_alone or name in default)
+        ]
+        if not matching:
+            raise LayerNotFoundError(_no_match(pattern.text, modules, kinds))
+        if pattern.position is not None:
+            if order is None:
+                if execution_order is None:
+                    raise UsageError(f"--layer {pattern.text!r} chooses by execution order, which is not known here.")
+                order = execution_order()
+            matching = [_at(pattern, matching, order)]
+        if pattern.exclude:
+            selected.difference_update(matching)
+        else:
+            selected.update(matching)
+    if not selected:
+        raise LayerNotFoundError(f"The patterns {', '.join(map(repr, patterns))} leave no layer: drop an exclusion.")
+    return {name: module for name, module in modules.items() if name in selected}
+
+
+def default_layers(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Return the names of the modules that are meant without a pattern: those that own parameters, and leaves.
+
+    What only holds parts of another module is none of them: a ModuleList or ParameterList, and any other module without
+    a forward; a parametrisation (`torch.nn.utils.parametrize`), whose output is a weight; a projection that
+    MultiheadAttention uses without calling it. Their parameters are the holder's own, so that a convolution with weight
+    normalisation is one row, as any other.
+
+    Args:
+        modules: Every module of a network by name, as `module_index` gives them.
+    """
+    chosen: set[int] = set()
+    reached = {id(modules[""]): modules[""]}
+    waiting = [*reached.values()]
+    while waiting:
+        module = waiting.pop()
+        parts = _parts(module)
+        held = {id(part) for part in parts}
+        called = [child for part in parts for _, child in _children(part) if id(child) not in held]
+        if _has_forward(module) and (not called or any(_parameters(part) for part in parts)):
+            chosen.add(id(module))
+        new = {id(child): child for child in called if id(child) not in reached}
+        reached |= new
+        waiting += new.values()
+    return {name for name, module in modules.items() if id(module) in chosen}
+
+
+def owned_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a module itself, those of its ParameterLists and its parametrised ones among them."""
+    owned = _parameters(module)
+    for name, child in _children(module):
+        if isinstance(child, nn.ParameterList | nn.ParameterDict) or _is_parametrisation(module, name):
+            owned += child.parameters()
+    return owned
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """Return a module and the modules in it that it does not call: containers, parametrisations and their like."""
+    parts = [module]
+    weights = {id(module): False}
+    for part in parts:  # which grows
+        for name, child in _children(part):
+            is_weight = weights[id(part)] or _is_weight(part, name)
+            if id(child) not in weights and (is_weight or not _has_forward(child)):
+                weights[id(child)] = is_weight
+                parts.append(child)
+    return parts
+
+
+def _is_weight(module: nn.Module, name: str) -> bool:
+    """Tell whether a module's child stands for a weight: what it returns, if anything, is no activation."""
+    return (
+        _is_parametrisation(module, name)
+        or (name == "out_proj" and getattr(type(module), "forward", None) is nn.MultiheadAttention.forward)
+        or (name == "_packed_params" and type(module).__module__.startswith("torch.ao.nn."))
+    )
+
+
+def _is_parametrisation(module: nn.Module, name: str) -> bool:
+    return name == "parametrizations" and parametrize.is_parametrized(module)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    # A scripted class has no attribute of that name, though it has a forward.
+    return "forward" in vars(module) or getattr(type(module), "forward", None) is not nn.Module.forward
+
+
+def _children(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def _parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
+
+
+def _at(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:
+    """Return the matching name at the pattern's position among those that run."""
+    running = [name for name in order if name in set(matching)]
+    position = pattern.position or 0
+    if not running:
+        raise LayerNotFoundError(f"--layer {pattern.text!r} asks for a position, but 0 matching layers run as modules.")
+    if not -len(running) <= position < len(running):
+        raise LayerNotFoundError(
+            f"--layer {pattern.text!r} asks for position {position}, but {len(running)} matching layers run: "
+            f"positions go from {-len(running)} to {len(running) - 1}."
+        )
+    return running[position]
+
+
+def _no_match(text: str, modules: Mapping[str, nn.Module], kinds: Mapping[str, str]) -> str:
+    body = re.sub(r"^!?(name:|type:)?", "", text).strip("/*")
+    parts = {part for name in modules for part in (*name.split("."), *re.split(r"[._]", name))}  # "_conv_stem": "conv"
+    known = sorted({*modules, *kinds.values(), *parts} - {""}, key=lambda name: (len(name), name))
+    return f"No layer matches {text!r}.{nearest(body, known)} List them with `hookscope layers MODEL`."

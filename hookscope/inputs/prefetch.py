@@ -1,0 +1,88 @@
+"""Read coming files in threads while the network works on the present ones; what comes of it is the same as without.
+
+Threads, because Pillow lets go of the interpreter while it decodes and resizes: processes would have to be started,
+and what they read sent over.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from hookscope.inputs.loading import is_quiet, load_input, load_quietly
+from hookscope.results.inspection import InputRecord, Preprocessing
+
+Loaded = tuple[torch.Tensor, InputRecord]
+
+# Our choice: each may hold a decoded picture of MAX_PIXELS.
+_MOST_READERS = 4
+
+
+class Ahead:
+    """Files in order, of which the next few are read ahead from the first one on.
+
+    As many threads read as there are processors, and four at most; each ends when there is nothing to read.
+    """
+
+    def __init__(self, paths: Iterable[Path], preprocessing: Preprocessing, depth: int) -> None:
+        """Read nothing yet.
+
+        Args:
+            paths: Files to read.
+            preprocessing: How a picture becomes an input.
+            depth: How many to read ahead.
+        """
+        self._waiting = iter(paths)
+        self._preprocessing = preprocessing
+        self._depth = depth
+        self._coming: deque[tuple[Path, Future[Loaded] | None]] = deque()  # None: read when its turn comes
+        self._unread: deque[tuple[Path, Future[Loaded]]] = deque()  # by any thread; those of `_coming`
+        self._reader_count = 0
+        self._lock = threading.Lock()
+
+    def load(self) -> Loaded | None:
+        """Return what `load_input` returns for the file whose turn it is, or raise what it raises; None at the end."""
+        path, reading = self._coming.popleft() if self._coming else (next(self._waiting, None), None)
+        if path is None:
+            return None
+        if reading is None or reading.exception() is not None:
+            # It may have to be read in a process, forked here, or with stderr closed: no thread may run meanwhile.
+            wait([other for _, other in self._coming if other is not None])
+            loaded = load_input(path, self._preprocessing)
+        else:
+            loaded = reading.result()
+        for coming in islice(self._waiting, self._depth - len(self._coming)):
+            self._coming.append((coming, self._hand_over(coming) if is_quiet(coming) else None))
+        return loaded
+
+    def cancel(self) -> None:
+        """Leave unread what no thread has begun with; it is the end."""
+        self._unread.clear()
+
+    def _hand_over(self, path: Path) -> Future[Loaded]:
+        reading: Future[Loaded] = Future()
+        with self._lock:
+            self._unread.append((path, reading))
+            is_missing = self._reader_count < min(_MOST_READERS, os.cpu_count() or 1)
+            self._reader_count += is_missing
+        if is_missing:
+            threading.Thread(target=self._read, name="hookscope-reader").start()
+        return reading
+
+    def _read(self) -> None:
+        while True:
+            with self._lock:
+                try:
+                    path, reading = self._unread.popleft()
+                except IndexError:
+                    self._reader_count -= 1
+                    return
+            try:
+                reading.set_result(load_quietly(path, self._preprocessing))
+            except BaseException as error:  # noqa: BLE001 - raised again, or something else, when its turn comes
+                reading.set_exception(error)

@@ -1,0 +1,1 @@
+"""Run a network and gather what its layers show: forward, backward, and the network left as it was."""

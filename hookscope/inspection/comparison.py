@@ -1,0 +1,60 @@
+"""Compare two runs row by row: what did edits change?"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from hookscope.results.inspection import Change, Comparison, GradientInspection, Inspection, TensorStatistics
+from hookscope.results.repeats import Key
+
+_Named = tuple[str, str]
+"""(what, label)."""
+
+
+def compare(
+    before: Inspection | GradientInspection,
+    after: Inspection | GradientInspection,
+    edits: Sequence[str],
+    left_out: Collection[Key] = (),
+) -> Comparison:
+    """Compare a run without edits to the same run with them.
+
+    Args:
+        before: Without edits.
+        after: With them, over the same inputs.
+        edits: The expressions, for the record.
+        left_out: Outputs that are not compared.
+
+    Returns:
+        Every row whose statistics differ, in the order of `after`; rows that only `before` has come last.
+    """
+    old, new = dict(_statistics(before, left_out)), dict(_statistics(after, left_out))
+    keys = [*new, *(key for key in old if key not in new)]
+    changes = tuple(
+        Change(label, what, old.get((what, label)), new.get((what, label)))
+        for what, label in keys
+        if old.get((what, label)) != new.get((what, label))
+    )
+    return Comparison(tuple(edits), _losses(before, after), (before.predictions, after.predictions), changes, len(keys))
+
+
+def _losses(
+    before: Inspection | GradientInspection, after: Inspection | GradientInspection
+) -> tuple[float, float] | None:
+    if not isinstance(before, GradientInspection) or not isinstance(after, GradientInspection):
+        return None
+    return None if before.loss is None or after.loss is None else (before.loss.value, after.loss.value)
+
+
+def _statistics(
+    run: Inspection | GradientInspection, left_out: Collection[Key]
+) -> Iterator[tuple[_Named, TensorStatistics]]:
+    calls = {key[:2] for key in left_out}
+    for row in run.rows:
+        if (row.layer, row.call, row.slot) not in left_out:
+            yield ("activation", row.label), row.activation
+    if isinstance(run, GradientInspection):
+        for gradient in run.gradients:
+            key = (gradient.layer, gradient.call, gradient.slot)
+            if key[:2] not in calls if gradient.role == "input" else key not in left_out:
+                yield (f"grad_{gradient.role}", gradient.label), gradient.gradient
+        for parameter in run.parameters:
+            yield ("gradient", parameter.name), parameter.gradient

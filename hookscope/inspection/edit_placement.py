@@ -1,0 +1,78 @@
+"""Fit edit expressions to the layers of one run, and count what they did."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hookscope.hooks.interventions import Intervention
+from hookscope.hooks.selection import select_layers
+from hookscope.inspection.edits import Edit, bind_edits, parse_edit
+from hookscope.inspection.rows import Recorder
+from hookscope.text import safe_text
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedEdits:
+    """Edits ready for `capture`, with how often each has been applied.
+
+    Attributes:
+        by_name: For `capture`.
+        applications: So far, by the text of the edit; an edit of several layers counts over all of them.
+    """
+
+    by_name: Mapping[str, Sequence[Intervention]]
+    applications: Mapping[str, int]
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return a sentence for each edit that was never applied."""
+        return tuple(
+            f"Edit '{safe_text(text)}' was never applied: what it names did not run, or got no gradient."
+            for text, count in self.applications.items()
+            if not count
+        )
+
+
+def place_edits(
+    edits: Sequence[str | Edit], network: nn.Module, execution_order: Callable[[], Sequence[str]], recorder: Recorder
+) -> PlacedEdits:
+    """Return edits ready for `capture`.
+
+    Args:
+        edits: Expressions, or what `parse_edit` made of them, in the order in which they are to be applied.
+        network: The network they are about.
+        execution_order: As `select_layers` takes it.
+        recorder: Tells along each forward pass which axis counts channels.
+
+    Raises:
+        LayerNotFoundError: If an edit names nothing.
+        UsageError: If an expression is malformed.
+    """
+    parsed = [parse_edit(edit) if isinstance(edit, str) else edit for edit in edits]
+    parameters = dict(network.named_parameters(remove_duplicate=False)) if parsed else {}
+    bound = bind_edits(parsed, lambda pattern: list(select_layers(network, [pattern], execution_order)), [*parameters])
+    applications = {edit.text: 0 for edit in parsed}
+
+    def channel_axis(edit: Edit, module: nn.Module, tensor: Tensor) -> int | None:
+        if edit.place == "parameter grad":
+            transposed = isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+            return None if not tensor.dim() else int(transposed and tensor.dim() > 1)  # where output channels are
+        return None if tensor.is_nested else recorder.axes.channel_axis(module, tuple(tensor.shape))
+
+    def intervention(edit: Edit) -> Intervention:
+        def apply(module: nn.Module, tensor: Tensor) -> Tensor:
+            edited = edit.apply(tensor, channel_axis(edit, module, tensor))
+            applications[edit.text] += edited is not tensor
+            return edited
+
+        return Intervention(edit.place, apply)
+
+    by_name: dict[str, list[Intervention]] = {}
+    tied: set[tuple[int, str]] = set()
+    for name, edit in bound:
+        if edit.place == "parameter grad":
+            if (id(parameters[name]), edit.text) in tied:  # one gradient under several names
+                continue
+            tied.add((id(parameters[name]), edit.text))
+        by_name.setdefault(name, []).append(intervention(edit))
+    return PlacedEdits(by_name, applications)

@@ -1,0 +1,87 @@
+"""Say where a model broke off: whose error it is, in which layer, and what may help."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.pytree import tensors_in
+from hookscope.results.inspection import Failure
+
+# The rooms whose code runs inside the model's, in hooks: what is raised there is no error of the model.
+_HOOKSCOPES_OWN = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("hooks", "inspection", "statistics"))
+
+
+def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
+    """Find the innermost module on the traceback: every module call leaves a frame there, hooked or not.
+
+    Args:
+        modules: All of the network by name, "" the root.
+        error: What the forward pass raised.
+    """
+    names = {id(module): name for name, module in modules.items()}
+    module = modules[""]
+    inputs: list[tuple[str, Tensor]] = []
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        running = frame.f_locals.get("self")
+        if frame.f_code.co_name == "_call_impl" and isinstance(running, nn.Module) and id(running) in names:
+            module = running
+            inputs = tensors_in(frame.f_locals.get("args")) + tensors_in(frame.f_locals.get("kwargs"))
+        trace = trace.tb_next
+    shapes = tuple(f"{path} {_shape_text(tensor)}" for path, tensor in inputs)
+    return Failure(names[id(module)], type(module).__name__, shapes, error_line(error))
+
+
+def _shape_text(tensor: Tensor) -> str:
+    with torch._C.DisableTorchFunctionSubclass():
+        return f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape))
+
+
+def error_line(error: BaseException) -> str:
+    """Return "TypeName: first line of the message"."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def the_models_own(error: BaseException) -> BaseException:
+    """Return the error if the model raised it; one that comes out of a hook is ours, and is raised again."""
+    trace = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is the call of the model
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.startswith(_HOOKSCOPES_OWN):
+            raise error
+        trace = trace.tb_next
+    return error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory has run out; on the CPU only its text does."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        text in str(error) for text in ("can't allocate memory", "not enough memory", "out of memory")
+    )
+
+
+def broke_off(model: str, failure: Failure, error: BaseException, phase: str = "forward") -> str:
+    """Return the sentence for an error message.
+
+    Args:
+        model: The network's name.
+        failure: Where it broke off.
+        error: The exception.
+        phase: "forward" or "backward".
+    """
+    where = f"{failure.layer or '(model)'} ({failure.kind})"
+    inputs = ", ".join(failure.input_shapes) or "no tensor"
+    given = f", given {inputs}" if phase == "forward" else ""
+    if is_out_of_memory(error):
+        return (
+            f"{model} ran out of memory in its {phase} pass at {where}{given}: give fewer inputs at a time (a smaller "
+            f"batch) or smaller ones. {failure.error}"
+        )
+    return f"{model} raised in its {phase} pass at {where}{given}: {failure.error}"

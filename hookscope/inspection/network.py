@@ -1,0 +1,186 @@
+"""Who is inspected, and with what: the network behind what a caller gave, and its inputs as batches."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hookscope.errors import UnfitInputError, UsageError
+from hookscope.hooks.selection import module_index, owned_parameters, unwrap
+from hookscope.inputs import Batch, part_of
+from hookscope.models import LoadedModel
+from hookscope.results.inspection import InputRecord, ModelInfo
+from hookscope.text import safe_text
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A network, ready to be inspected.
+
+    Attributes:
+        network: Without the wrappers it came in.
+        info: Which network with which weights.
+        warnings: Sentences a reader must see.
+        notes: Sentences about how it was loaded that are no cause for alarm.
+        modules: Every module once, by its first dotted name.
+        aliases: Further names of those that have several.
+        parameter_counts: Elements in the parameters that each module owns itself (not its children's), by its name; see
+            `layers.owned_parameters`.
+    """
+
+    network: nn.Module
+    info: ModelInfo
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    modules: Mapping[str, nn.Module]
+    aliases: Mapping[str, tuple[str, ...]]
+    parameter_counts: Mapping[str, int]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """List every parameter once, as `network.parameters()` does, but without making up names on the way."""
+        return [*{id(each): each for each in self._held()}.values()]
+
+    @property
+    def placed(self) -> tuple[str, str]:
+        """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
+        parameter = next((each for each in self._held() if each.is_floating_point()), None)
+        if parameter is None:
+            return "cpu", "none"
+        return str(parameter.device), str(parameter.dtype).removeprefix("torch.")
+
+    def _held(self) -> Iterator[nn.Parameter]:
+        for module in self.modules.values():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    yield parameter
+
+
+def subject_of(model: nn.Module | LoadedModel) -> Subject:
+    """Return the network that is meant.
+
+    Raises:
+        UsageError: If a module of it is lazy.
+    """
+    network = unwrap(model.module if isinstance(model, LoadedModel) else model)
+    modules, aliases = module_index(network)
+    counts, total = count_parameters(modules)
+    for name, module in modules.items():
+        if module._modules:
+            counts[name] = sum(each.numel() for each in owned_parameters(module))
+    if isinstance(model, LoadedModel):
+        return Subject(network, model.info, model.warnings, model.notes, modules, aliases, counts)
+    kind = type(network).__name__
+    info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
+    return Subject(network, info, (), (), modules, aliases, counts)
+
+
+def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
+    """Return inputs as batches; a tensor is one, with the inputs on axis 0."""
+    if isinstance(inputs, Tensor):
+        shape = tuple(inputs.shape[1:])
+        count = inputs.shape[0] if inputs.dim() else 1
+        record = InputRecord("tensor", None, None, shape, ())
+        return [Batch((inputs,), tuple(range(count)), (record,) * count)]
+    return [inputs] if isinstance(inputs, Batch) else inputs
+
+
+@dataclass(slots=True)
+class BatchQueue:
+    """Batches in their order, and what becomes of those that the model raises on.
+
+    Attributes:
+        on_error: Called for each input that is left out; None leaves out none.
+    """
+
+    _further: Iterator[Batch]
+    on_error: Callable[[UnfitInputError], None] | None
+    _next: deque[Batch] = field(default_factory=deque)
+    _apart: list[str] = field(default_factory=list)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """A sentence about the batches that were taken apart, if there were any."""
+        if len(self._apart) < 2:
+            return tuple(f"The model raised on {batch}: they were run one by one." for batch in self._apart)
+        others = f"{len(self._apart) - 1} other batch{'es' if len(self._apart) > 2 else ''}"
+        return (f"The model raised on {self._apart[0]} and on {others}: their inputs were run one by one.",)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Hand out the batches until there are no more."""
+        while (batch := self.peek()) is not None:
+            self._next.popleft()
+            yield batch
+            del batch  # it is the caller's alone
+
+    def peek(self, ahead: int = 0) -> Batch | None:
+        """Return the batch that comes next, or one further `ahead`, without handing it out; None if there is none."""
+        self._next.extend(islice(self._further, max(ahead + 1 - len(self._next), 0)))
+        return self._next[ahead] if ahead < len(self._next) else None
+
+    def set_aside(self, batch: Batch, reason: str, error: BaseException, *, takes_apart: bool = True) -> bool:
+        """Leave out a batch of one input, or give the inputs of a larger one again, one by one.
+
+        Args:
+            batch: What the model raised on, as it was before.
+            reason: What it raised, and where.
+            error: The exception, which loses its traceback: the tensors of the pass hang on that.
+            takes_apart: Whether inputs may be run one by one; if not, the whole batch is left out.
+
+        Returns:
+            Whether it is left out.
+        """
+        raised: BaseException | None = error
+        while raised is not None:
+            raised.__traceback__ = None
+            raised = raised.__context__
+        # Tensors that are no files have no names.
+        names = [safe_text(record.name) for record in batch.records if record.sha256]
+        count = len(batch.indices)
+        if count == 1 or not takes_apart:
+            if self.on_error is not None:
+                self.on_error(UnfitInputError(names, reason, batch.indices))
+            return True
+        self._next.extendleft(part_of(batch, index) for index in reversed(range(count)))
+        which = f" ({names[0]} to {names[-1]})" if names else ""
+        self._apart.append(f"a batch of {count} inputs{which}")
+        return False
+
+
+def queue_of(
+    inputs: Tensor | Batch | Iterable[Batch], on_error: Callable[[UnfitInputError], None] | None
+) -> BatchQueue:
+    """Return inputs as a queue of batches; `on_error` as in `BatchQueue`."""
+    return BatchQueue(iter(as_batches(inputs)), on_error)
+
+
+def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], int]:
+    """Count the elements of the parameters that each module owns directly, and of all; one that is shared counts once.
+
+    Raises:
+        UsageError: If a module is lazy: its first input would give it parameters, so nothing could be restored.
+    """
+    counts: dict[str, int] = {}
+    elements: dict[int, int] = {}
+    for name, module in modules.items():
+        count = 0
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                if type(parameter) is not nn.Parameter and is_lazy(parameter):
+                    raise _lazy(name, module)
+                elements[id(parameter)] = own = parameter.numel()
+                count += own
+        counts[name] = count
+        for buffer in module._buffers.values():
+            if type(buffer) is not Tensor and buffer is not None and is_lazy(buffer):
+                raise _lazy(name, module)
+    return counts, sum(elements.values())
+
+
+def _lazy(name: str, module: nn.Module) -> UsageError:
+    return UsageError(
+        f"{name or 'The model'} ({type(module).__name__}) is lazy: it has no parameters before its first input. "
+        f"Run the model once where it is built."
+    )

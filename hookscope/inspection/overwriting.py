@@ -1,0 +1,142 @@
+"""Find the in-place operation that overwrites what the backward pass needs: autograd's error names neither layer."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from hookscope.hooks.gradient_hooks import graph_leaves, graph_nodes
+
+
+class Overwriting(NamedTuple):
+    """A saved tensor that is overwritten before the backward pass reads it.
+
+    Attributes:
+        saved_by: Name of the innermost module whose forward saved it; "" is the whole model.
+        node: Name of the backward operation that needs it: "TanhBackward0".
+        overwritten_by: Name of the innermost module in whose forward it was overwritten; None if that was not seen.
+        operation: The operation that overwrote it: "relu_".
+    """
+
+    saved_by: str
+    node: str
+    overwritten_by: str | None
+    operation: str
+
+
+class _Saved(NamedTuple):
+    """A tensor that an operation saved for its backward pass, and its version then."""
+
+    tensor: Tensor
+    version: int
+    module: str
+    write_count: int
+
+
+class _Write(NamedTuple):
+    storage: int
+    module: str
+    operation: str
+
+
+class _FoundError(Exception):
+    """Ends the backward pass at the first saved tensor that has been overwritten."""
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What a forward pass saved and overwrote, in order."""
+
+    running: list[str] = field(default_factory=lambda: [""])
+    writes: list[_Write] = field(default_factory=list)
+    found: Overwriting | None = None
+
+    def pack(self, tensor: Tensor) -> _Saved:
+        return _Saved(tensor, tensor._version, self.running[-1], len(self.writes))
+
+    def unpack(self, saved: _Saved) -> Tensor:
+        if saved.tensor._version == saved.version:
+            return saved.tensor
+        storage = _storage(saved.tensor)
+        later = [write for write in self.writes[saved.write_count :] if write.storage == storage]
+        node = torch._C._current_autograd_node()
+        self.found = Overwriting(
+            saved.module,
+            node.name() if node is not None else "",
+            later[0].module if later else None,
+            later[0].operation if later else "",
+        )
+        raise _FoundError
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no types
+    """Notes every operation that writes to one of its arguments."""
+
+    def __init__(self, trace: _Trace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self.trace = trace
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for argument, value in zip(function._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = [value] if isinstance(value, Tensor) else [each for each in value or () if each is not None]
+                name = function._schema.name.rpartition("::")[2]
+                self.trace.writes += [_Write(_storage(each), self.trace.running[-1], name) for each in written]
+        return function(*args, **(kwargs or {}))
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor]) -> Overwriting | None:
+    """Run forward and backward until the backward pass needs a tensor that has been overwritten.
+
+    Args:
+        modules: All of the network, by name.
+        loss: Runs the network and its loss, without other hooks.
+
+    Returns:
+        Which tensor that is, and what overwrote it; None if the backward pass finishes.
+    """
+    trace = _Trace()
+    with (
+        _named(modules, trace.running),
+        torch.autograd.graph.saved_tensors_hooks(trace.pack, trace.unpack),
+    ):
+        try:
+            with _Writes(trace):
+                value = loss()
+            torch.autograd.grad(value, graph_leaves(graph_nodes(value)), retain_graph=True, allow_unused=True)
+        except _FoundError:
+            pass
+    return trace.found
+
+
+@contextmanager
+def _named(modules: Mapping[str, nn.Module], running: list[str]) -> Iterator[None]:
+    """Keep the names of the modules that run on top of each other in a list."""
+    handles: list[RemovableHandle] = []
+
+    def before(name: str) -> Callable[..., None]:
+        return lambda *_: running.append(name)
+
+    def after(*_: object) -> None:
+        running.pop()
+
+    try:
+        for name, module in modules.items():
+            if name:
+                handles.append(module.register_forward_pre_hook(before(name), prepend=True))
+                handles.append(module.register_forward_hook(after, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,302 @@
+"""From what hooks show to rows: reduce in the hook, merge over batches, flag, keep what is to be drawn."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.forward_hooks import ModuleCall, Observation
+from hookscope.hooks.gradient_hooks import plain_arithmetic
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.network import Subject
+from hookscope.losses import Output, output_at
+from hookscope.results.frozen import quick_constructor
+from hookscope.results.inspection import (
+    FeatureMaps,
+    Flag,
+    GradientRow,
+    LayerRow,
+    Prediction,
+    TensorStatistics,
+    UncalledLayer,
+    row_label,
+)
+from hookscope.statistics import Fused, Measured, Reducer, Reduction, collect, merge, plain, summarise
+from hookscope.statistics.channel_axis import AxisReader, arrange
+
+# A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
+_DEAD_FRACTION = 0.5
+
+Key = tuple[str, int, str]
+"""(layer, call, slot)."""
+
+_new_layer_row = quick_constructor(LayerRow)
+
+# What is counted or compared, and what is summed: sums may be rounded in other ways. Channels depend on an axis that is
+# inferred anew at each module.
+_COUNTED = ("shape", "dtype", "element_count", "min", "max", "zero_fraction", "nan_count", "inf_count", "unmeasured")
+_SUMMED = ("mean", "std", "mean_abs", "l2")
+
+
+@dataclass(slots=True)
+class Row:
+    """What one (layer, call, slot) has shown so far; `repeats` as in `Observation`, None once a batch differs."""
+
+    reduction: Reduction | Fused | None
+    in_place: bool
+    passed_through: bool
+    repeats: Key | None = None
+    shape_varies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One input's activation, cloned in the hook."""
+
+    key: Key
+    input_index: int
+    values: Tensor
+    channel_axis: int | None
+    channel_count: int
+    shape: tuple[int, ...]
+    grids: tuple[tuple[int, ...], ...]
+    note: str
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The observer given to `capture`: reduces every output, and clones what is to be drawn."""
+
+    grids_for: int
+    max_channels: int | None
+    on_tensor: Callable[[str, Tensor, int | None], None] | None
+    reducer: Reducer = field(default_factory=Reducer)
+    axes: AxisReader = field(default_factory=AxisReader)
+    kept: list[Kept] = field(default_factory=list)
+    indices: tuple[int, ...] = ()
+
+    def start(self, indices: tuple[int, ...]) -> None:
+        """Begin a forward pass over the inputs at `indices`."""
+        self.axes = AxisReader()
+        self.indices = indices
+
+    def settle(self) -> None:
+        """Finish reductions that wait for others. The caller's autocast must not reach them."""
+        with plain_arithmetic():
+            self.reducer.settle()
+
+    def forget(self) -> None:
+        """Drop what was cloned of the forward pass that began last."""
+        first = min(self.indices, default=0)
+        self.kept = [each for each in self.kept if each.input_index < first]
+
+    def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
+        """Reduce one output in the hook."""
+        axis = None if tensor.is_nested else self.axes.channel_axis(call.module, tensor.shape)
+        if self.on_tensor is not None:
+            self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
+        if self.grids_for:
+            self.keep((call.layer, call.call, slot), tensor, axis)
+        return self.reducer.reduce(tensor, axis)
+
+    def keep(self, key: Key, tensor: Tensor, axis: int | None) -> None:
+        """Clone the slices that belong to the inputs to be drawn, if there are any."""
+        if self.grids_for <= min(self.indices, default=0) or tensor.layout != torch.strided or not tensor.numel():
+            return
+        count, note = len(self.indices), ""
+        if tensor.dim() == 0:
+            tensor = tensor.reshape(1)
+        if tensor.shape[0] != count:
+            if tensor.dim() == 3 and tensor.shape[1] == count:  # (T, N, D)
+                tensor = tensor.transpose(0, 1)
+            else:
+                note = f"element 0 of {tensor.shape[0]}: axis 0 is not the batch"
+        for index, values in zip(self.indices, tensor, strict=False):
+            if index >= self.grids_for:
+                break
+            shape = tuple(values.shape)
+            channel_count = values.numel() if axis is None else shape[axis - 1]
+            if self.max_channels is not None and axis is not None:
+                values = values.narrow(axis - 1, 0, min(self.max_channels, channel_count))  # noqa: PLW2901
+            grids = tuple(self.axes.grids)
+            self.kept.append(Kept(key, index, values.detach().clone(), axis, channel_count, shape, grids, note))
+            if note:
+                break
+
+
+def absorb(rows: dict[Key, Row], observations: Sequence[Observation[Measured]]) -> None:
+    """Merge one forward pass into the rows; new ones are appended in execution order."""
+    reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
+    for layer, call, slot, value, passed_through, in_place, repeats in observations:
+        reduction = None if value is None else next(reductions)
+        key = (layer, call, slot)
+        row = rows.get(key)
+        if row is None:
+            rows[key] = Row(reduction, in_place, passed_through, repeats)
+            continue
+        row.passed_through &= passed_through
+        if row.repeats != repeats:
+            row.repeats = None
+        if row.reduction is None or reduction is None:
+            row.reduction = row.reduction or reduction
+        else:
+            first, second = plain(row.reduction), plain(reduction)
+            row.shape_varies |= first.shape[1:] != second.shape[1:]
+            row.reduction = merge(first, second)
+
+
+def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...]:
+    """Turn rows into results, in execution order."""
+    # A container shares the reduction of its last child.
+    reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
+    measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
+    result = []
+    shown: dict[Key, TensorStatistics] = {}
+    for index, ((layer, call, slot), row) in enumerate(rows.items()):
+        statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
+        shown[layer, call, slot] = statistics
+        repeats = row.repeats if row.repeats and _counted_alike(statistics, shown[row.repeats]) else None
+        result.append(
+            _new_layer_row(
+                index,
+                layer,
+                type(subject.modules[layer]).__name__,
+                call,
+                slot,
+                subject.parameter_counts[layer],
+                statistics,
+                _flags(row, statistics),
+                subject.aliases.get(layer, ()),
+                row_label(*repeats) if repeats else "",
+            )
+        )
+    return tuple(result)
+
+
+def same_values(first: TensorStatistics, second: TensorStatistics) -> bool:
+    """Tell whether two tensors have the same statistics, whichever of their axes counts channels."""
+    alike = _counted_alike(first, second)
+    return alike and all(getattr(first, name) == getattr(second, name) for name in _SUMMED)
+
+
+def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
+    return first is second or all(getattr(first, name) == getattr(second, name) for name in _COUNTED)
+
+
+# Those of nearly every row.
+_USUAL_FLAGS: dict[tuple[bool, bool], tuple[Flag, ...]] = {
+    (False, False): (),
+    (True, False): ("in-place",),
+    (False, True): ("pass-through",),
+    (True, True): ("in-place", "pass-through"),
+}
+
+
+def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
+    constant = statistics.min is not None and statistics.min == statistics.max and statistics.element_count > 1
+    plain = row.reduction is not None and statistics.unmeasured is None and not (constant or row.shape_varies)
+    if plain and not (statistics.nan_count or statistics.inf_count or statistics.dead_channel_count):
+        return _USUAL_FLAGS[row.in_place, row.passed_through]
+    flags: dict[Flag, bool] = {
+        "not a tensor": row.reduction is None,
+        "unmeasured": statistics.unmeasured is not None,
+        "non-finite": bool(statistics.nan_count or statistics.inf_count),
+        "all zero": constant and statistics.min == 0,
+        "constant": constant and statistics.min != 0,
+        "dead channels": not constant and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION,
+        "in-place": row.in_place,
+        "pass-through": row.passed_through,
+        "shape varies": row.shape_varies,
+    }
+    return tuple([flag for flag, holds in flags.items() if holds])
+
+
+def uncalled(
+    subject: Subject, selected: Mapping[str, nn.Module], called: set[str], *, broke_off: bool, mode: str = "eval"
+) -> tuple[UncalledLayer, ...]:
+    """List the selected modules that never ran, and why as far as known."""
+    result = []
+    for name, module in selected.items():
+        if name in called:
+            continue
+        parent = subject.modules[name.rpartition(".")[0]]
+        if broke_off:
+            reason = "the forward pass broke off before it"
+        elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+            reason = f"a {type(module).__name__} is not called itself, its items are"
+        elif isinstance(parent, nn.MultiheadAttention):
+            reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
+        else:
+            reason = f"the forward pass did not call it in {mode} mode, or used its weight directly"
+        result.append(UncalledLayer(name, type(module).__name__, subject.parameter_counts[name], reason))
+    return tuple(result)
+
+
+def fast_path_warning(modules: Mapping[str, nn.Module], selected: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Say so when hooks change which kernels run: torch's fused encoder layer steps aside for hooks."""
+    fused = [module for module in modules.values() if isinstance(module, nn.TransformerEncoderLayer)]
+    hooked = {id(module) for module in selected.values()} if fused else set()
+    if torch.backends.mha.get_fastpath_enabled() and any(
+        id(part) in hooked for each in fused for part in each.modules()
+    ):
+        return ("nn.TransformerEncoderLayer runs unfused while hooked: its values differ in the last digits.",)
+    return ()
+
+
+def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[Kept]) -> tuple[FeatureMaps, ...]:
+    """Arrange for drawing what was kept of the rows."""
+    if not kept:
+        return ()
+    by_key = {(row.layer, row.call, row.slot): row for row in rows}
+    result = []
+    for item in kept:
+        row = by_key[item.key]
+        values = item.values.dequantize() if item.values.is_quantized else item.values
+        values = (values.abs() if values.is_complex() else values).float().cpu()
+        arrangement, drawn, extra, remark = arrange(values, item.channel_axis, item.grids)
+        result.append(
+            FeatureMaps(
+                row.index,
+                row.label,
+                row.kind,
+                item.input_index,
+                arrangement,
+                drawn.numpy(),
+                None if extra is None else extra.numpy(),
+                item.channel_count,
+                item.shape,
+                "; ".join(text for text in (item.note, remark) if text),
+            )
+        )
+    return tuple(sorted(result, key=lambda maps: (maps.row, maps.input_index)))
+
+
+def predictions(
+    output: object, categories: Sequence[str], indices: Sequence[int], output_key: str | None = None
+) -> list[Prediction]:
+    """Return the five best classes per input, if the output is one row of logits per input over the categories.
+
+    Args:
+        output: What the model returned.
+        categories: Class names by index, if known.
+        indices: Of the inputs.
+        output_key: Which of several outputs holds the logits; its classes need not be known by name.
+
+    Raises:
+        UsageError: If there is no such output.
+    """
+    if output_key is not None:
+        floating = [Output(path, each) for path, each in tensors_in(output) if each.is_floating_point()]
+        output = output_at(floating, output_key).tensor
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(indices):
+        return []
+    if output.shape[1] != len(categories):
+        if output_key is None:
+            return []
+        categories = ()
+    probabilities, classes = output.float().softmax(1).topk(min(5, output.shape[1]))  # (N, 5)
+    return [
+        Prediction(index, tuple(best), tuple(categories[number] for number in best if categories), tuple(shares))
+        for index, best, shares in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)
+    ]

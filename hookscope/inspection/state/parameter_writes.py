@@ -1,0 +1,262 @@
+"""Which parameters a network's own code may overwrite while it runs, as far as its bytecode shows.
+
+To copy every parameter takes a quarter of a forward pass and their memory again. So of a large network only those are
+copied that some function names which also writes: by an in-place method (`mul_`), `.data`, `out=`, an assignment to
+items or an augmented one.
+"""
+
+import dis
+import functools
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from hookscope.hooks.pytree import tensors_in
+
+# Forward passes of torchvision and timm write to no parameter, and torch's own only where `Embedding` has a `max_norm`.
+# Those of transformers do: RWKV rescales weights, Gemma 3n clamps them.
+_NOT_READ = frozenset({"torch", "torchvision", "timm", "numpy", "hookscope", "builtins"})
+_STANDARD_LIBRARY = str(Path(dis.__file__).parent)
+
+_IN_PLACE = re.compile(r"(?!__)\w*[a-z0-9]_\Z")
+_CHANGES_NO_VALUE = frozenset({"requires_grad_", "detach_", "share_memory_"})
+_WRITES = frozenset({"data", "out", "max_norm", "load_state_dict", "vector_to_parameters"})
+_EVERY_PARAMETER = frozenset(
+    {"parameters", "named_parameters", "state_dict", "load_state_dict", "vector_to_parameters"}
+)
+# What runs of a module, and of another object, without being named.
+_OF_A_MODULE = ("forward", "train", "eval", "__call__", "__setattr__", "__getattr__", "__getattribute__")
+_OF_AN_OBJECT = ("__call__", "__enter__", "__exit__", "forward", "backward")
+
+_hooks: Callable[[Any], tuple[Any, ...]] = itemgetter(
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
+
+_STORE_ITEM = dis.opmap["STORE_SUBSCR"]
+_BINARY = dis.opmap["BINARY_OP"]
+_AUGMENTED = 13  # the first argument of BINARY_OP that stands for +=, -= and so on
+
+
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """What a network may overwrite while it runs.
+
+    Attributes:
+        tensors: Identities of the parameters, and tensors in plain attributes, that its code may write to.
+        gradients: Whether its code may write to `.grad`.
+    """
+
+    tensors: frozenset[int]
+    gradients: bool
+
+
+def has_own_code(modules: Sequence[nn.Module]) -> bool:
+    """Tell whether a network has code that is not torch's, torchvision's or timm's, hooks and scripts included."""
+    for kind in {*map(type, modules)}:
+        stands_for_script = issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("hookscope.")
+        if stands_for_script or is_read(kind):
+            return True
+    return any(True for hook in _hooks_on(modules) for _ in _functions(hook))
+
+
+def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
+    """Find what a network may overwrite while it runs.
+
+    Args:
+        modules: All of it, each once.
+        own_code: Whether any of them `has_own_code`.
+    """
+    kinds = {*map(type, modules)}
+    limited = {kind for kind in kinds if issubclass(kind, nn.Embedding | nn.EmbeddingBag)}
+    written = {id(each.weight) for each in modules if type(each) in limited and each.max_norm is not None}
+    if not own_code:
+        return Overwritten(frozenset(written), gradients=False)
+    read = frozenset(kind for kind in kinds if is_read(kind))
+    held = {id(value): value for module in modules if type(module) in read for value in vars(module).values()}
+    functions = {function for value in chain(held.values(), _hooks_on(modules)) for function in _functions(value)}
+    # Functions are not remembered: they may hold on to a network.
+    said = _statements(read, functions) if functions else _known_statements(read)
+    through_data = any("data" in each.names for each in said)
+    for each in said:
+        if each.writes or through_data:
+            written.update(map(id, _named(modules, each.owner, each.names)))
+    written.update(map(id, _given_to_writers(modules, {each.owner for each in said if each.writes})))
+    return Overwritten(frozenset(written), any("backward" in each.names for each in said))
+
+
+def _hooks_on(modules: Iterable[nn.Module]) -> list[Any]:
+    held = [*filter(None, chain.from_iterable(map(_hooks, map(vars, modules))))]
+    return [hook for hooks in held for hook in hooks.values()]
+
+
+def _given_to_writers(modules: Sequence[nn.Module], owners: AbstractSet[type]) -> Iterator[Tensor]:
+    """Find the parameters that are given to parametrisations whose code writes."""
+    for module in modules:
+        if isinstance(module, ParametrizationList):
+            bases = {base for part in module._modules.values() for base in type(part).__mro__} - {nn.Module}
+            if not bases.isdisjoint(owners):
+                yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+
+
+def is_read(kind: type) -> bool:
+    """Tell whether the code of a class has to be read to know what it does."""
+    return _has_read_code(kind.__module__)
+
+
+def _has_read_code(module: str | None) -> bool:
+    package = (module or "").partition(".")[0]
+    return package not in _NOT_READ and not (package in sys.stdlib_module_names and _is_pythons(package))
+
+
+@functools.cache
+def _is_pythons(package: str) -> bool:
+    """Tell whether a package of the standard library's name is it, and not a user's `test.py` or `code.py`."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is None or file.startswith(_STANDARD_LIBRARY)
+
+
+class _Statement(NamedTuple):
+    """What a function says.
+
+    Attributes:
+        owner: The class of the modules that it is about.
+        names: Globals, attributes and keywords.
+        writes: Whether it may write to a tensor.
+    """
+
+    owner: type
+    names: frozenset[str]
+    writes: bool
+
+
+def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> tuple[_Statement, ...]:
+    """Read the functions that modules of these classes run, further ones, and what all of them name in turn."""
+    owners = [*dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_read(base))]
+    waiting: list[tuple[type, FunctionType]] = [(nn.Module, function) for function in functions]
+    for owner in owners:
+        waiting += [(owner, each) for name in _OF_A_MODULE for each in _functions(vars(owner).get(name))]
+    seen: set[CodeType] = set()
+    said = []
+    while waiting:
+        owner, function = waiting.pop()
+        if function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        names, writes = _names_in(function.__code__)
+        said.append(_Statement(owner, frozenset(names), writes))
+        attributes = {name for name in names if not name.startswith("__")}
+        for each in owners:
+            meant = [vars(each)[name] for name in attributes & vars(each).keys()]
+            waiting += [(each, found) for value in meant for found in _functions(value)]
+        for value in _globals_of(function, names):
+            waiting += [(nn.Module, found) for found in _functions(value)]
+            if isinstance(value, type) and is_read(value) and not issubclass(value, nn.Module):
+                bases = [base for base in value.__mro__ if is_read(base) and base not in owners]
+                owners += bases
+                entries = [vars(base).get(name) for base in bases for name in ("__init__", *_OF_AN_OBJECT)]
+                waiting += [(nn.Module, found) for entry in entries for found in _functions(entry)]
+    return tuple(said)
+
+
+@functools.lru_cache(maxsize=32)
+def _known_statements(kinds: frozenset[type]) -> tuple[_Statement, ...]:
+    return _statements(kinds, ())
+
+
+def _names_in(code: CodeType) -> tuple[set[str], bool]:
+    """Return the names in a function and those inside it, and whether it may write to a tensor."""
+    names = {*code.co_names}
+    steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
+    writes = any(step == _STORE_ITEM or (step == _BINARY and argument >= _AUGMENTED) for step, argument in steps)
+    for constant in code.co_consts:
+        if isinstance(constant, tuple):  # keywords of a call
+            names.update(each for each in constant if isinstance(each, str))
+        elif isinstance(constant, CodeType):
+            inner, inner_writes = _names_in(constant)
+            names |= inner
+            writes |= inner_writes
+    return names, writes or not names.isdisjoint(_WRITES) or any(map(_IN_PLACE.match, names - _CHANGES_NO_VALUE))
+
+
+def _globals_of(function: FunctionType, names: set[str]) -> Iterator[Any]:
+    """Find what the names in a function stand for outside it."""
+    for cell in function.__closure__ or ():
+        yield getattr(cell, "cell_contents", None)  # an empty one has none
+    for value in [function.__globals__[name] for name in names & function.__globals__.keys()]:
+        yield value
+        if isinstance(value, ModuleType) and _has_read_code(value.__name__):
+            yield from (vars(value)[name] for name in names & vars(value).keys())
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """Find the functions to be read behind a callable, a property, a decorated function or an object."""
+    while value is not None:
+        if isinstance(value, FunctionType):
+            if _has_read_code(value.__module__):
+                yield value
+            value = getattr(value, "__wrapped__", None)
+        elif isinstance(value, property):
+            for each in (value.fget, value.fset):
+                yield from _functions(each)
+            return
+        elif isinstance(value, MethodType | staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(value, functools.partial | functools.cached_property):
+            value = value.func
+        else:
+            if is_read(type(value)) and not isinstance(value, type | nn.Module | Tensor):
+                for name in _OF_AN_OBJECT:
+                    yield from _functions(getattr(type(value), name, None))
+            return
+
+
+def _named(modules: Sequence[nn.Module], owner: type, names: AbstractSet[str]) -> Iterator[Tensor]:
+    """Find the parameters, and tensors in attributes, that the names in a function may stand for.
+
+    Those of the owner's modules and of what is below them. `self.head.weight` is that of `head`; where no module of a
+    name is named, it may be that of any.
+    """
+    if owner is nn.Module:  # it may be given any
+        inner = {id(child) for module in modules for child in module._modules.values()}
+        waiting = [(module, False) for module in modules if id(module) not in inner]
+    else:
+        waiting = [(module, True) for module in modules if isinstance(module, owner)]
+    seen = {id(module) for module, _ in waiting}
+    reached: list[nn.Module] = []
+    near: defaultdict[str, list[Tensor]] = defaultdict(list)
+    far: defaultdict[str, list[Tensor]] = defaultdict(list)
+    while waiting:
+        module, is_named = waiting.pop()
+        reached.append(module)
+        for name, tensor in _tensors_by_name(module, names):
+            (near if is_named else far)[name].append(tensor)
+        for name, child in module._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((child, name in names or (name.isdigit() and is_named)))
+    for name in near.keys() | far.keys():
+        yield from near[name] or far[name]
+    if not names.isdisjoint(_EVERY_PARAMETER):
+        yield from (each for module in reached for each in module._parameters.values() if each is not None)
+
+
+def _tensors_by_name(module: nn.Module, names: AbstractSet[str]) -> Iterator[tuple[str, Tensor]]:
+    """Find the parameters of one module, and tensors in its attributes, that have one of the names."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and name in names:
+            yield name, parameter
+    for name in names & vars(module).keys():
+        if isinstance(vars(module)[name], Tensor | list | tuple | dict):
+            yield from ((name, tensor) for _, tensor in tensors_in(vars(module)[name]))

@@ -1,0 +1,220 @@
+"""Run a network and leave it as it was: modes, parameters, buffers, attributes, hooks, gradients, random states."""
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from hookscope.errors import ModelError
+from hookscope.inspection.state.snapshot import Problem, Snapshot, take
+from hookscope.models.construction import exception_line, seed_generators, seeded
+from hookscope.text import printable
+
+Mode = Literal["eval", "train"]
+
+
+@dataclass(slots=True)
+class Preserved:
+    """A place in a run to go back to: at first, its beginning.
+
+    Attributes:
+        kept_nodes: Where the graphs end of tensors that the network came with: its owner may differentiate them yet.
+    """
+
+    kept_nodes: frozenset[object]
+    _network: nn.Module
+    _modules: Sequence[nn.Module]
+    _devices: Sequence[int]
+    _snapshot: Snapshot
+    _seed: int
+    _generators: tuple[Any, ...] | None = None
+
+    def mark(self) -> None:
+        """Remember the network and random states as they are now, for `rewind`."""
+        if self._snapshot.changed():
+            self._snapshot = take(self._modules)
+        devices = [torch.cuda.get_rng_state(device) for device in self._devices]
+        self._generators = (torch.get_rng_state(), random.getstate(), np.random.get_state(), devices)
+
+    def mark_hooks(self) -> None:
+        """Remember hooks that have been registered, and gradients that have been cleared, since the block began."""
+        self._snapshot.note()
+
+    def changed(self) -> bool:
+        """Tell whether the network is not as it was at the mark."""
+        return self._snapshot.changed()
+
+    def rewind(self) -> None:
+        """Go back to the mark: what runs next finds the same network and draws the same random numbers.
+
+        Raises:
+            ModelError: If something of the network cannot be put back.
+        """
+        problems = self._snapshot.put_back()
+        if problems:
+            raise ModelError(_not_put_back(self._network, problems))
+        if self._generators is None:
+            _seed(self._seed, self._devices)
+            return
+        state, python_state, numpy_state, devices = self._generators
+        torch.set_rng_state(state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for device, cuda_state in zip(self._devices, devices, strict=True):
+            torch.cuda.set_rng_state(cuda_state, device)
+
+
+@contextmanager
+def preserved(
+    network: nn.Module, seed: int, mode: Mode = "eval", modules: Iterable[nn.Module] | None = None
+) -> Iterator[Preserved]:
+    """Put the network in a mode and seed random numbers for the block, and restore everything after it.
+
+    Restored are, to the last bit and whatever the block raises:
+
+    - each module's mode (not only the root's: a BatchNorm frozen in eval stays so). Modules that do more when their
+      mode changes, as a layer that merges its LoRA adapter into its weight, are switched by their own `train` and
+      `eval`;
+    - which modules, parameters, buffers, hooks and attributes each module has, and the attributes of its class;
+    - what buffers hold; in attributes, what tensors, NumPy arrays and random generators hold, and dicts, lists, sets
+      and deques; attributes of objects that are dataclasses or optimisers, or of the package of a module's class;
+    - parameters' `requires_grad`, `.grad` and values: of a network with code of its own all values up to 8 MiB, else
+      those that its code is seen to write to (`hookscope.inspection.state.parameter_writes`);
+    - the states of the random generators of torch, NumPy and Python.
+
+    Not restored are global variables and the inner state of other objects: iterators, files, locks, compiled code. In
+    a network whose parameters take more than 8 MiB, one is not restored that is written to in a way that its code does
+    not show: an error says so, unless it was written to through `.data`. The same holds for large tensors and NumPy
+    arrays in attributes.
+
+    Args:
+        network: The model to run inside the block.
+        seed: For all of these generators.
+        mode: "eval", or "train": a network whose root is in train mode already then stays as it is, with whatever parts
+            its owner has frozen in eval mode.
+        modules: All of its modules, once each, from a caller that has listed them already.
+
+    Yields:
+        For marking a place in the run and going back to it.
+
+    Raises:
+        ModelError: If the network refuses the mode, or something could not be put back; everything else has been.
+    """
+    modules = [*(network.modules() if modules is None else modules)]
+    modes = [getattr(module, "training", None) for module in modules]
+    switches = not network.training if mode == "train" else any(modes)
+    own_ways = switches and _have_own_ways(modules)
+    cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    start: Snapshot | None = None
+    problems: list[Problem] = []
+    raised: BaseException | None = None
+    try:
+        if switches and not own_ways:
+            network.train(mode == "train")
+        start = take(modules)
+        with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
+            if cuda:
+                _seed(seed, cuda)
+            state = Preserved(
+                frozenset(node for _, node, _ in start.histories), network, modules, cuda, copy.copy(start), seed
+            )
+            try:
+                if own_ways:
+                    with _exported_let_by(modules):
+                        _switch(network, mode)
+                    state.mark()
+                yield state
+            finally:
+                if own_ways:
+                    with _exported_let_by(modules):
+                        problems += _switch_back(modules, modes)
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        problems += start.put_back() if start else ()
+        for module, training in zip(modules, modes, strict=True):
+            if training is not None and module.training != training:
+                module.training = training
+        if problems and raised is None:
+            raise ModelError(_not_put_back(network, problems))
+        if problems and raised is not None:
+            raised.add_note(_not_put_back(network, problems))
+
+
+def _have_own_ways(modules: Sequence[nn.Module]) -> bool:
+    """Tell whether a module does more than setting a flag when its mode changes."""
+    kinds: set[type[nn.Module]] = {*map(type, modules)}
+    return any(kind.train is not nn.Module.train or kind.eval is not nn.Module.eval for kind in kinds) or any(
+        "train" in vars(module) or "eval" in vars(module) for module in modules
+    )
+
+
+@contextmanager
+def _exported_let_by(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let exported programs, whose mode is fixed, do nothing when the mode around them changes; else they raise."""
+    refusals = [
+        (vars(module), name, vars(module)[name])
+        for module in modules
+        for name in ("train", "eval")
+        if getattr(vars(module).get(name), "__module__", None) == "torch.export.exported_program"
+    ]
+    for attributes, name, _ in refusals:
+        del attributes[name]
+    try:
+        yield
+    finally:
+        for attributes, name, refusal in refusals:
+            attributes[name] = refusal
+
+
+def _switch(network: nn.Module, mode: Mode) -> None:
+    try:
+        network.train() if mode == "train" else network.eval()
+    except Exception as error:
+        kind = type(network).__name__
+        raise ModelError(f"{kind} cannot be put into {mode} mode: {exception_line(error)}") from error
+
+
+def _switch_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> list[Problem]:
+    """Switch each module, those around others first, by its own method."""
+    problems: list[Problem] = []
+    for module, training in zip(modules, modes, strict=True):
+        if training is not None and getattr(module, "training", None) != training:
+            try:
+                module.train(training)
+            except Exception as error:  # noqa: BLE001 - the model's code may raise anything
+                problems.append((module, f"its change of mode raised {exception_line(error)}"))
+    return problems
+
+
+def _not_put_back(network: nn.Module, problems: Sequence[Problem]) -> str:
+    thing, reason = problems[0]
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    line = printable(reason.strip().partition("\n")[0]).rstrip(".")
+    what = f"{_name_of(network, thing)}: {line}{more}"
+    return f"The model could not be put back as it was: {what}. Build it anew before you use it."
+
+
+def _name_of(network: nn.Module, thing: object) -> str:
+    """Return the dotted name of a part of the network or of a module's attribute; of other objects the class."""
+    for name, module in network.named_modules():
+        if module is thing:
+            return repr(name) if name else "the model"
+        for held in (module._parameters, module._buffers, vars(module)):
+            for attribute, value in held.items():
+                if value is thing:
+                    return repr(f"{name}.{attribute}" if name else attribute)
+    return f"an object of class {type(thing).__name__}"
+
+
+def _seed(seed: int, devices: Sequence[int]) -> None:
+    seed_generators(seed)
+    if devices:
+        torch.cuda.manual_seed_all(seed)

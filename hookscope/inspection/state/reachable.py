@@ -1,0 +1,219 @@
+"""What a network's state consists of: everything that its modules lead to and that running them may change."""
+
+import dataclasses
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hookscope.inspection.state.containers import contents, kind_of
+from hookscope.inspection.state.object_states import (
+    State,
+    state_as_a_whole,
+    state_of_class,
+    state_of_slots,
+    state_of_view,
+)
+from hookscope.inspection.state.parameter_writes import is_read
+
+# Of a container with more entries than this it is not searched what these hold in turn. Our choice.
+_SEARCHED_ENTRIES = 10_000
+
+# Nothing to look into.
+_LEAVES: frozenset[type] = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, type, range, slice),
+        *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    }
+)
+
+# What nn.Module keeps its parts and its hooks in.
+_PARTS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+_REGISTERS = frozenset({*_PARTS, *_HOOKS})
+_REGISTER_KINDS = frozenset({dict, OrderedDict, set})
+_parts_of: Callable[[Any], tuple[Any, ...]] = itemgetter(*_PARTS)
+_hooks_of: Callable[[Any], tuple[Any, ...]] = itemgetter(*_HOOKS)
+
+_EMPTY_MODULE = [*vars(nn.Module())]
+
+_TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
+
+_constant: set[tuple[type, int]] = set()
+"""Torch's own modules by class and number of attributes, where these have been seen to be constants."""
+
+# Modules of the standard library whose classes keep what they hold in attributes.
+_WITH_CONTAINERS = frozenset({"collections", "types", "weakref", "_weakrefset"})
+
+
+@dataclass(slots=True)
+class Reachable:
+    """What modules lead to, each object once.
+
+    Attributes:
+        modules: Those that were given, and those that only attributes lead to.
+        owners: Those of them, and other objects, whose attributes may change.
+        registers: What such modules keep parts and hooks in.
+        containers: Other containers, with their kinds.
+        parameters: By identity, of all modules.
+        buffers: By identity, of those that may change.
+        tensors: Others, by identity.
+        states: What has a state that is read and written as a whole.
+    """
+
+    modules: list[nn.Module] = field(default_factory=list)
+    owners: list[Any] = field(default_factory=list)
+    registers: list[Any] = field(default_factory=list)
+    containers: list[tuple[type, Any]] = field(default_factory=list)
+    parameters: dict[int, Tensor] = field(default_factory=dict)
+    buffers: dict[int, Tensor] = field(default_factory=dict)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    states: list[State] = field(default_factory=list)
+
+
+def reachable(modules: Sequence[nn.Module], *, closely: bool) -> Reachable:
+    """Find what the modules of a network lead to.
+
+    Looked into are attributes of modules, of objects whose class comes from the package of one of them, of dataclasses
+    and optimisers; and standard containers. Other objects are not the network's own, or cannot be put back.
+
+    Args:
+        modules: All of it, each once.
+        closely: Expect changes everywhere. Else there are neither hooks nor code but that of torch, torchvision and
+            timm, so of torch's own modules only those change that are in train mode or keep more than constants.
+    """
+    found = Reachable()
+    kinds = {*map(type, modules)}
+    packages = {kind.__module__.partition(".")[0] for kind in kinds} - {"torch", "builtins"}
+    seen = {*map(id, modules)}
+    pending = [*modules]
+    slotted = {kind for kind in kinds if any(vars(base).get("__slots__") for base in kind.__mro__)}
+    bases = {base for kind in kinds for base in kind.__mro__ if is_read(base)}
+    found.states += map(state_of_class, bases)
+    found.states += map(state_of_slots, [module for module in modules if type(module) in slotted])
+    waiting = [each for state in found.states for each in state.value.values()]
+    if closely:
+        found.containers += [(kind, each) for each in _hooks_on_all() if (kind := kind_of(each))]
+    while pending or waiting:
+        waiting += _of_modules(found, pending, closely=closely)
+        pending = []
+        inner: list[Any] = []
+        for value in [each for each in waiting if type(each) not in _LEAVES and id(each) not in seen]:
+            if type(value) is tuple and len(value) <= _SEARCHED_ENTRIES:  # of constants, nearly always
+                inner += value
+                continue
+            seen.add(id(value))
+            if isinstance(value, Tensor):
+                if id(value) not in found.parameters and id(value) not in found.buffers:
+                    found.tensors[id(value)] = value
+            elif isinstance(value, nn.Module):
+                pending.append(value)
+            else:
+                with suppress(Exception):  # an object may raise anything when it is looked at
+                    inner += _of_other(found, value, packages)
+        waiting = inner
+    return found
+
+
+def _of_modules(found: Reachable, modules: Sequence[nn.Module], *, closely: bool) -> list[Any]:
+    """Note modules with their parameters and buffers; list what else they lead to."""
+    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
+    found.parameters.update(zip(map(id, parameters), parameters, strict=True))
+    found.modules += modules
+    if not closely:
+        modules = [module for module in modules if not _keeps_still(module)]
+    found.owners += modules
+    attributes = [*map(vars, modules)]
+    try:
+        parts = [*chain.from_iterable(map(_parts_of, attributes))]
+        hooks = [*chain.from_iterable(map(_hooks_of, attributes))] if closely else []
+    except KeyError:  # made without nn.Module's constructor
+        parts = [held.get(name, {}) for held in attributes for name in _PARTS]
+        hooks = [held[name] for held in attributes for name in _HOOKS if closely and name in held]
+    if not _REGISTER_KINDS.issuperset(map(type, parts)):  # a script's
+        views = [each for each in parts if type(each) not in _REGISTER_KINDS]
+        found.states += map(state_of_view, views)
+        found.registers += [each for each in parts if type(each) in _REGISTER_KINDS]
+        parts = [each if type(each) in _REGISTER_KINDS else dict(each.items()) for each in parts]
+    else:
+        found.registers += parts
+    found.registers += hooks
+    _, buffers, _, children = (filter(None, parts[place :: len(_PARTS)]) for place in range(len(_PARTS)))
+    known = [each for each in chain.from_iterable(map(dict.values, buffers)) if each is not None]
+    found.buffers.update(zip(map(id, known), known, strict=True))
+    inner = [*chain.from_iterable(map(dict.values, chain(children, filter(None, hooks))))]
+    for held in attributes:
+        inner += _own_values(held)
+    return inner
+
+
+def _keeps_still(module: nn.Module) -> bool:
+    """Tell whether a module is one of torch's own that changes nothing while it runs: in train mode BatchNorm does."""
+    attributes = vars(module)
+    key = (type(module), len(attributes))
+    if key not in _constant:
+        if key[0] not in _TORCHS_OWN or not all(map(_is_constant, _own_values(attributes))):
+            return False
+        _constant.add(key)
+    return not attributes["training"]
+
+
+def _own_values(attributes: dict[str, Any]) -> list[Any]:
+    """List what the attributes that nn.Module does not set itself hold, if there is something to look into."""
+    if [*islice(attributes, len(_EMPTY_MODULE))] == _EMPTY_MODULE:  # nearly always: its constructor was called first
+        return [value for value in islice(attributes.values(), len(_EMPTY_MODULE), None) if type(value) not in _LEAVES]
+    return [value for name, value in attributes.items() if type(value) not in _LEAVES and name not in _REGISTERS]
+
+
+def _is_constant(value: Any) -> bool:
+    return type(value) in {tuple, list} and _LEAVES.issuperset(map(type, value))
+
+
+def _of_other(found: Reachable, value: Any, packages: AbstractSet[str]) -> Iterable[Any]:
+    """Note an object that is neither module nor tensor; list what it leads to."""
+    kind = type(value)
+    if isinstance(value, tuple | frozenset):
+        return value if len(value) <= _SEARCHED_ENTRIES else ()
+    container_kind = kind_of(value)
+    inner: list[Any] = []
+    if container_kind is not None:
+        found.containers.append((container_kind, value))
+        inner += contents(container_kind, value) if len(value) <= _SEARCHED_ENTRIES else ()
+    elif (state := state_as_a_whole(value)) is not None:
+        found.states.append(state)
+        return state.value.values() if isinstance(value, torch._C.ScriptModule) else ()
+    elif not (
+        kind.__module__ in _WITH_CONTAINERS
+        or kind.__module__.partition(".")[0] in packages
+        or issubclass(kind, Optimizer | LRScheduler)
+        or dataclasses.is_dataclass(kind)
+    ):
+        return ()
+    if kind is not container_kind:
+        if hasattr(value, "__dict__"):
+            found.owners.append(value)
+            inner += vars(value).values()
+        if any(vars(base).get("__slots__") for base in kind.__mro__):
+            found.states.append(state_of_slots(value))
+            inner += found.states[-1].value.values()
+    return inner
+
+
+def _hooks_on_all() -> list[Any]:
+    """Return what torch keeps hooks in that fire on every module."""
+    return [held for name, held in vars(nn.modules.module).items() if name.startswith("_global_")]

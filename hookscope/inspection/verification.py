@@ -1,0 +1,195 @@
+"""Compare a network's output with hooks to its output without them."""
+
+import dis
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from types import CodeType, FunctionType, MethodType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.failures import error_line
+from hookscope.results.inspection import Verification
+from hookscope.statistics.storage import stored_values
+
+
+class Outcome(NamedTuple):
+    """What a forward pass gave.
+
+    Attributes:
+        tensors: The tensors of the output by path, without their graph.
+        loss: Its loss; None without one.
+    """
+
+    tensors: dict[str, Tensor]
+    loss: float | None = None
+
+
+def outcome_of(output: object, loss: float | None = None) -> Outcome:
+    """Return what a forward pass gave, ready to be compared."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return Outcome({path: tensor.detach() for path, tensor in tensors_in(output)}, loss)
+
+
+def verify_outcome(
+    hooked: Outcome,
+    plain: Callable[[], Outcome],
+    layers: Sequence[str],
+    with_layers: Callable[[Sequence[str]], Outcome],
+) -> Verification:
+    """Tell whether a network gives the same with hooks as without.
+
+    Args:
+        hooked: What it gave with hooks on all layers.
+        plain: Runs it once without hooks, from the same state on the same input.
+        layers: Names of the hooked layers, in execution order.
+        with_layers: Runs it likewise, with hooks on these layers alone.
+
+    Returns:
+        The verdict. Where the outcomes differ it names the first layer whose hooks make a difference, found by halving.
+    """
+    try:
+        reference = plain()
+        if same(hooked, reference):
+            return Verification("same")
+        again = plain()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+        return Verification("not repeatable", f"a second pass raises {error_line(error)}")
+    if not same(reference, again):
+        return Verification("not repeatable", difference(reference, again))
+    low, high = 0, len(layers)  # hooks on the first `low` change nothing, those on the first `high` do
+    while high - low > 1:
+        middle = (low + high) // 2
+        if same(with_layers(layers[:middle]), reference):
+            low = middle
+        else:
+            high = middle
+    return Verification("differs", difference(hooked, reference), layers[high - 1] if layers else "")
+
+
+def verification_warnings(verification: Verification | None, model: str) -> tuple[str, ...]:
+    """Return a sentence for a reader who must not trust the numbers to be those without hooks; none otherwise."""
+    if verification is None or verification.status != "differs":
+        return ()
+    first = f", first because of {verification.layer or '(model)'}" if verification.layer else ""
+    sentence = (
+        f"{model} computes something else while it is hooked: with and without hooks {verification.difference}{first}. "
+        f"The numbers are those of the hooked network."
+    )
+    return (sentence,)
+
+
+def same(first: Outcome, second: Outcome) -> bool:
+    """Tell whether two outcomes are the same, bit for bit."""
+    return not difference(first, second)
+
+
+def difference(first: Outcome, second: Outcome) -> str:
+    """Say how two outcomes differ, in a few words; "" where they do not."""
+    if first.tensors.keys() != second.tensors.keys():
+        return "the outputs have different parts"
+    for path, tensor in first.tensors.items():
+        other, where = second.tensors[path], path and f" at {path}"
+        if _shape(tensor) != _shape(other) or tensor.dtype != other.dtype:
+            return f"the outputs have different shapes or dtypes{where}"
+        if not _same_bits(tensor, other):
+            return f"the outputs differ by up to {_largest_difference(tensor, other):.2g}{where}"
+    if first.loss != second.loss and not (_is_nan(first.loss) and _is_nan(second.loss)):
+        return f"the losses are {first.loss!r} and {second.loss!r}"
+    return ""
+
+
+def asks_for_identity(modules: Iterable[nn.Module]) -> bool:
+    """Tell whether modules' own code asks whether two values are one object: then no alias may stand for one.
+
+    What is compared to a constant or to a global name, such as None, does not count. Torch's own classes do not ask,
+    except for attention, of the tensors it is given at once.
+
+    Args:
+        modules: Their classes, the functions they keep as attributes, and the functions these call by name are gone
+            through.
+    """
+    own = [module for module in modules if not type(module).__module__.startswith("torch.")]
+    return any(map(_class_asks, {*map(type, own)})) or any(
+        type(value) in _CALLABLE and _value_asks(value) for module in own for value in vars(module).values()
+    )
+
+
+_CALLABLE = frozenset({FunctionType, MethodType, staticmethod, classmethod, partial})
+
+
+@cache
+def _class_asks(kind: type) -> bool:
+    own = [each for each in kind.__mro__ if issubclass(each, nn.Module) and not each.__module__.startswith("torch.")]
+    return any(_value_asks(value) for each in own for value in vars(each).values())
+
+
+def _value_asks(value: object) -> bool:
+    while isinstance(value, partial | MethodType | staticmethod | classmethod):
+        value = value.func if isinstance(value, partial) else value.__func__
+    return isinstance(value, FunctionType) and _function_asks(value)
+
+
+@cache
+def _function_asks(function: FunctionType) -> bool:
+    """Tell whether a function, or one that it calls by name, asks; libraries that networks stand on do not count."""
+    seen: set[FunctionType] = set()
+    waiting = [function]
+    while waiting:
+        following = waiting.pop()
+        if following in seen or following.__module__.partition(".")[0] in _LIBRARIES:
+            continue
+        seen.add(following)
+        for code in _codes(following.__code__):
+            if _compares_objects(code):
+                return True
+            named = [following.__globals__.get(name) for name in code.co_names]
+            waiting += [each for each in named if isinstance(each, FunctionType)]
+    return False
+
+
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _compares_objects(code: CodeType) -> bool:
+    before = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IS_OP" and before not in ("LOAD_CONST", "LOAD_GLOBAL"):
+            return True
+        before = instruction.opname
+    return False
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
+
+
+def _is_nan(value: float | None) -> bool:
+    return value is not None and math.isnan(value)
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    a, b = _stored(first), _stored(second)
+    if a.is_meta or torch.equal(a, b):
+        return True
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())  # NaN where NaN is
+
+
+def _largest_difference(first: Tensor, second: Tensor) -> float:
+    a, b = (_stored(each).to(torch.complex128 if each.is_complex() else torch.float64) for each in (first, second))
+    return float((a - b).abs().nan_to_num(math.inf).max()) if a.shape == b.shape else math.inf
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    return stored_values(tensor, ())[0]

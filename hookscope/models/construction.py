@@ -1,0 +1,168 @@
+"""What all ways of building a network share: the result type, seeded randomness, skipping what gets overwritten."""
+
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
+
+from hookscope.results.inspection import ModelInfo, Preprocessing
+from hookscope.text import printable
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A network, where it came from, and what it wants to be given.
+
+    Attributes:
+        module: The network, in the mode (train or eval) its builder left it in.
+        info: Which network with which weights, for the record.
+        preprocessing: How an image becomes its input.
+        warnings: Sentences a reader must see, such as that trained weights could not be had.
+        example_shape: Of an input that it is known to take, batch axis first; None if nothing is known.
+        notes: Sentences about how it was loaded that are no cause for alarm, such as which network was recognised.
+    """
+
+    module: nn.Module
+    info: ModelInfo
+    preprocessing: Preprocessing
+    warnings: tuple[str, ...] = ()
+    example_shape: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FileOptions:
+    """How weights are read out of a file and put into a network.
+
+    Attributes:
+        trust: Whether a file may run code while it is read: pickled modules, TorchScript, exported programs.
+        key: Where in the file the weights are: "ema.state_dict"; None to find them.
+        allow_missing: Globs over names of the network that the file need not have.
+        allow_unexpected: Globs over names of the file that the network need not know.
+    """
+
+    trust: bool = False
+    key: str | None = None
+    allow_missing: tuple[str, ...] = ()
+    allow_unexpected: tuple[str, ...] = ()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the random number generators of PyTorch (CPU), NumPy and Python, and put them back afterwards.
+
+    Accelerators' generators are left alone: networks are built on the CPU, and seeding an accelerator starts it.
+    """
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        seed_generators(seed)
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the random number generators of PyTorch (CPU), NumPy and Python."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+# Not copy_: builders load the state dict with it, in the same breath.
+_FILLS = frozenset({torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fill_, torch.Tensor.zero_})
+
+
+class _SkippedInitialisation(TorchFunctionMode):
+    """Leave parameters unwritten by `torch.nn.init` and in-place fills; buffers and everything else are untouched."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLS or getattr(func, "__module__", None) == "torch.nn.init":
+            target = args[0] if args else kwargs.get("tensor")
+            if isinstance(target, nn.Parameter):
+                return target
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def skipped_initialisation() -> Iterator[None]:
+    """Let new parameters keep whatever their memory held.
+
+    Only for building a network whose every parameter is overwritten, or discarded, before anybody reads it: filling
+    them takes most of the building time of a large network.
+    """
+    truncated_normal = nn.init.trunc_normal_
+
+    # torch does not show this one to function modes, and its rejection sampling would chew on whatever is there.
+    def skip(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor if isinstance(tensor, nn.Parameter) else truncated_normal(tensor, *args, **kwargs)
+
+    with replaced(nn.init, "trunc_normal_", skip), _SkippedInitialisation():
+        yield
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Set an attribute, and put back what was there."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+# What torch and torchvision say about their own use of deprecated parts: nothing a user of a network can act on.
+_KNOWN_WARNINGS: dict[str, type[Warning]] = {
+    "torch.ao.quantization is deprecated": DeprecationWarning,
+    "torch.quantize_per_tensor, torch.quantize_per_channel and other quantized": UserWarning,
+    "must run observer before calling calculate_qparams": UserWarning,  # heads that evaluation does not reach
+    "TypedStorage is deprecated": UserWarning,
+    "The default weight initialization of": FutureWarning,
+}
+
+
+@contextmanager
+def silenced_known_warnings() -> Iterator[None]:
+    """Silence what torch and torchvision are known to say about their own use of deprecated parts, and nothing else."""
+    with warnings.catch_warnings():
+        for message, category in _KNOWN_WARNINGS.items():
+            warnings.filterwarnings("ignore", message=message, category=category)
+        yield
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Return the number of elements over all parameters of `module`; a tied parameter counts once.
+
+    The weights and biases that quantised modules keep packed count as well, those of lazy modules that have not seen
+    an input do not.
+    """
+    count = sum(p.numel() for p in module.parameters() if not isinstance(p, UninitializedParameter))
+    # Eager int8 modules hold no nn.Parameter: weight and bias are methods that unpack.
+    packed = [child for child in module.modules() if hasattr(child, "_packed_params")]
+    for part in [getattr(child, name, None) for child in packed for name in ("weight", "bias")]:
+        unpacked = part() if callable(part) else None
+        count += unpacked.numel() if isinstance(unpacked, torch.Tensor) else 0
+    return count
+
+
+def exception_line(error: BaseException) -> str:
+    """Return "TypeName: first line of the message", safe to show."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {printable(lines[0].strip())}" if lines else type(error).__name__

@@ -1,0 +1,249 @@
+"""Networks out of a user's own Python: `net.py:build` and `package.module:build`."""
+
+import ast
+import copy
+import importlib
+import importlib.util
+import inspect
+import itertools
+import operator
+import stat
+import sys
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
+from hookscope.models.construction import (
+    FileOptions,
+    LoadedModel,
+    exception_line,
+    parameter_count,
+    seeded,
+)
+from hookscope.models.importing import importable
+from hookscope.models.input_spec import default_preprocessing
+from hookscope.models.statedict import load_into
+from hookscope.results.inspection import ModelInfo
+from hookscope.text import printable
+
+_numbers = itertools.count()
+
+
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Read `--model-arg` values such as "width=2": a Python literal, or else the text itself.
+
+    Raises:
+        UsageError: If one is not of the form NAME=VALUE, or a name comes twice.
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--model-arg '{printable(text)}' is not of the form NAME=VALUE, such as width=2.")
+        if name in arguments:
+            raise UsageError(f"--model-arg {name} is given twice.")
+        try:
+            arguments[name] = ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            arguments[name] = value
+    return arguments
+
+
+def load_python(
+    source: str,
+    factory: str,
+    weights: str | Checkpoint,
+    arguments: Mapping[str, Any],
+    seed: int,
+    *,
+    on_meta: bool = False,
+    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
+) -> LoadedModel:
+    """Build a network with a factory from a Python file or an importable module.
+
+    Args:
+        source: A path that ends in ".py", or a dotted module name, looked for in the current folder first.
+        factory: Name in it, dots allowed, of a callable that returns a Module, or of a Module.
+        weights: "auto" and "none" leave the network as it was made; a state dict file, or one that has been read, is
+            loaded into it.
+        arguments: For the callable.
+        seed: Of the random number generators while the file is imported and the callable runs.
+        on_meta: Put the network on the meta device, and make it there if the factory can. Weights are read and have to
+            fit, but are not loaded.
+        options: How a file is read and loaded.
+
+    Raises:
+        InputError: If the file does not exist or cannot be read.
+        ModelNotFoundError: If there is no such module, or no such name in it.
+        ModelError: If the user's code raises.
+        UsageError: If the factory does not take `arguments` or makes no Module, or `weights` is not a file.
+        CheckpointError: If the weights cannot be read or do not fit.
+        UntrustedFileError: If reading the weights could run code.
+    """
+    is_file = source.endswith(".py")
+    name = f"{Path(source).name if is_file else source}:{factory}"
+    if isinstance(weights, str) and weights not in ("auto", "none") and not looks_like_file(weights):
+        raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a state dict file.")
+    if is_file:
+        _check_readable(Path(source))
+    with importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):
+        with seeded(seed):
+            home = _import_file(Path(source)) if is_file else _import_module(source)
+        made = _attribute(home, factory, source)
+        with seeded(seed):
+            module = _make(made, arguments, name, on_meta=on_meta)
+    checkpoint = _checkpoint(weights, options)
+    notes = [*checkpoint.notes] if checkpoint else []
+    misfits = load_into(module, checkpoint.state, checkpoint.name, options, notes=notes) if checkpoint else ()
+    origin = "not loaded" if on_meta else checkpoint.name if checkpoint else f"as built by {name}"
+    info = ModelInfo(
+        name=name,
+        kind=type(module).__name__,
+        weights=origin,
+        random=False,
+        sha256=checkpoint.sha256 if checkpoint else None,
+        parameter_count=parameter_count(module),
+        arguments=dict(arguments),
+    )
+    warnings_ = checkpoint.warnings + misfits if checkpoint else ()
+    return LoadedModel(module, info, default_preprocessing(module), warnings_, notes=tuple(notes))
+
+
+def _checkpoint(weights: str | Checkpoint, options: FileOptions) -> Checkpoint | None:
+    if isinstance(weights, Checkpoint):
+        return weights
+    return None if weights in ("auto", "none") else read_checkpoint(Path(weights), options)
+
+
+def load_function(path: Path, name: str) -> Callable[..., Any]:
+    """Import a Python file and return the callable of that name in it.
+
+    Raises:
+        InputError: If the file does not exist or cannot be read.
+        ModelNotFoundError: If there is no such name in it.
+        ModelError: If the file raises while it is imported.
+        UsageError: If what has the name cannot be called.
+    """
+    _check_readable(path)
+    with importable(path.parent, is_file=True):
+        found = _attribute(_import_file(path), name, str(path))
+    if not callable(found):
+        raise UsageError(f"{printable(f'{path.name}:{name}')} is a {type(found).__name__}, not a function.")
+    return found
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would block for ever
+            raise InputError(f"{printable(str(path))} is not a file.")
+        with path.open("rb"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        raise InputError(f"{printable(str(path))} cannot be read: {reason}.") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a Python file under a name of its own."""
+    shown = printable(str(path))
+    name = f"hookscope_model_{next(_numbers)}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise InputError(f"{shown} cannot be imported.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        with _user_code(f"{shown} raised while it was imported"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    with _user_code(f"{name} raised while it was imported"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # it was found, and itself imports something missing
+            missing = error
+    raise ModelNotFoundError(
+        f"No module '{missing.name}' in the current folder or among the installed packages; "
+        "give net.py:FACTORY, package.module:FACTORY, or a name that `hookscope models` lists."
+    ) from missing
+
+
+def _attribute(home: ModuleType, factory: str, source: str) -> object:
+    try:
+        return operator.attrgetter(factory)(home)
+    except AttributeError as error:
+        offered = [name for name, value in vars(home).items() if callable(value) and not name.startswith("_")]
+        hint = nearest(factory, offered) or " Name a function in it."
+        raise ModelNotFoundError(f"{printable(source)} has no '{printable(factory)}'.{hint}") from error
+
+
+def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: bool) -> nn.Module:
+    """Return the Module that a factory makes, or that was found in its place."""
+    if isinstance(made, nn.Module):
+        if arguments:
+            raise UsageError(f"{name} is a {type(made).__name__} already, so it takes no --model-arg.")
+        return copy.deepcopy(made).to("meta") if on_meta else made  # others may hold the same object
+    if not callable(made):
+        raise UsageError(f"{name} is a {type(made).__name__}, neither a callable nor a Module.")
+    _check_call(made, arguments, name)
+    result: object = None
+    if on_meta:
+        with suppress(Exception, SystemExit), warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")  # of values that go nowhere
+            result = made(**arguments)
+    if result is None:
+        with _user_code(f"{name} raised while the network was built"):
+            result = made(**arguments)
+    if not isinstance(result, nn.Module):
+        raise UsageError(f"{name} returned a {type(result).__name__}; it has to return a torch.nn.Module.")
+    return result.to("meta") if on_meta else result
+
+
+def _check_call(factory: Callable[..., object], arguments: Mapping[str, Any], name: str) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"{name}{printable(str(signature))} cannot be called with what --model-arg gives: {error}."
+        ) from error
+
+
+@contextmanager
+def _user_code(what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises, an attempt to exit included, into one line with its place."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{what}: {_place(error)}{exception_line(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Return "net.py:12: " for where the user's code raised: the innermost line outside installed packages."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}: "
+    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")} | {str(Path(__file__).parent)}
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(("<", *installed))]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""

@@ -1,0 +1,1 @@
+"""What a run found, as frozen dataclasses. No torch."""

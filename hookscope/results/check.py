@@ -1,0 +1,251 @@
+"""What `hookscope check` measured of a checkpoint, and what its rules said, as frozen dataclasses; no torch.
+
+`checks.examination` fills in an `Examination`, `checks.judging` makes it a `CheckReport`, renderers read that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
+from hookscope.results.inspection import GradientInspection, InputRecord, Inspection, ModelInfo
+from hookscope.text import safe_text
+
+Level = Literal["fail", "warn", "off"]
+
+Status = Literal["pass", "warn", "fail", "off", "skipped"]
+"""What became of a rule. "skipped": it could not be judged, and why is said; never because nobody wanted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValues:
+    """What one parameter or buffer of the loaded network holds. Statistics are over the finite values.
+
+    Attributes:
+        name: Dotted name: "layer1.0.bn1.running_var".
+        kind: Class name of the module that owns it.
+        role: Whether it is learnt.
+        shape: Sizes of its axes.
+        dtype: torch's name without the prefix: "float32".
+        element_count: Elements.
+        nan_count: Elements that are NaN.
+        inf_count: Elements that are +Inf or -Inf.
+        zero_count: Elements that are exactly zero.
+        min: Smallest finite value; None without one, and for what has no order.
+        max: Largest finite value; None likewise.
+        max_abs: Largest finite magnitude; None likewise.
+        fp16_zero_count: Elements other than zero that become zero in float16: at most 2**-25 in magnitude.
+        zero_filters: Of a weight with at least two axes, the output channels whose weights are all exactly zero, by
+            index; empty for everything else.
+        filter_count: Output channels of such a weight; None for everything else.
+        twin_of: The first parameter before it of equal dtype, shape and values, if this one does not share its memory
+            (it is not tied), and is a weight with at least two axes longer than 1 that is not constant; "" for none.
+        aliases: Other names of the same (tied) tensor.
+        means_without_variance: Of a BatchNorm's running variance, the channels where it is exactly zero though the
+            running mean is not, by index; empty for everything else.
+    """
+
+    name: str
+    kind: str
+    role: Literal["parameter", "buffer"]
+    shape: tuple[int, ...]
+    dtype: str
+    element_count: int
+    nan_count: int
+    inf_count: int
+    zero_count: int
+    min: float | None
+    max: float | None
+    max_abs: float | None
+    fp16_zero_count: int
+    zero_filters: tuple[int, ...] = ()
+    filter_count: int | None = None
+    twin_of: str = ""
+    aliases: tuple[str, ...] = ()
+    means_without_variance: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteOrigin:
+    """The first module in execution order that makes NaN or Inf out of finite inputs.
+
+    Attributes:
+        layer: Label of the call: "layer1.0.conv1", "(model)" for code in the forward of the whole network.
+        kind: Class name of the module.
+        nan_count: NaN in its output.
+        inf_count: Inf in its output.
+        element_count: Values in its output; if `between`, these three may be of what it hands to a module inside it.
+        parameters: Its own parameters and buffers that are not finite, and those of modules inside it that it uses
+            without calling them, as MultiheadAttention does with `out_proj`.
+        between: The module is a container whose own code makes them, between or after the modules inside it.
+    """
+
+    layer: str
+    kind: str
+    nan_count: int
+    inf_count: int
+    element_count: int
+    parameters: tuple[str, ...] = ()
+    between: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputValues:
+    """One tensor that the network returned, over several forward passes.
+
+    Differences are the greatest absolute difference between two tensors over the greatest magnitude in either; NaN
+    where NaN meets a number; Inf where shapes differ or Inf meets a number; None where there was nothing to compare
+    (see `Examination.unmeasured`).
+
+    Attributes:
+        label: "(model)", "(model)['logits']", "(model)[0]['boxes']".
+        shape: In the pass over the first batch; its axis 0 counts inputs if `batched`.
+        dtype: torch's name without the prefix.
+        batched: Whether axis 0 counts inputs.
+        max_abs: Greatest finite magnitude; None without one.
+        repeat_difference: Between two passes over the same batch.
+        alone_difference: Between an input in a batch and the same input alone, the greatest over the inputs compared.
+        input_difference: Between the first input and another one, the greatest over all inputs: how much the output
+            differs for different inputs. Results that come as a list, one for each input, have it in common.
+        input_count: Inputs in the first batch.
+    """
+
+    label: str
+    shape: tuple[int, ...]
+    dtype: str
+    batched: bool
+    max_abs: float | None
+    repeat_difference: float | None = None
+    alone_difference: float | None = None
+    input_difference: float | None = None
+    input_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Everything the checks know about one checkpoint.
+
+    Attributes:
+        model: Which network, with which weights.
+        stored: Parameters and buffers of the state dict, in its order; a tied one once.
+        forward: The forward passes over all inputs, every module hooked; `failure` is set where one raised.
+        origin: Where NaN or Inf begins in the forward pass; None if all is finite but for -Inf that the network takes
+            up again, as attention masks are, or if an input is not finite itself (see `unmeasured`).
+        channel_peaks: For each output of a smooth activation function (GELU, SiLU, Mish…) by label, the greatest
+            magnitude of each channel over all inputs, (C,) float32.
+        outputs: What the network returned.
+        gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
+        unmeasured: By rule, in a sentence, why what it needs could not be measured.
+        warnings: Sentences a reader must see.
+        seconds: Time by phase: "load", "stored", "forward", "again", "gradients".
+    """
+
+    model: ModelInfo
+    stored: tuple[StoredValues, ...]
+    forward: Inspection | None
+    origin: NonFiniteOrigin | None = None
+    channel_peaks: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    outputs: tuple[OutputValues, ...] = ()
+    gradients: GradientInspection | None = None
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a rule objects to.
+
+    Attributes:
+        rule: Its identifier: "dead-channels".
+        level: "fail" or "warn".
+        where: Label of a layer's output, or name of a parameter or an input; "" for the whole checkpoint.
+        message: One sentence that holds the measured value and the limit, and stands without `where`.
+    """
+
+    rule: str
+    level: Literal["fail", "warn"]
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOutcome:
+    """What became of one rule for one checkpoint.
+
+    Attributes:
+        rule: Its identifier.
+        status: The gravest level of its findings, or "pass", "off" or "skipped".
+        findings: Failures first, then in execution order; empty unless the status is "fail" or "warn".
+        reason: Why it was skipped, in a sentence; "" otherwise.
+    """
+
+    rule: str
+    status: Status
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The verdict on one checkpoint.
+
+    Attributes:
+        checkpoint: What was checked, as the user named it or as found in a folder.
+        outcomes: One per rule, in the order of `checks.RULES`.
+        model: Which network; None if it could not be loaded.
+        inputs: What it was given.
+        error: Why it could not be checked to the end, in one line; "" if it was.
+        error_code: The exit code of that error; 0 without one.
+        warnings: Sentences a reader must see.
+        seconds: Time by phase, and "total".
+        evidence: Folder with the evidence of what failed; "" for none.
+    """
+
+    checkpoint: str
+    outcomes: tuple[RuleOutcome, ...]
+    model: ModelInfo | None = None
+    inputs: tuple[InputRecord, ...] = ()
+    error: str = ""
+    error_code: int = EXIT_DONE
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    evidence: str = ""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, failures first, then in the order of the rules."""
+        found = [finding for outcome in self.outcomes for finding in outcome.findings]
+        return tuple(sorted(found, key=lambda finding: finding.level != "fail"))
+
+    @property
+    def passed(self) -> bool:
+        """Whether it was checked to the end and no rule failed; warnings do not count."""
+        return self.exit_code == EXIT_DONE
+
+    @property
+    def exit_code(self) -> int:
+        """The error's exit code, else 1 if a rule failed, else 0."""
+        if self.error_code:
+            return self.error_code
+        return EXIT_CHECK_FAILED if any(outcome.status == "fail" for outcome in self.outcomes) else EXIT_DONE
+
+    def raise_for_failure(self) -> None:
+        """Raise unless it passed: for tests, of which this is the only line that says what is wrong.
+
+        Raises:
+            AssertionError: With the error, and every finding of level "fail".
+        """
+        __tracebackhide__ = True  # pytest then shows the test's own line
+        if self.passed:
+            return
+        failures = (each for each in self.findings if each.level == "fail" and each.message != self.error)
+        lines = (
+            f"{self.checkpoint} did not pass.",
+            self.error,
+            *(f"{' '.join(filter(None, (each.rule, each.where)))}: {each.message}" for each in failures),
+        )
+        raise AssertionError("\n".join(map(safe_text, filter(None, lines))))

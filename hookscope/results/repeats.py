@@ -1,0 +1,95 @@
+"""Fold rows that repeat another: a module that passes its input through shows a tensor that was shown before."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from hookscope.results.inspection import FeatureMaps, GradientInspection, GradientRow, Inspection, LayerRow, row_label
+
+Key = tuple[str, int, str]
+"""(layer, call, slot) of an output."""
+
+Run = TypeVar("Run", Inspection, GradientInspection)
+Row = TypeVar("Row", bound=LayerRow | GradientRow)
+
+
+def fold_repeats(run: Run) -> Run:
+    """Leave out the rows that repeat another, and name them in the row that stays.
+
+    Rows are numbered anew, and feature maps follow them. To fold twice is to fold once.
+
+    Args:
+        run: As `inspect` or `inspect_gradients` returned it.
+    """
+    into = repeated(run)
+    if not into:
+        return run
+    rows = _folded(run.rows, into)
+    if isinstance(run, Inspection):
+        return replace(run, rows=_numbered(rows), feature_maps=_of_rows(run.feature_maps, rows))
+    calls = {(row.layer, row.call) for row in rows}
+    stay = [each for each in run.gradients if each.role == "output" or (each.layer, each.call) in calls]
+    taken_by = {row.label: row.taken_by or () for row in run.gradients if row.role == "output" and _key(row) in into}
+    gradients = [replace(each, taken_by=_resolved(each.taken_by, taken_by)) for each in _folded(stay, into)]
+    arrived = sorted(each.backward_index for each in gradients if each.backward_index is not None)
+    order: dict[int | None, int | None] = {index: position for position, index in enumerate(arrived)}
+    return replace(
+        run,
+        rows=_numbered(rows),
+        gradients=_numbered([replace(each, backward_index=order.get(each.backward_index)) for each in gradients]),
+        gradient_maps=_of_rows(run.gradient_maps, gradients),
+    )
+
+
+def repeated(run: Inspection | GradientInspection) -> dict[Key, str]:
+    """Return the outputs that `fold_repeats` leaves out, each with the label of the row that stands for it.
+
+    Their activation repeats an earlier one and, after a backward pass, so does their gradient, and those of the call's
+    inputs where they were measured.
+    """
+    into = {_key(row): row.repeats for row in run.rows if row.repeats}
+    if isinstance(run, Inspection):
+        return into
+    outputs = {_key(row): row.repeats for row in run.gradients if row.role == "output"}
+    differing = {(row.layer, row.call) for row in run.gradients if row.role == "input" and not row.repeats}
+    into = {key: outputs.get(key, label) for key, label in into.items()}
+    return {key: label for key, label in into.items() if label and key[:2] not in differing}
+
+
+def _key(row: LayerRow | GradientRow) -> Key:
+    return row.layer, row.call, row.slot
+
+
+def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
+    """Leave out the rows of some outputs; those that stay name them. Gradients of inputs stay."""
+    also: dict[str, list[str]] = {}
+    for key, label in into.items():
+        also.setdefault(label, []).append(row_label(*key))
+    stay: list[Row] = []
+    for row in rows:
+        if not _is_output(row):
+            stay.append(row)
+        elif _key(row) not in into:
+            stay.append(replace(row, also=(*row.also, *also[row.label])) if row.label in also else row)
+    return stay
+
+
+def _resolved(labels: Sequence[str] | None, left_out: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:
+    """Put in the place of rows that are left out what takes them in turn."""
+    while labels is not None and any(label in left_out for label in labels):
+        labels = [*dict.fromkeys(other for label in labels for other in left_out.get(label, (label,)))]
+    return None if labels is None else tuple(labels)
+
+
+def _is_output(row: LayerRow | GradientRow) -> bool:
+    return isinstance(row, LayerRow) or row.role == "output"
+
+
+def _numbered(rows: Sequence[Row]) -> tuple[Row, ...]:
+    return tuple(replace(row, index=index) for index, row in enumerate(rows))
+
+
+def _of_rows(maps: Sequence[FeatureMaps], rows: Sequence[Row]) -> tuple[FeatureMaps, ...]:
+    """Return the maps of the rows that stay; `rows` still have the numbers that the maps know them by."""
+    numbers = {row.index: number for number, row in enumerate(rows)}
+    return tuple(replace(each, row=numbers[each.row]) for each in maps if each.row in numbers)

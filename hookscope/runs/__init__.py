@@ -1,0 +1,1 @@
+"""The run directory: written whole or not at all, and read back."""

@@ -1,0 +1,115 @@
+"""Count how values are distributed, where compiled code does not; `results.distribution` says in which bins."""
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.results.distribution import EXACT_LIMIT, PARTS, Distribution, bin_values, distribution_of, key_of
+
+# So many values are counted at a time: their places take 2 MiB.
+_CHUNK = 2**18
+
+
+def distribution_on_cpu(values: NDArray[np.floating], low: float, high: float) -> Distribution | None:
+    """Return the distribution of the finite values in an array; None without any.
+
+    Args:
+        values: float32 or float64, (n,).
+        low: Smallest value; not finite if any value is not.
+        high: Largest value; likewise.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        values = values[np.isfinite(values)]
+        low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    if values.size <= EXACT_LIMIT:
+        return distribution_of(values)
+    # The first bits of a normal number, up to the fifth of its mantissa, say in which bin it is.
+    limits = np.finfo(values.dtype)
+    word: Any = np.uint32 if limits.bits == 32 else np.uint64
+    shift = word(limits.nmant - 5)
+    counts = np.zeros(2 ** (limits.nexp + 6), np.int64)
+    for start in range(0, values.size, _CHUNK):
+        places = (values[start : start + _CHUNK].view(word) >> shift).astype(np.int64)
+        counts += np.bincount(places, minlength=counts.size)
+    positive, negative = counts.reshape(2, -1)
+    small = int(positive[:PARTS].sum() + negative[:PARTS].sum())  # zeros and subnormal numbers
+    positive[:PARTS] = negative[:PARTS] = 0
+    first_key = key_of(int(limits.minexp)) - PARTS
+    above, below = np.flatnonzero(positive), np.flatnonzero(negative)
+    bins = [(first_key + above, positive[above]), (-first_key - below, negative[below])]
+    if small:
+        zero_count = values.size - int(np.count_nonzero(values))
+        if zero_count:
+            bins.append((np.zeros(1, np.int64), np.array([zero_count])))
+        if small > zero_count:
+            bins.append(bin_values(values[(values != 0) & (np.abs(values) < limits.smallest_normal)]))
+    keys, found = (np.concatenate(each) for each in zip(*bins, strict=True))
+    order = keys.argsort()
+    return Distribution(low, high, values.size, None, keys[order].astype(np.int32), found[order])
+
+
+def count_in_bins(rows: Tensor) -> Tensor:
+    """Count on an accelerator, without looking at the values or at how many bins hold any.
+
+    Args:
+        rows: float32 or float64, one tensor per row, (R, n).
+
+    Returns:
+        A copy of the rows where that is no larger than counts would be. Otherwise integers, (R, B): counts in all bins
+        of the dtype, ascending. `distribution_of_counts` takes a row of either.
+    """
+    keys, boundaries = _bins_there(rows.dtype, rows.device)
+    if rows.shape[1] * rows.itemsize <= len(keys) * 4:
+        return rows.clone()
+    ordered = rows.sort(dim=1).values
+    together = boundaries.expand(len(rows), -1).contiguous()
+    return torch.searchsorted(ordered, together, out_int32=rows.shape[1] < 2**31).diff(dim=1)
+
+
+def distribution_of_counts(counted: NDArray[Any], dtype: torch.dtype, low: float, high: float) -> Distribution | None:
+    """Return the distribution that a row of `count_in_bins` tells; None without a finite value.
+
+    Args:
+        counted: The row.
+        dtype: Of the values.
+        low: Smallest finite value.
+        high: Largest finite value.
+    """
+    if counted.dtype.kind == "f":
+        return distribution_on_cpu(counted, math.nan, math.nan)
+    (found,) = np.nonzero(counted)
+    if not found.size:
+        return None
+    counts = counted[found].astype(np.int64)
+    return Distribution(low, high, int(counts.sum()), None, _bins(dtype)[0][found], counts)
+
+
+@cache
+def _bins(dtype: torch.dtype) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
+    """Return all bins of a dtype, ascending, (B,), and the smallest value of each, with Inf behind them, (B + 1,)."""
+    limits = np.finfo(np.float32 if dtype == torch.float32 else np.float64)
+    lowest = int(limits.minexp) - limits.nmant  # exponent of the smallest subnormal number
+    exponents = np.arange(lowest, limits.maxexp).repeat(PARTS)
+    parts = np.tile(np.arange(PARTS), limits.maxexp - lowest)
+    # Below 2^(lowest + 5) not all edges are numbers of the dtype: the next one above is the smallest value.
+    scale = np.minimum(exponents - lowest, 5)
+    near = np.ldexp(np.ceil(np.ldexp(1 + parts / PARTS, scale)), exponents - scale).astype(limits.dtype)
+    far = np.append(near[1:], limits.dtype.type(np.inf))
+    keys = key_of(lowest) + np.arange(near.size)
+    smallest_negative = -np.nextafter(np.insert(far, 0, near[0]), limits.dtype.type(0))[::-1]  # and zero's own
+    return np.concatenate([-keys[::-1], [0], keys]).astype(np.int32), np.concatenate(
+        [smallest_negative, near, far[-1:]]
+    )
+
+
+@cache
+def _bins_there(dtype: torch.dtype, device: torch.device) -> tuple[NDArray[np.int32], Tensor]:
+    """Return the same with the values on a device."""
+    keys, smallest = _bins(dtype)
+    with torch.inference_mode(False):
+        return keys, torch.from_numpy(smallest).to(device)

@@ -1,0 +1,111 @@
+"""What is kept of a tensor: numbers that its statistics follow from, and that merge with those of the next batch."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.results.distribution import Distribution, distribution_of_zeros, merge_distributions
+
+
+class Reduction(NamedTuple):
+    """A tensor's reduction as plain numbers, ready to be merged with that of the next batch.
+
+    A tuple, because one is made in every hook.
+
+    Attributes:
+        shape: Shape of the tensor; -1 for a ragged axis.
+        dtype: Name without "torch.".
+        element_count: Elements of the tensor.
+        channel_axis: Axis of `shape` counted as channels, or None.
+        finite_count: Elements that are neither NaN nor Inf; the statistics up to `square_sum` are theirs.
+        mean: Arithmetic mean.
+        squared_deviations: Sum of squared deviations from the mean.
+        min: Smallest value; +Inf for none.
+        max: Largest value; -Inf for none.
+        abs_sum: Sum of absolute values.
+        square_sum: Sum of squares.
+        nan_count: Elements that are NaN.
+        nonzero_count: Elements that are not zero.
+        channel_nonzero: The same per channel, (C,); None without channels.
+        distribution: Of the finite values; None without one, or if it is not asked for.
+        unmeasured: Why there is nothing else here.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    element_count: int
+    channel_axis: int | None = None
+    finite_count: int = 0
+    mean: float = 0.0
+    squared_deviations: float = 0.0
+    min: float = math.inf
+    max: float = -math.inf
+    abs_sum: float = 0.0
+    square_sum: float = 0.0
+    nan_count: int = 0
+    nonzero_count: int = 0
+    channel_nonzero: NDArray[np.float64] | None = None
+    distribution: Distribution | None = None
+    unmeasured: str | None = None
+
+
+def merge(first: Reduction, second: Reduction) -> Reduction:
+    """Return the reduction of both tensors' elements together.
+
+    Args:
+        first: Its shape, dtype and channel axis are kept.
+        second: Usually the same activation for the next batch.
+
+    Returns:
+        The reduction of the concatenation. Channels are dropped if their number differs.
+
+    Source:
+        Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+    """
+    if not second.element_count and second.unmeasured is None:
+        return first
+    if not first.element_count and first.unmeasured is None:
+        return second._replace(shape=first.shape, dtype=first.dtype)
+    count = first.finite_count + second.finite_count
+    delta = second.mean - first.mean
+    share = second.finite_count / count if count else 0.0
+    same_channels = (
+        first.channel_nonzero is not None
+        and second.channel_nonzero is not None
+        and first.channel_nonzero.size == second.channel_nonzero.size
+    )
+    return Reduction(
+        first.shape,
+        first.dtype,
+        first.element_count + second.element_count,
+        first.channel_axis if same_channels else None,
+        count,
+        first.mean + delta * share,
+        first.squared_deviations + second.squared_deviations + delta * delta * first.finite_count * share,
+        min(first.min, second.min),
+        max(first.max, second.max),
+        first.abs_sum + second.abs_sum,
+        first.square_sum + second.square_sum,
+        first.nan_count + second.nan_count,
+        first.nonzero_count + second.nonzero_count,
+        first.channel_nonzero + second.channel_nonzero if same_channels else None,  # type: ignore[operator]
+        merge_distributions(first.distribution, second.distribution),
+        first.unmeasured or second.unmeasured,
+    )
+
+
+def with_zeros(reduction: Reduction, count: int, *, distributions: bool) -> Reduction:
+    """Add `count` zeros that a sparse tensor implies but does not store."""
+    zeros = Reduction(
+        reduction.shape,
+        reduction.dtype,
+        count,
+        None,
+        finite_count=count,
+        min=0.0,
+        max=0.0,
+        distribution=distribution_of_zeros(count) if distributions else None,
+    )
+    return merge(reduction, zeros)

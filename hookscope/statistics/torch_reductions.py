@@ -1,0 +1,211 @@
+"""Reductions made of torch's own: for any floating dtype and device.
+
+On the CPU values are read by a handful of vectorised reductions, whose results are looked at once; rare ones (not
+finite, too large or too small to square) take a slower path in float64. On an accelerator nothing is looked at.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.results.distribution import Distribution
+from hookscope.statistics.binning import distribution_on_cpu
+from hookscope.statistics.reduction import Reduction
+
+# Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
+# of them (float32: 1e-38..3e38).
+SMALLEST_SQUARABLE = 1e-15
+LARGEST_SQUARABLE = 1e15
+# var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on the centred form. Our choice.
+CANCELLATION_LIMIT = 10.0
+# Length of the rows that sums of squares are taken over: a float32 accumulator stays good to 1e-6 over so many.
+_ROW = 1024
+
+# Exponents of the powers of two that float32 holds as normal numbers.
+_SMALLEST_EXPONENT, _LARGEST_EXPONENT = -126, 126
+
+
+def reduce_rows(
+    rows: Tensor, channels_view: tuple[int, int, int], known: Sequence[Reduction], space: Tensor, *, distributions: bool
+) -> list[Reduction]:
+    """Reduce real floating values on the CPU, looking at the results as they come.
+
+    Args:
+        rows: The values, one tensor per row, (R, n).
+        channels_view: (before, C, after), see `in_memory_order`.
+        known: What is known of each row's tensor.
+        space: Work space, (R, n), which may be `rows` if they are no longer needed.
+        distributions: Whether to count how values are distributed.
+
+    Returns:
+        The reduction of each row.
+    """
+    count = rows.shape[1]
+    lows, highs = rows.amin(1).tolist(), rows.amax(1).tolist()
+    binned: list[Distribution | None] = [None] * len(rows)
+    if distributions:
+        binned = [*map(distribution_on_cpu, rows.numpy(), lows, highs)]
+    rare: dict[int, Reduction] = {}
+    plain = []
+    for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        # Summing equal values would only add rounding; NaN, Inf and what float32 cannot square go another way.
+        plain.append(low < high and SMALLEST_SQUARABLE < max(high, -low) < LARGEST_SQUARABLE)
+        if not plain[at] and (low != high or not math.isfinite(low)):
+            rare[at] = _reduce_rare(rows[at], channels_view, known[at])
+    moments = _moments(rows, plain)
+    signed = any(low < 0 for low in lows)
+    magnitudes = torch.abs(rows, out=space) if signed else rows
+    abs_sums = magnitudes.sum(1).tolist()
+    smallest = magnitudes.amin(1).tolist() if signed else lows
+    before, channels, after = channels_view
+    full = np.full(channels, float(before * after))
+    nonzero = _nonzero_per_channel(magnitudes, channels_view, space) if 0 in smallest else [full] * len(rows)
+    reductions = []
+    for at, row in enumerate(known):
+        if at in rare:
+            reductions.append(rare[at]._replace(distribution=binned[at]))
+            continue
+        low, high = lows[at], highs[at]
+        mean, square_sum, squared_deviations = moments[at] if plain[at] else (low, low * low * count, 0.0)
+        reductions.append(
+            Reduction(
+                row.shape,
+                row.dtype,
+                row.element_count,
+                row.channel_axis,
+                count,
+                mean,
+                squared_deviations,
+                low,
+                high,
+                abs_sums[at] if plain[at] else abs(low) * count,
+                square_sum,
+                0,
+                int(nonzero[at].sum()) if smallest[at] == 0 else count,
+                None if row.channel_axis is None else nonzero[at],
+                binned[at],
+            )
+        )
+    return reductions
+
+
+def _reduce_rare(flat: Tensor, channels_view: tuple[int, int, int], known: Reduction) -> Reduction:
+    """Reduce values that are not finite, or too large or too small to square in float32."""
+    scalars, counts = reduce_without_looking(flat.double().unsqueeze(0), channels_view)
+    return completed(known, scalars[0].tolist(), counts[0].numpy())
+
+
+def _moments(rows: Tensor, plain: Sequence[bool]) -> list[tuple[float, float, float]]:
+    """Return mean, sum of squares and of squared deviations of each row, (R, n); right for the plain ones."""
+    count = rows.shape[1]
+    moments = []
+    for at, (total, square_sum) in enumerate(zip(rows.sum(1).tolist(), _square_sums(rows), strict=True)):
+        mean = total / count
+        squared_deviations = square_sum - mean * total
+        if plain[at] and mean * total > CANCELLATION_LIMIT * squared_deviations:
+            mean, squared_deviations = centred(rows[at], mean)
+        moments.append((mean, square_sum, max(0.0, squared_deviations)))
+    return moments
+
+
+def centred(flat: Tensor, mean: float) -> tuple[float, float]:
+    """Return the mean and the sum of squared deviations of values that vary little about a large mean.
+
+    A rough mean leaves each deviation off by a constant, which their own mean shows; only if it dwarfs the deviations,
+    as when those are a few roundings wide, does it take a second look.
+    """
+    count = flat.numel()
+    squared_deviations = 0.0
+    for _ in range(2):
+        centre = flat.new_tensor(mean)
+        deviations = flat - centre
+        shift = deviations.sum().item() / count
+        squared_deviations = _square_sums(deviations.unsqueeze(0))[0] - count * shift * shift
+        mean = centre.item() + shift
+        if count * shift * shift <= CANCELLATION_LIMIT * squared_deviations:
+            break
+    return mean, squared_deviations
+
+
+def _nonzero_per_channel(
+    magnitudes: Tensor, channels_view: tuple[int, int, int], space: Tensor
+) -> list[NDArray[np.float64]]:
+    """Count non-zero elements per channel, (C,), in each row of non-negative values, (R, n)."""
+    before, channels, after = channels_view
+    if before * after >= 2**24:  # up to here a float32 sum of ones is exact
+        counts = (magnitudes != 0).view(-1, before, channels, after).sum((1, 3))
+    elif after == 1:
+        signs = torch.sign(magnitudes, out=space).view(-1, before, channels)
+        counts = signs.new_ones(before) @ signs
+    else:
+        counts = torch.sign(magnitudes, out=space).view(-1, before, channels, after).sum(3).sum(1)
+    return list(counts.numpy().astype(np.float64))
+
+
+def _square_sums(rows: Tensor) -> list[float]:
+    """Return each row's sum of squares, over short stretches: one long float32 sum of them is off by up to 1e-3."""
+    count = rows.shape[1]
+    stretch = min(count & -count, _ROW)
+    if stretch < 64 < count:  # few factors of two: cut the tail off instead
+        stretch = min(_ROW, count)
+    body = count - count % stretch
+    norms = torch.linalg.vector_norm(rows[:, :body].reshape(len(rows), -1, stretch), dim=2)  # (R, n / stretch)
+    if norms.shape[1] > _ROW:
+        sums = norms.double().square().sum(1)
+    else:
+        sums = torch.linalg.vector_norm(norms, dim=1).double().square()
+    if body < count:
+        sums += torch.linalg.vector_norm(rows[:, body:], dim=1).double().square()
+    return [float(total) for total in sums.tolist()]
+
+
+def reduce_without_looking(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Reduce any floating values with no branch on data, so that nobody waits for the device.
+
+    Args:
+        rows: The values, one tensor per row, (R, n).
+        channels_view: (before, C, after), see `in_memory_order`.
+
+    Returns:
+        (R, 7) of the same dtype: an exponent e, mean, squared deviations, min, max, sum of absolute values and sum of
+        squares of the finite values; all but the extremes are those of the values divided by 2^e, so that no square
+        overflows or vanishes. And (R, 2 + C) integers: finite count, NaN count, non-zero elements per channel.
+    """
+    finite = rows.isfinite()
+    low, high = rows.where(finite, math.inf).amin(1), rows.where(finite, -math.inf).amax(1)
+    exponent = torch.maximum(high, -low).log2().floor().nan_to_num(0.0).clamp(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)
+    kept = rows.where(finite, 0) * torch.exp2(-exponent).unsqueeze(1)
+    finite_count = finite.sum(1)
+    divisor = finite_count.clamp(min=1)
+    mean = kept.sum(1) / divisor
+    deviations = (kept - mean.unsqueeze(1)).where(finite, 0)
+    shift = deviations.sum(1) / divisor  # what rounding left in the mean
+    squared_deviations = (deviations - shift.unsqueeze(1)).where(finite, 0).square().sum(1) * (low < high)
+    scalars = [exponent, mean + shift, squared_deviations, low, high, kept.abs().sum(1), kept.square().sum(1)]
+    counts = torch.stack([finite_count, rows.isnan().sum(1)], 1)
+    nonzero = (rows != 0).view(-1, *channels_view).sum((1, 3))
+    return torch.stack(scalars, 1), torch.cat([counts, nonzero], 1)
+
+
+def completed(known: Reduction, scalars: Sequence[float], counts: NDArray[np.int64]) -> Reduction:
+    """Complete a reduction with a row of what `reduce_without_looking` gave; it has no distribution."""
+    exponent, mean, squared_deviations, low, high, abs_sum, square_sum = scalars
+    finite_count, nan_count = counts[:2].tolist()
+    scale = 2.0**exponent
+    square_scale = scale * scale
+    return known._replace(
+        finite_count=finite_count,
+        mean=mean * scale,
+        squared_deviations=squared_deviations * square_scale,
+        min=low,
+        max=high,
+        abs_sum=abs_sum * scale,
+        square_sum=square_sum * square_scale,
+        nan_count=nan_count,
+        nonzero_count=int(counts[2:].sum()),
+        channel_nonzero=None if known.channel_axis is None else counts[2:].astype(np.float64),
+    )

@@ -1,0 +1,218 @@
+"""`hookscope check` with every file made to harm, and every broken one, of `tests/cli/test_hostile_files.py`.
+
+All files go through one command, as they would from a folder that a CI job is pointed at; once for the JSON and JUnit
+reports, once as on GitHub.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from junitparser import JUnitXml
+
+from hookscope.checks import CheckSettings, wanted_rules
+from hookscope.checks.checkpoint import check_checkpoint
+from tests.cli.conftest import Ended, Run, names_below
+from tests.cli.test_hostile_files import CASES, MISFIT, NEVER_SAID, SLOW, Case, assert_harmless, canary_of, prepare
+
+# A folder stands for the weights files in it; no process can be given a name with a null byte; one takes 20 s to be
+# given up.
+APART = ("folder", "folder, trusted", "name with a null byte", "name with a null byte, trusted", SLOW)
+TOGETHER = [case for case in CASES if case.name not in APART]
+
+OPTIONS = sorted({case.options for case in TOGETHER})
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What `check` made of all cases.
+
+    Attributes:
+        folder: Has a folder for each case, named by its place in `TOGETHER`.
+        before: What was in it.
+        ended: The commands, by their options.
+        reports: Of each case, by its name.
+    """
+
+    folder: Path
+    before: set[str]
+    ended: Mapping[tuple[str, ...], Ended]
+    reports: Mapping[str, dict[str, Any]]
+
+
+def file_of(case: Case) -> str:
+    return f"{TOGETHER.index(case)}/{case.file}"
+
+
+def cases_with(options: Sequence[str]) -> list[Case]:
+    return [case for case in TOGETHER if case.options == options]
+
+
+def check_all(cases: Sequence[Case], folder: Path, environment: Mapping[str, str], *options: str) -> Ended:
+    """Check files in one process, two at a time; in bytes, as names need not be text."""
+    files = [file_of(case) for case in cases]
+    arguments = ("check", *files, "--arch", "net.py:tiny", "--jobs", "2", *options)
+    done = subprocess.run(
+        [sys.executable, "-m", "hookscope", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.fixture(scope="module")
+def folder(networks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All files, and a configuration that says what noise the network takes."""
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "hookscope.toml").write_text("[input]\nshape = [2, 3, 16, 16]\n", encoding="utf-8")
+    (folder / "net.py").write_bytes(networks.read_bytes())
+    for number, case in enumerate(TOGETHER):
+        below = folder / str(number)
+        below.mkdir()
+        (below / "net.py").write_bytes(networks.read_bytes())
+        prepare(case, below)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def variables(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a command that would leave temporary files where they are found."""
+    names = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
+    kept = {name: value for name, value in environment.items() if name not in names}
+    return kept | {"TMPDIR": str(tmp_path_factory.mktemp("temporary")), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+
+
+@pytest.fixture(scope="module")
+def junit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("junit") / "junit.xml"
+
+
+@pytest.fixture(scope="module")
+def checked(folder: Path, variables: dict[str, str], junit: Path) -> Checked:
+    before = names_below(folder)
+    ended, reports = {}, {}
+    for options in OPTIONS:
+        cases = cases_with(options)
+        extra = () if options else ("--junit", str(junit))
+        ended[options] = check_all(cases, folder, variables, *options, *extra, "--format", "json")
+        found = json.loads(ended[options].stdout)["checkpoints"]
+        reports.update({case.name: report for case, report in zip(cases, found, strict=True)})
+    return Checked(folder, before, ended, reports)
+
+
+def message_of(report: Mapping[str, Any]) -> str:
+    """Return what a reader is told: why it could not be checked, or the only finding."""
+    [finding] = [finding for rule in report["rules"] for finding in rule["findings"]]
+    assert report["error"] == finding["message"]
+    return str(finding["message"])
+
+
+@pytest.mark.parametrize("case", TOGETHER, ids=lambda case: case.name)
+def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Checked, case: Case) -> None:
+    report = checked.reports[case.name]
+    assert not canary_of(checked.folder / file_of(case)).exists()
+    if case.code == 0:  # it holds good weights beside hostile names
+        assert report["exit_code"] == 0
+        return
+    message = message_of(report)
+    fails = [rule["rule"] for rule in report["rules"] if rule["status"] == "fail"]
+    others = {rule["status"] for rule in report["rules"] if rule["rule"] not in ("integrity", "architecture")}
+    assert others <= {"skipped", "off"}
+    if MISFIT in message:  # weights that do not fit have been read, and fail the check
+        assert (report["exit_code"], fails, case.code) == (1, ["architecture"], 3)
+    else:
+        assert (report["exit_code"], fails) == (case.code, ["integrity"])
+    assert len(message.splitlines()) == 1
+    assert len(message) < 1500
+    assert not [phrase for phrase in case.phrases if not re.search(phrase, message, re.IGNORECASE)], message
+
+
+def test_nothing_is_written_or_left_behind(checked: Checked, variables: dict[str, str]) -> None:
+    assert names_below(checked.folder) == checked.before
+    assert names_below(Path(variables["TMPDIR"])) == set()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "untrusted")
+def test_the_report_is_harmless_and_the_gravest_code_decides(checked: Checked, options: tuple[str, ...]) -> None:
+    ended = checked.ended[options]
+    assert_harmless(ended)
+    assert ended.stderr == ""
+    assert ended.code == (3 if options else 4)
+
+
+@pytest.mark.usefixtures("checked")
+def test_the_junit_report_is_read_by_a_parser_and_counts_every_checkpoint(junit: Path) -> None:
+    suites = list(JUnitXml.fromfile(str(junit)))
+    cases = cases_with(())
+    assert len(suites) == len(cases)
+    broken = [bool(suite.failures or suite.errors) for suite in suites]
+    assert broken == [case.code != 0 for case in cases]
+    text = junit.read_text(encoding="utf-8")
+    assert not [word for word in NEVER_SAID if word in text]
+
+
+def test_on_github_no_name_adds_an_annotation(folder: Path, variables: dict[str, str], tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    runner = variables | {
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "GITHUB_WORKSPACE": str(folder),
+    }
+    cases = cases_with(())
+    ended = check_all(cases, folder, runner)
+    assert ended.code == 4
+    assert ended.stderr == ""
+    assert not [word for word in NEVER_SAID if word in ended.stdout]
+    lines = ended.stdout.split("\n")
+    assert all(line.isprintable() for line in lines)
+    commands = [line for line in lines if line.lstrip().startswith("::") or "##[" in line]
+    ours = [
+        re.match(r"::(error|warning|notice) title=hookscope · (\d+)/[^:,]*(,file=[^:,]*)?::[^:]", line)
+        for line in commands
+    ]
+    assert None not in ours
+    blamed = [int(match[2]) for match in ours if match and match[1] == "error"]
+    assert sorted(blamed) == [TOGETHER.index(case) for case in cases if case.code != 0]
+    written = summary.read_text(encoding="utf-8").split("\n")
+    assert not [line for line in written if line.lstrip().startswith("::") or not line.isprintable()]
+
+
+@pytest.mark.parametrize("name", APART[:2])
+def test_a_folder_without_weights_matches_nothing(run: Run, tmp_path: Path, name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    prepare(case, tmp_path)
+    ended = run("check", case.file, "--arch", "net.py:tiny", *case.options)
+    assert ended.code == 5
+    [error] = ended.errors
+    assert "No weights file in folder 'model.pt'" in error
+
+
+@pytest.mark.parametrize("name", APART[2:4])
+def test_a_name_that_cannot_be_is_an_error(run: Run, name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    ended = run("check", case.file, "--arch", "net.py:tiny", "--format", "json", *case.options)
+    assert ended.code == case.code
+    assert_harmless(ended)
+    [report] = json.loads(ended.stdout)["checkpoints"]
+    assert re.search(case.phrases[0], message_of(report))
+
+
+def test_a_key_that_takes_years_to_hash_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, networks: Path
+) -> None:
+    monkeypatch.setattr("hookscope.checkpoints.isolation._SPARE_SECONDS", 1)
+    case = next(case for case in CASES if case.name == SLOW)
+    path = prepare(case, tmp_path)
+    settings = CheckSettings(arch=f"{networks}:tiny", shape=(2, 3, 16, 16))
+    report = check_checkpoint(str(path), settings, wanted_rules(settings))
+    assert report.exit_code == case.code
+    assert not [phrase for phrase in case.phrases if not re.search(phrase, report.error, re.IGNORECASE)]

@@ -1,0 +1,121 @@
+"""For every rule a checkpoint that breaks exactly it, and a near miss that passes all rules: `pairs.py` lists them.
+
+Each pair is two real files, of one seeded network with one thing changed. All rules are on, at level "fail": a
+checkpoint that broke another rule besides would show.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from hookscope.checks import RULES, CheckSettings, Expectation, RuleSettings, wanted_rules
+from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
+from hookscope.checks.checkpoint import check_checkpoint
+from hookscope.results.check import CheckReport, Examination
+from tests.checks.checkpoints import networks
+from tests.checks.checkpoints.pairs import NETWORKS, PAIRS, PICTURE, Change, Pair, nothing
+from tests.cli.conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def picture(tmp_path: Path) -> Path:
+    """Half red, half blue."""
+    path = tmp_path / PICTURE
+    image = Image.new("RGB", (16, 16), "red")
+    image.paste("blue", (8, 0, 16, 16))
+    image.save(path)
+    return path
+
+
+def settings_of(pair: Pair, folder: Path) -> CheckSettings:
+    """Return settings under which every rule is on, and fails."""
+    given: dict[str, Any] = {"shape": (2, 3, 16, 16)}
+    if pair.expects:
+        given = {"expectations": (Expectation(folder / PICTURE, **pair.expects),), "resize": "none", "crop": "none"}
+    rules = {name: RuleSettings("fail") for name in RULES}
+    return CheckSettings(arch=f"{NETWORKS}:{pair.network}", rules=rules, **given, **pair.settings)
+
+
+def write(pair: Pair, change: Change, path: Path, *, lost: int = 0) -> None:
+    """Write a checkpoint of the pair's network, seeded, and then changed; leave out the last bytes of the file."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        state = dict(getattr(networks, pair.network)().state_dict())
+    change(state)
+    torch.save(state, path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) - lost])
+
+
+def baseline_for(pair: Pair, folder: Path, settings: CheckSettings) -> Baseline | None:
+    """Return what the unchanged network gives, if the rule compares with it."""
+    if pair.rule != "drift":
+        return None
+    write(pair, nothing, folder / "before.pt")
+    seen: list[Examination] = []
+    check_checkpoint(str(folder / "before.pt"), settings, wanted_rules(settings), on_examined=seen.append)
+    return baseline_of(seen[0])
+
+
+def checked(pair: Pair, change: Change, folder: Path, *, lost: int = 0) -> CheckReport:
+    """Write a checkpoint and check it, with every rule on."""
+    settings = settings_of(pair, folder)
+    baseline = baseline_for(pair, folder, settings)
+    path = folder / "model.pt"
+    write(pair, change, path, lost=lost)
+    return check_checkpoint(str(path), settings, wanted_rules(settings), baseline=baseline)
+
+
+def test_every_rule_has_a_pair() -> None:
+    assert list(dict.fromkeys(pair.rule for pair in PAIRS)) == [*RULES]
+    assert all(pair.because for pair in PAIRS if pair.consequences)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.rule)
+def test_a_checkpoint_that_breaks_one_rule_fails_that_rule_and_names_the_place(pair: Pair, tmp_path: Path) -> None:
+    report = checked(pair, pair.breaks, tmp_path, lost=pair.bytes_lost)
+    assert {finding.rule for finding in report.findings} == {pair.rule} | pair.consequences
+    finding, *more = (finding for finding in report.findings if finding.rule == pair.rule)
+    assert finding.where.rpartition("/")[2] == pair.where
+    assert (pair.named or pair.where) in finding.message
+    assert not more or pair.rule == "drift"  # which shows in later layers too
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.rule)
+def test_a_near_miss_passes_every_rule(pair: Pair, tmp_path: Path) -> None:
+    report = checked(pair, pair.near_miss, tmp_path)
+    assert {finding.rule for finding in report.findings} == pair.missed
+    assert report.exit_code == bool(pair.missed)
+    status = next(outcome.status for outcome in report.outcomes if outcome.rule == pair.rule)
+    assert status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"), [("integrity", 3), ("architecture", 1), ("forward", 6), ("dead-channels", 1), ("drift", 1)]
+)
+def test_the_command_says_the_same_of_both(command: Run, tmp_path: Path, rule: str, code: int) -> None:
+    pair = next(pair for pair in PAIRS if pair.rule == rule)
+    levels = "".join(f'{name} = "fail"\n' for name in RULES)
+    config = f"[input]\nshape = [2, 3, 16, 16]\n[rules]\n{levels}"
+    if pair.rule == "drift":
+        settings = settings_of(pair, tmp_path)
+        baseline = baseline_for(pair, tmp_path, settings)
+        assert baseline is not None
+        (tmp_path / "baseline.json").write_text(baseline_text(baseline), encoding="utf-8")
+        config += '[baseline]\nfile = "baseline.json"\n'
+    (tmp_path / "hookscope.toml").write_text(config, encoding="utf-8")
+    for name, change, lost in (("broken", pair.breaks, pair.bytes_lost), ("near", pair.near_miss, 0)):
+        write(pair, change, tmp_path / f"{name}.pt", lost=lost)
+    arch = f"{NETWORKS}:{pair.network}"
+    ended = command("check", "broken.pt", "near.pt", "--arch", arch, "--format", "json", cwd=tmp_path)
+    assert ended.code == code
+    broken, near = json.loads(ended.stdout)["checkpoints"]
+    [failed] = [each for each in broken["rules"] if each["status"] == "fail"]
+    finding = failed["findings"][0]
+    assert (failed["rule"], finding["where"]) == (rule, pair.where)
+    assert (pair.named or pair.where) in finding["message"].replace("broken.pt", "model.pt")
+    assert (near["exit_code"], [each for each in near["rules"] if each["findings"]]) == (0, [])

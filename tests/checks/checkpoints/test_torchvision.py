@@ -1,0 +1,141 @@
+"""Seeded torchvision networks, and the demo's trained one, under the configurations that ship."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import models
+
+from hookscope.checks import RULES, CheckSettings, wanted_rules
+from hookscope.checks.checkpoint import check_checkpoint
+from hookscope.checks.configuration import read_settings
+from hookscope.results.check import CheckReport
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
+
+# BatchNorm in eval mode passes on what it is given until it is trained, and networks rely on it for their scale.
+GROWS = {("fp16-headroom", "BatchNorm does not normalise yet, being untrained.")}
+FADES = {("constant-output", "BatchNorm does not normalise yet, being untrained.")}
+ZERO_HEAD = {
+    ("zero-parameter", "'heads.head.weight' (Linear) is 0 in all of its 768,000 values."),
+    ("constant-output", "'heads.head.weight' is all 0, as an untrained head may be."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """A torchvision network, and which warnings an expert expects of it while it is untrained.
+
+    Attributes:
+        name: As torchvision has it.
+        shape: Of the noise.
+        warnings: A rule, and how its message ends.
+        options: For its builder, so that it downloads nothing.
+    """
+
+    name: str
+    shape: tuple[int, ...] = (2, 3, 64, 64)
+    warnings: frozenset[tuple[str, str]] = frozenset()
+    options: Mapping[str, Any] | None = None
+
+
+WITHOUT_BACKBONE = {"weights_backbone": None}
+
+SEEDED = [
+    Seeded("alexnet"),
+    Seeded("vgg11_bn"),
+    Seeded("resnet18"),
+    Seeded("resnet101", warnings=frozenset(GROWS)),
+    Seeded("resnext50_32x4d"),
+    Seeded("densenet121"),
+    Seeded("squeezenet1_1"),
+    Seeded("googlenet", warnings=frozenset(FADES), options={"init_weights": True}),
+    Seeded("inception_v3", (2, 3, 96, 96), frozenset(GROWS), {"init_weights": True}),
+    Seeded("mobilenet_v2"),
+    Seeded("mobilenet_v3_small"),
+    Seeded("mnasnet0_5"),
+    Seeded("shufflenet_v2_x0_5"),
+    Seeded("efficientnet_b0"),
+    Seeded("regnet_y_400mf"),
+    Seeded("convnext_tiny"),
+    Seeded("swin_t"),
+    Seeded("swin_v2_t"),
+    Seeded("vit_b_32", (2, 3, 224, 224), frozenset(ZERO_HEAD)),
+    Seeded("maxvit_t", (2, 3, 224, 224)),
+    Seeded("lraspp_mobilenet_v3_large", (2, 3, 96, 96), options=WITHOUT_BACKBONE),
+    Seeded("deeplabv3_mobilenet_v3_large", (2, 3, 96, 96), frozenset(FADES), WITHOUT_BACKBONE),
+    Seeded("ssdlite320_mobilenet_v3_large", (2, 3, 128, 128), frozenset(FADES), WITHOUT_BACKBONE),
+    Seeded("fasterrcnn_mobilenet_v3_large_320_fpn", (2, 3, 128, 128), options=WITHOUT_BACKBONE),
+    Seeded("r3d_18", (2, 3, 4, 64, 64)),
+    Seeded("raft_small", (2, 3, 128, 128)),
+    Seeded("quantized_resnet18", options={"quantize": True}),
+    Seeded("quantized_shufflenet_v2_x0_5", options={"quantize": True}),
+]
+
+
+def checked(config: str, model: str | torch.nn.Module, **changes: Any) -> CheckReport:
+    settings: CheckSettings = replace(read_settings(CONFIGS / config, Path()), **changes)
+    return check_checkpoint(model, settings, wanted_rules(settings))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:must run observer", "ignore:.*reduce_range will be deprecated")
+@pytest.mark.parametrize("seeded", SEEDED, ids=lambda seeded: seeded.name)
+def test_a_seeded_network_gets_the_warnings_that_one_expects_and_no_more(seeded: Seeded, tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = models.get_model(seeded.name, weights=None, **(seeded.options or {})).eval()
+    torch.save(network.state_dict(), tmp_path / "model.pt")
+    report = checked("smoke.toml", str(tmp_path / "model.pt"), arch=seeded.name, shape=seeded.shape)
+    assert (report.exit_code, report.error) == (0, "")
+    assert {finding.level for finding in report.findings} <= {"warn"}
+    assert len(report.findings) == len(seeded.warnings)
+    for finding in report.findings:
+        assert any(finding.rule == rule and finding.message.endswith(end) for rule, end in seeded.warnings)
+
+
+@pytest.fixture
+def resnet18(tmp_path: Path) -> str:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        torch.save(models.resnet18().state_dict(), tmp_path / "resnet18.pt")
+    return str(tmp_path / "resnet18.pt")
+
+
+NOISE_AND_PICTURE = pytest.mark.parametrize("images", [(), (CAT,)], ids=["noise", "cat"])
+
+
+@NOISE_AND_PICTURE
+@pytest.mark.parametrize("config", ["smoke.toml", "gradients.toml"])
+def test_the_trained_demo_network_passes_without_a_word(config: str, images: tuple[Path, ...]) -> None:
+    report = checked(config, "demo", images=images)
+    assert report.passed
+    assert (report.findings, report.warnings) == ((), ())
+    on = {outcome.status for outcome in report.outcomes if outcome.status != "off"}
+    assert on == {"pass"}
+
+
+@NOISE_AND_PICTURE
+def test_the_strict_configuration_objects_to_the_dead_channels_of_the_demo_network_only(
+    images: tuple[Path, ...],
+) -> None:
+    report = checked("strict.toml", "demo", images=images)
+    assert report.exit_code == 1
+    assert {(finding.rule, finding.level) for finding in report.findings} == {("dead-channels", "fail")}
+    assert all("(ReLU6)" in finding.message for finding in report.findings)
+
+
+@NOISE_AND_PICTURE
+@pytest.mark.parametrize("config", ["gradients.toml", "strict.toml"])
+def test_a_seeded_resnet18_passes_the_other_configurations(
+    config: str, images: tuple[Path, ...], resnet18: str
+) -> None:
+    report = checked(config, resnet18, images=images)
+    assert report.passed
+    assert report.findings == ()
+    judged = {outcome.rule for outcome in report.outcomes if outcome.status == "pass"}
+    assert judged == RULES.keys() - {"expectation", "drift"}  # there is nothing to hold it to

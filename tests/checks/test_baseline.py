@@ -1,0 +1,421 @@
+"""What a baseline keeps of a run, how it is written, and which files are refused."""
+
+import json
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hookscope.checks.baseline import (
+    Baseline,
+    BaselineGradients,
+    BaselineInput,
+    BaselineRow,
+    baseline_of,
+    baseline_text,
+    inputs_of,
+    read_baseline,
+)
+from hookscope.errors import UsageError
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
+from hookscope.results.check import Examination
+from hookscope.results.inspection import Failure, InputRecord, ModelInfo
+
+EVERY_MODULE = ["name:/.*/"]
+
+
+def examined(network: nn.Module, inputs: Tensor, *, loss: str | None = None) -> Examination:
+    """Return what `hookscope check` would know of a network, as far as a baseline looks at it."""
+    forward = inspect(network, inputs, EVERY_MODULE, distributions=True)
+    return Examination(
+        forward.model, (), forward, gradients=inspect_gradients(network, inputs, loss) if loss is not None else None
+    )
+
+
+def row_of(baseline: Baseline, label: str) -> BaselineRow:
+    return next(row for row in baseline.rows if row.label == label)
+
+
+# --- what is kept ---
+
+
+def test_a_row_holds_the_statistics_of_the_layer() -> None:
+    values = torch.tensor([[-3.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 10.0]])
+    network = nn.Sequential(OrderedDict([("relu", nn.ReLU())]))
+    row = row_of(baseline_of(examined(network, values)), "relu")
+    after = np.array([0, 0, 0, 1, 2, 3, 4, 10.0])
+    assert (row.kind, row.shape, row.dtype) == ("ReLU", (1, 8), "float32")
+    assert (row.nan_count, row.inf_count) == (0, 0)
+    assert row.mean == 2.5
+    assert row.std == pytest.approx(after.std(), rel=1e-5)
+    assert row.quantiles == pytest.approx(np.quantile(after, [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99]), rel=1e-5)
+    assert row.dead_fraction == 3 / 8
+    assert row.gradient_l2 is None
+
+
+def test_a_row_holds_the_norm_of_the_gradient_where_one_was_taken() -> None:
+    network = nn.Sequential(OrderedDict([("linear", nn.Linear(2, 2, bias=False)), ("relu", nn.ReLU())]))
+    with torch.no_grad():
+        network.linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+    baseline = baseline_of(examined(network, torch.tensor([[3.0, 5.0]]), loss="sum"))
+    assert baseline.gradients is not None
+    assert (baseline.gradients.loss, baseline.gradients.mode) == ("sum", "eval")
+    assert row_of(baseline, "relu").gradient_l2 == pytest.approx(2**0.5, rel=1e-5)  # of (1, 1)
+    assert row_of(baseline, "linear").gradient_l2 == 1  # of (1, 0): the second output is negative
+
+
+def test_numbers_are_kept_in_six_significant_digits() -> None:
+    network = nn.Sequential(OrderedDict([("same", nn.Identity())]))
+    row = row_of(baseline_of(examined(network, torch.tensor([[1 / 3, 1 / 3]], dtype=torch.float64))), "same")
+    assert row.mean == 0.333333
+
+
+def test_a_negative_zero_is_kept_as_zero() -> None:
+    examination = examined(nn.Sequential(OrderedDict([("same", nn.Identity())])), torch.zeros(1, 2))
+    assert examination.forward is not None
+    rows = [replace(row, activation=replace(row.activation, mean=-0.0)) for row in examination.forward.rows]
+    negative = replace(examination, forward=replace(examination.forward, rows=tuple(rows)))
+    assert baseline_text(baseline_of(negative)) == baseline_text(baseline_of(examination))
+
+
+def test_a_statistic_beyond_what_json_holds_is_left_out() -> None:
+    examination = examined(nn.Sequential(OrderedDict([("same", nn.Identity())])), torch.zeros(1, 2))
+    assert examination.forward is not None
+    rows = [replace(row, activation=replace(row.activation, std=math.inf)) for row in examination.forward.rows]
+    overflown = replace(examination, forward=replace(examination.forward, rows=tuple(rows)))
+    assert row_of(baseline_of(overflown), "same").std is None
+
+
+def test_nan_and_inf_are_counted() -> None:
+    network = nn.Sequential(OrderedDict([("same", nn.Identity())]))
+    values = torch.tensor([[float("nan"), float("inf"), -float("inf"), 4.0]])
+    row = row_of(baseline_of(examined(network, values)), "same")
+    assert (row.nan_count, row.inf_count, row.mean) == (1, 2, 4)
+
+
+def test_layers_and_the_whole_network_are_kept_and_containers_are_not() -> None:
+    inner = nn.Sequential(OrderedDict([("a", nn.Linear(2, 2)), ("b", nn.ReLU())]))
+    baseline = baseline_of(examined(nn.Sequential(OrderedDict([("inner", inner)])), torch.ones(1, 2)))
+    assert [row.label for row in baseline.rows] == ["(model)", "inner.a", "inner.b"]
+
+
+def test_a_layer_with_parameters_of_its_own_is_kept_whatever_is_inside_it() -> None:
+    network = nn.Sequential(OrderedDict([("conv", PaddedFirst())]))
+    baseline = baseline_of(examined(network, torch.ones(1, 1, 2, 2)))
+    assert [row.label for row in baseline.rows] == ["(model)", "conv", "conv.pad"]
+    assert row_of(baseline, "conv").shape == (1, 1, 4, 4)
+
+
+class PaddedFirst(nn.Conv2d):
+    def __init__(self) -> None:
+        super().__init__(1, 1, 1)
+        self.pad = nn.ZeroPad2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.pad(x))
+
+
+def test_a_module_that_never_calls_its_children_is_kept() -> None:
+    network = nn.Sequential(OrderedDict([("attention", SelfAttention())]))
+    baseline = baseline_of(examined(network, torch.randn(1, 3, 4)))
+    assert any(row.label.startswith("attention.mix[0]") for row in baseline.rows)  # its out_proj is used as a weight
+
+
+class SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.mix(x, x, x)[0]
+        return mixed
+
+
+def test_rows_are_sorted_with_numbers_in_counting_order() -> None:
+    network = nn.Sequential(*[nn.Identity() for _ in range(12)])
+    baseline = baseline_of(examined(network, torch.ones(1, 2)))
+    assert [row.label for row in baseline.rows] == ["(model)", *map(str, range(12))]
+
+
+def test_a_layer_called_twice_has_two_rows() -> None:
+    act = nn.ReLU()
+    baseline = baseline_of(examined(nn.Sequential(act, act), torch.ones(1, 2)))
+    assert [row.label for row in baseline.rows] == ["(model)", "0", "0#1"]
+
+
+def test_equal_inputs_in_a_row_are_counted_and_folders_are_left_out() -> None:
+    noise = InputRecord("noise", None, None, (3, 8, 8), ("standard normal noise, seed 0",))
+    cat = InputRecord("/home/someone/cat.jpg", "ab" * 32, (9, 9), (3, 8, 8), ("resized", "warning while reading: odd"))
+    assert inputs_of([noise, noise, cat]) == (
+        BaselineInput("noise", 2, None, (3, 8, 8), ("standard normal noise, seed 0",)),
+        BaselineInput("cat.jpg", 1, "ab" * 32, (3, 8, 8), ("resized",)),
+    )
+
+
+@pytest.mark.parametrize("broken", ["missing", "failed"])
+def test_a_forward_pass_that_broke_off_gives_no_baseline(broken: str) -> None:
+    examination = examined(nn.Sequential(nn.ReLU()), torch.ones(1, 2))
+    assert examination.forward is not None
+    failed = replace(examination.forward, failure=Failure("0", "ReLU", ("1x2",), "ValueError: no"))
+    with pytest.raises(UsageError, match="did not run to the end of its forward pass"):
+        baseline_of(replace(examination, forward=None if broken == "missing" else failed))
+
+
+# --- how it is written ---
+
+WRITTEN = """\
+{
+  "schema_version": 2,
+  "model": "net.py:build",
+  "class": "Net",
+  "weights": "epoch12.pt",
+  "weights_sha256": "00ff",
+  "parameter_count": 1234,
+  "dtype": "float32",
+  "mode": "eval",
+  "gradients": {"loss": "ce", "target": "class 281, tabby", "mode": "eval"},
+  "quantile_levels": [
+    0.01,
+    0.05,
+    0.25,
+    0.5,
+    0.75,
+    0.95,
+    0.99
+  ],
+  "inputs": [
+    {"name": "cat.jpg", "count": 1, "sha256": "abcd", "shape": [3, 8, 8], "steps": ["resized", "normalised"]},
+    {"name": "noise", "count": 2, "sha256": null, "shape": [3, 8, 8], "steps": ["seed 0"]}
+  ],
+  "layers": [
+    {"layer": "conv", "type": "Conv2d", "shape": [1, 2, 4], "dtype": "float32", "finite": true, "mean": 0.5, \
+"std": 1e-07, "dead": 0.25, "gradient": 2.0, "quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0]},
+    {"layer": "conv#1", "type": "Conv2d", "shape": [], "dtype": "float32", "finite": false, "nan": 3, "inf": 0, \
+"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null},
+    {"layer": "where", "type": "Where", "shape": [0], "dtype": "bool", "finite": null, \
+"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null}
+  ]
+}
+"""
+
+BASELINE = Baseline(
+    model="net.py:build",
+    kind="Net",
+    weights="epoch12.pt",
+    weights_sha256="00ff",
+    parameter_count=1234,
+    dtype="float32",
+    gradients=BaselineGradients("ce", "class 281, tabby", "eval"),
+    inputs=(
+        BaselineInput("cat.jpg", 1, "abcd", (3, 8, 8), ("resized", "normalised")),
+        BaselineInput("noise", 2, None, (3, 8, 8), ("seed 0",)),
+    ),
+    rows=(
+        BaselineRow(
+            "conv", "Conv2d", (1, 2, 4), "float32", 0, 0, 0.5, 1e-7, 0.25, 2.0, (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+        ),
+        BaselineRow("conv#1", "Conv2d", (), "float32", 3, 0, None, None, None, None, None),
+        BaselineRow("where", "Where", (0,), "bool", None, None, None, None, None, None, None),
+    ),
+)
+
+
+def test_a_baseline_is_written_one_line_a_layer() -> None:
+    assert baseline_text(BASELINE) == WRITTEN
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(WRITTEN)
+    assert read_baseline(path) == BASELINE
+
+
+def test_the_same_run_twice_gives_the_same_bytes() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    inputs = torch.randn(2, 3, 8, 8)
+    texts = {baseline_text(baseline_of(examined(network.eval(), inputs, loss="projection"))) for _ in range(2)}
+    assert len(texts) == 1
+
+
+def test_the_order_of_the_rows_of_a_run_does_not_matter() -> None:
+    examination = examined(nn.Sequential(*[nn.Identity() for _ in range(12)]), torch.ones(1, 2))
+    forward = examination.forward
+    assert forward is not None
+    shuffled = list(forward.rows)
+    random.Random(0).shuffle(shuffled)
+    again = replace(examination, forward=replace(forward, rows=tuple(shuffled)))
+    assert shuffled != list(forward.rows)
+    assert baseline_text(baseline_of(again)) == baseline_text(baseline_of(examination))
+
+
+def test_a_changed_layer_changes_its_own_line_and_no_other() -> None:
+    changed = replace(BASELINE, rows=(replace(BASELINE.rows[0], mean=0.75), *BASELINE.rows[1:]))
+    before, after = (baseline_text(each).splitlines() for each in (BASELINE, changed))
+    different = [line for line, other in zip(before, after, strict=True) if line != other]
+    assert [json.loads(line.rstrip(","))["layer"] for line in different] == ["conv"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "::error::x", "a\x1b[31m", "\ud800", "ünïcode", '"quoted"', "a\\b"])
+def test_a_layer_of_any_name_is_read_back_as_it_is_compared(name: str, tmp_path: Path) -> None:
+    network = nn.Sequential(OrderedDict([(name, nn.ReLU())]))
+    baseline = baseline_of(examined(network, torch.ones(1, 2)))
+    path = tmp_path / "baseline.json"
+    path.write_text(baseline_text(baseline), encoding="ascii")
+    assert len(baseline.rows) == 2
+    assert read_baseline(path) == baseline
+
+
+_NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+_SHAPES = st.lists(st.integers(0, 10**6), max_size=4).map(tuple)
+_COUNTS = st.integers(0, 10**12)
+_ROWS = st.builds(
+    BaselineRow,
+    label=_TEXTS,
+    kind=_TEXTS,
+    shape=_SHAPES,
+    dtype=_TEXTS,
+    nan_count=_COUNTS,
+    inf_count=_COUNTS,
+    mean=st.none() | _NUMBERS,
+    std=st.none() | _NUMBERS,
+    dead_fraction=st.none() | _NUMBERS,
+    gradient_l2=st.none() | _NUMBERS,
+    quantiles=st.none() | st.tuples(*[_NUMBERS] * 7),
+)
+_BASELINES = st.builds(
+    Baseline,
+    model=_TEXTS,
+    kind=_TEXTS,
+    weights=_TEXTS,
+    weights_sha256=st.none() | _TEXTS,
+    parameter_count=_COUNTS,
+    dtype=_TEXTS,
+    gradients=st.none() | st.builds(BaselineGradients, _TEXTS, _TEXTS, _TEXTS),
+    inputs=st.lists(
+        st.builds(BaselineInput, _TEXTS, _COUNTS, st.none() | _TEXTS, _SHAPES, st.lists(_TEXTS, max_size=3).map(tuple)),
+        max_size=3,
+    ).map(tuple),
+    rows=st.lists(_ROWS, max_size=5, unique_by=lambda row: row.label).map(tuple),
+)
+
+
+@given(baseline=_BASELINES)
+def test_any_baseline_is_read_back_as_it_was(baseline: Baseline, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-baseline.json"
+    path.write_text(baseline_text(baseline), encoding="ascii")
+    assert read_baseline(path) == baseline
+
+
+# --- what is refused ---
+
+
+def refused(path: Path) -> str:
+    """Return the one line that says why a file is no baseline."""
+    with pytest.raises(UsageError) as raised:
+        read_baseline(path)
+    message = str(raised.value)
+    assert raised.value.exit_code == 2
+    assert message.isprintable()
+    assert "--update-baseline" in message or "cannot be read" in message
+    return message
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert "There is no baseline" in refused(tmp_path / "none.json")
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    assert "Is a directory" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is not JSON: line 1"),
+        (b"\x80\x04\x95pickle", "is not UTF-8 at byte 0"),
+        (WRITTEN.encode("utf-16"), "is not UTF-8 at byte 0"),
+        (b"{\n<<<<<<< HEAD\n", "is not JSON: line 2"),
+        (WRITTEN.encode()[:-20], "is not JSON: line "),
+        (WRITTEN.replace('0.5, "std"', 'NaN, "std"').encode(), "NaN is not JSON"),
+        (WRITTEN.replace("1e-07", "-Infinity").encode(), "-Infinity is not JSON"),
+        (WRITTEN.replace("1e-07", "1e999").encode(), "'std' of layer 'conv' is Infinity, not a number or null"),
+        (WRITTEN.replace("1e-07", "1" + "0" * 400).encode(), "too large"),
+        (WRITTEN.replace("1e-07", "1" * 5000).encode(), "integer"),
+        (b"[" * 200_000, "recursion"),
+        (b"[]", "it is not an object"),
+        (b"{}", "it has no 'schema_version'"),
+        (WRITTEN.replace('version": 2', 'version": 1').encode(), "it has schema version 1, and this hookscope reads"),
+        (WRITTEN.replace('version": 2', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
+        (WRITTEN.replace("    0.25,\n", "").encode(), "its quantile levels are not 0.01, 0.05"),
+        (WRITTEN.replace('"conv#1"', '"conv"').encode(), "layer 'conv' is there twice"),
+        (WRITTEN.replace('"conv#1"', "7").encode(), "'layer' of layer 2 is 7, not text"),
+        (WRITTEN.replace("-3.0, ", "").encode(), "'quantiles' of layer 'conv' is [-2.0, -1.0"),
+        (WRITTEN.replace("[1, 2, 4]", "[1, -2]").encode(), "'shape' of layer 'conv' is [1, -2], not a list of sizes"),
+        (WRITTEN.replace('"mean": 0.5', '"mean": "0.5"').encode(), "'mean' of layer 'conv' is \"0.5\", not a number"),
+        (WRITTEN.replace('"mean": 0.5', '"mean": true').encode(), "'mean' of layer 'conv' is true, not a number"),
+        (WRITTEN.replace('"nan": 3, ', "").encode(), "layer 'conv#1' has no 'nan'"),
+        (
+            WRITTEN.replace('"finite": true', '"finite": "yes"').encode(),
+            "'finite' of layer 'conv' is \"yes\", not true",
+        ),
+        (WRITTEN.replace('["seed 0"]', '["seed 0", 1]').encode(), "'steps' of input 2 is"),
+        (WRITTEN.replace('{"loss": "ce", ', "{").encode(), "'gradients' has no 'loss'"),
+    ],
+)
+def test_a_file_that_is_no_baseline_is_refused(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_bytes(content)
+    assert reason in refused(path)
+
+
+def test_a_file_that_is_too_large_is_refused_without_reading_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # a terabyte of holes
+    assert "is larger than 32 MiB" in refused(path)
+
+
+def _without(key: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    return lambda record: {name: value for name, value in record.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        *[("file", key) for key in json.loads(WRITTEN) if key != "mode"],  # what is for people alone
+        *[("inputs", key) for key in json.loads(WRITTEN)["inputs"][0]],
+        *[("layers", key) for key in json.loads(WRITTEN)["layers"][0]],
+    ],
+)
+def test_a_baseline_without_a_field_is_refused_and_the_field_named(part: str, key: str, tmp_path: Path) -> None:
+    document = json.loads(WRITTEN)
+    if part == "file":
+        document = _without(key)(document)
+    else:
+        document[part][0] = _without(key)(document[part][0])
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps(document))
+    assert f"has no {key!r}" in refused(path)
+
+
+def test_a_hostile_name_of_the_file_is_made_safe(tmp_path: Path) -> None:
+    assert "\\x1b" in refused(tmp_path / "a\x1b[31m.json")
+
+
+def test_a_baseline_holds_no_values_of_an_unknown_network() -> None:
+    model = ModelInfo("net", "Net", "as given", random=False, sha256=None, parameter_count=0)
+    with pytest.raises(UsageError, match="net did not run"):
+        baseline_of(Examination(model, (), None))

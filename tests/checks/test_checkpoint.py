@@ -1,0 +1,261 @@
+"""Checking a checkpoint in process: the verdict, its evidence, and what a test shows of it."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from hookscope.checks import CheckSettings, wanted_rules
+from hookscope.checks.checkpoint import check, check_checkpoint
+from hookscope.checks.evidence import failing_rows
+from hookscope.errors import UsageError
+from hookscope.results.check import CheckReport, Examination, Finding, RuleOutcome
+from hookscope.results.inspection import Inspection
+
+SETTINGS = CheckSettings(shape=(2, 3, 16, 16))
+
+
+class Block(nn.Module):
+    def __init__(self, *, raises: type[Exception] | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.raises = raises
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.raises:
+            raise self.raises("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        return self.norm(self.conv(x))
+
+
+class Network(nn.Module):
+    def __init__(self, **options: type[Exception]) -> None:
+        super().__init__()
+        self.first = Block()
+        self.inner = nn.Sequential(Block(**options) if options else nn.Identity())
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(self.first(x)).mean((2, 3))) * self.scale
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder whose configuration says what noise to use."""
+    monkeypatch.chdir(tmp_path)
+    Path("hookscope.toml").write_text("[input]\nshape = [2, 3, 16, 16]\n", encoding="utf-8")
+
+
+@pytest.fixture
+def network() -> Network:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Network().eval()
+
+
+def broken(network: Network) -> Network:
+    """Return the network with a negative variance, whose square root is NaN, in `first.norm`."""
+    with torch.no_grad():
+        network.first.norm.running_var[1] = -1.0
+    return network
+
+
+def failing(report: CheckReport) -> dict[str, set[str]]:
+    return {
+        outcome.rule: {finding.where for finding in outcome.findings if finding.level == "fail"}
+        for outcome in report.outcomes
+        if outcome.status == "fail"
+    }
+
+
+def test_a_sound_network_passes(network: Network) -> None:
+    report = check(network)
+    assert report.passed
+    assert report.checkpoint == "Network"
+    assert report.seconds["total"] >= report.seconds["forward"]
+    report.raise_for_failure()
+
+
+def test_the_network_comes_out_as_it_went_in(network: Network) -> None:
+    network.train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    check(network)
+    assert all(module.training for module in network.modules())
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_a_broken_network_fails_where_it_is_broken(network: Network) -> None:
+    report = check(broken(network))
+    assert failing(report)["batchnorm-variance"] == {"first.norm.running_var"}
+    assert failing(report)["non-finite-activation"] == {"first.norm"}
+    assert report.exit_code == 1
+
+
+def test_a_failure_raises_with_all_that_failed(network: Network) -> None:
+    report = check(broken(network))
+    with pytest.raises(AssertionError) as caught:
+        report.raise_for_failure()
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "Network did not pass."
+    assert any(line.startswith("batchnorm-variance first.norm.running_var: ") for line in lines)
+    assert len(lines) == 1 + sum(finding.level == "fail" for finding in report.findings)
+
+
+def test_an_error_raises_with_its_reason() -> None:
+    report = check("missing.pt")
+    assert report.error_code == 3
+    with pytest.raises(AssertionError, match=r"^missing.pt did not pass.\nmissing.pt does not exist"):
+        report.raise_for_failure()
+
+
+def test_what_a_failure_says_cannot_steer_a_terminal_or_a_runner() -> None:
+    finding = Finding("dead-filter", "fail", "x\n::error::y", "it is \x1b[31mred")
+    report = CheckReport("a\nb", (RuleOutcome("dead-filter", "fail", (finding,)),))
+    with pytest.raises(AssertionError) as caught:
+        report.raise_for_failure()
+    assert str(caught.value).splitlines() == ["a\\nb did not pass.", "dead-filter x\\n::error::y: it is \\x1b[31mred"]
+
+
+def test_a_file_and_its_network_are_told_apart_from_what_fits(network: Network) -> None:
+    torch.save(network.state_dict(), "network.pt")
+    Path("net.py").write_text("from tests.checks.test_checkpoint import Network\n", encoding="utf-8")
+    assert check(Path("network.pt"), arch="net.py:Network").passed
+    assert failing(check("network.pt", arch="resnet18")).keys() == {"architecture"}
+
+
+def test_rules_are_selected_and_ignored(network: Network) -> None:
+    report = check(broken(network), select=["batchnorm-variance", "non-finite-*"], ignore=["non-finite-activation"])
+    judged = {outcome.rule for outcome in report.outcomes if outcome.status not in ("off", "skipped")}
+    assert "batchnorm-variance" in judged
+    assert "non-finite-activation" not in failing(report)
+
+
+def test_a_wrong_configuration_raises(network: Network) -> None:
+    Path("hookscope.toml").write_text("[inputs]\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="inputs"):
+        check(network)
+    with pytest.raises(UsageError, match=r"missing\.toml"):
+        check(network, "missing.toml")
+
+
+def test_a_network_out_of_memory_is_an_error_and_no_failed_check() -> None:
+    report = check(Network(raises=RuntimeError))
+    assert (report.exit_code, report.error_code) == (3, 3)
+    assert "memory" in report.error
+    assert "inner.0" in report.error
+    assert not failing(report)
+
+
+def test_a_network_that_cannot_be_built_for_want_of_memory_is_an_error_too() -> None:
+    Path("net.py").write_text(
+        'def build():\n    raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory: you tried")\n',
+        encoding="utf-8",
+    )
+    report = check("net.py:build")
+    assert (report.exit_code, report.error_code) == (3, 3)
+    assert report.error == (
+        "net.py:build could not be checked: it needs more memory than it may take. Give it more, or smaller inputs."
+    )
+
+
+def test_a_network_that_raises_otherwise_fails_the_rule_forward() -> None:
+    class Other(Exception):
+        def __str__(self) -> str:
+            return "something else"
+
+    assert failing(check(Network(raises=Other))).keys() == {"forward"}
+
+
+def test_what_was_measured_is_handed_out_even_when_a_rule_fails(network: Network) -> None:
+    seen: list[Examination] = []
+    wanted = wanted_rules(SETTINGS, ["batchnorm-variance"])
+    report = check_checkpoint(broken(network), SETTINGS, wanted, on_examined=seen.append)
+    assert not report.passed
+    [examination] = seen
+    assert examination.forward is not None  # which the rule alone does not need
+
+
+def test_evidence_holds_what_failed_and_nothing_else(network: Network) -> None:
+    report = check(broken(network), select=["batchnorm-variance"], evidence="kept")
+    assert report.evidence == "kept"
+    kept = Path("kept")
+    names = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
+    assert {name for name in names if not name.startswith("grids/")} == {
+        "report.json",
+        "rows.csv",
+        "plots/histograms.png",
+        "run.json",
+    }
+    with (kept / "rows.csv").open(encoding="utf-8", newline="") as file:
+        [row] = csv.DictReader(file)
+    assert (row["layer"], row["kind"]) == ("first.norm", "BatchNorm2d")
+    # One of four channels of 14x14 is NaN, for both inputs.
+    assert row["nan_count"] == str(2 * 14 * 14)
+    [grid] = (kept / "grids").iterdir()
+    for picture in (grid, kept / "plots" / "histograms.png"):
+        with Image.open(picture) as image:
+            image.verify()
+    [written] = json.loads((kept / "report.json").read_bytes())["checkpoints"]
+    assert written["evidence"] == "kept"
+
+
+def test_evidence_of_what_could_not_be_loaded_is_the_report() -> None:
+    check("missing.pt", evidence="kept")
+    assert {path.name for path in Path("kept").iterdir()} == {"report.json", "run.json"}
+
+
+def test_evidence_replaces_earlier_evidence(network: Network) -> None:
+    check(broken(network), evidence="kept")
+    check("missing.pt", evidence="kept")
+    assert {path.name for path in Path("kept").iterdir()} == {"report.json", "run.json"}
+
+
+def test_evidence_that_cannot_be_written_is_an_error_beside_the_findings(network: Network) -> None:
+    Path("kept").mkdir()
+    Path("kept", "mine.txt").touch()
+    report = check(broken(network), evidence="kept")
+    assert (report.exit_code, report.error_code, report.evidence) == (3, 3, "")
+    assert "kept" in report.error
+    assert "batchnorm-variance" in failing(report)
+    assert [path.name for path in Path("kept").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("places", "labels"),
+    [
+        (["first.conv"], ["first.conv"]),
+        (["first.conv.weight", "head.bias"], ["first.conv", "head"]),
+        (["first"], ["first"]),
+        (["scale"], ["(model)"]),
+        (["(model)"], ["(model)"]),
+        ([""], []),
+        (["cat.jpg"], []),
+    ],
+)
+def test_failing_rows_are_of_the_layer_or_of_its_parameters(
+    network: Network, places: list[str], labels: list[str]
+) -> None:
+    findings = tuple(Finding("dead-filter", "fail", place, "it is dead") for place in places)
+    report = CheckReport("model.pt", (RuleOutcome("dead-filter", "fail", findings),))
+    assert [row.label for row in failing_rows(report, forward_of(network))] == labels
+
+
+def test_warnings_have_no_failing_rows(network: Network) -> None:
+    finding = Finding("dead-filter", "warn", "first.conv", "it is dead")
+    report = CheckReport("model.pt", (RuleOutcome("dead-filter", "warn", (finding,)),))
+    assert failing_rows(report, forward_of(network)) == ()
+    failed = replace(report, outcomes=(RuleOutcome("dead-filter", "fail", (replace(finding, level="fail"),)),))
+    assert failing_rows(failed, None) == ()
+
+
+def forward_of(network: Network) -> Inspection:
+    seen: list[Examination] = []
+    check_checkpoint(network, SETTINGS, frozenset({"forward"}), on_examined=seen.append)
+    assert seen[0].forward is not None
+    return seen[0].forward

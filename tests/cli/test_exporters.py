@@ -1,0 +1,339 @@
+import json
+import os
+import re
+import resource
+import select
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hookscope.render.grids import draw_grid
+from hookscope.results.inspection import FeatureMaps
+from tests.cli.conftest import CAT, Run, record_of, rows_of
+
+LARGEST_FILE = 200_000
+NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
+
+# In the terminal
+
+SHOW = """
+import sys
+from pathlib import Path
+import numpy as np
+from hookscope.cli.console import consoles
+from hookscope.cli.preview import show_grids
+from hookscope.results.inspection import FeatureMaps
+
+values = np.zeros((1, 1, 1), np.float32)
+maps = [
+    FeatureMaps(number, f"layer{number}\\x1b[2J", "Conv2d", place, "maps", values, None, 1, (1, 1, 1))
+    for number in range(int(sys.argv[2])) for place in (0, 1)
+]
+show_grids(maps, [Path(sys.argv[1])] * len(maps), *consoles(json=False), json=False)
+"""
+
+
+def on_a_terminal(
+    arguments: list[str],
+    *,
+    answers: str,
+    size: tuple[int, int] = (50, 120),
+    pixels: int = 8,
+    own: bool = True,
+    **variables: str,
+) -> str:
+    """Run Python on a terminal of our own; return everything that was written to it.
+
+    Args:
+        arguments: For Python.
+        answers: What the terminal says it can draw: "sixel", "kitty", "nothing"; "" for one that does not answer.
+        size: Rows and columns.
+        pixels: Width of a cell; a cell is twice as high. 0 for a terminal that does not tell.
+        own: Whether the terminal is the one that the process is controlled from.
+        variables: Of the environment, besides those of a usual terminal.
+    """
+    ours, theirs = os.openpty()
+    rows, columns = size
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, columns * pixels, 2 * rows * pixels))
+    kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
+    running = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=kept | {"TERM": "xterm-256color", "COLORTERM": "truecolor"} | variables,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        # The first terminal that a new session opens becomes the one that controls it.
+        preexec_fn=(lambda: os.close(os.open(os.ttyname(theirs), os.O_RDWR))) if own else None,  # noqa: PLW1509
+    )
+    os.close(theirs)
+    written, answered = b"", 0
+    while True:
+        if not select.select([ours], [], [], 60)[0]:
+            running.kill()
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not part:
+            break
+        written += part
+        for asked in re.finditer(rb"\x1b\[c|\x1b_G[^\x1b]*i=(\d+)[^\x1b]*a=q[^\x1b]*\x1b\\", written):
+            if asked.end() > answered and answers:
+                answered = asked.end()
+                if asked.group() == b"\x1b[c":
+                    os.write(ours, b"\x1b[?62;4;22c" if answers == "sixel" else b"\x1b[?62;22c")
+                elif answers == "kitty":
+                    os.write(ours, b"\x1b_Gi=" + asked.group(1) + b";OK\x1b\\")
+    os.close(ours)
+    text = written.decode()
+    assert running.wait() == 0, text
+    return text
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    values = np.random.default_rng(4).normal(size=(4, 8, 8)).astype(np.float32)
+    draw_grid(FeatureMaps(0, "conv", "Conv2d", 0, "maps", values, None, 4, (4, 8, 8))).save(tmp_path / "grid.png")
+    return tmp_path / "grid.png"
+
+
+def half_blocks(text: str) -> list[np.ndarray]:
+    """Return the pictures that half blocks in 24-bit colours draw, (H, W, 3)."""
+    cell = re.compile(r"\x1b\[38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m(▀+)")
+    pictures: list[list[list[int]]] = [[]]
+    for line in text.split("\n"):
+        found = cell.findall(line)
+        if not found and pictures[-1]:
+            pictures.append([])
+        for start in (0, 3) if found else ():
+            pictures[-1].append([int(each) for run in found for each in run[start : start + 3] * len(run[6])])
+    return [np.array(rows).reshape(len(rows), -1, 3) for rows in pictures if rows]
+
+
+@pytest.mark.parametrize("answers", ["nothing", ""])
+@pytest.mark.parametrize("pixels", [8, 0])
+def test_a_terminal_without_an_image_protocol_gets_half_blocks(picture: Path, answers: str, pixels: int) -> None:
+    text = on_a_terminal(["-c", SHOW, str(picture), "1"], answers=answers, pixels=pixels)
+    [drawn] = half_blocks(text)
+    height, width, _ = drawn.shape
+    assert width <= 100
+    assert height <= 2 * 40
+    with Image.open(picture) as grid:
+        assert width / height == pytest.approx(grid.width / grid.height, rel=0.05)
+        wanted = np.asarray(grid.convert("RGB").resize((width, height)), float)
+    assert np.abs(drawn - wanted).mean() < 1
+    assert "Traceback" not in text
+    assert "Failed" not in text
+
+
+def test_sixel_and_kitty_are_used_where_the_terminal_knows_them(picture: Path) -> None:
+    sixel = on_a_terminal(["-c", SHOW, str(picture), "1"], answers="sixel")
+    assert len(re.findall(r"\x1bP[\d;]*q", sixel)) == 1
+    kitty = on_a_terminal(["-c", SHOW, str(picture), "1"], answers="kitty")
+    assert "\U0010eeee" in kitty  # kitty's place holder for a piece of a picture
+    assert "▀" not in sixel + kitty
+
+
+def test_six_grids_of_the_first_input_are_shown_over_depth_and_names_are_harmless(picture: Path) -> None:
+    text = on_a_terminal(["-c", SHOW, str(picture), "11"], answers="nothing")
+    assert len(half_blocks(text)) == 6
+    assert re.findall(r"layer(\d+)\\x1b\[2J \(Conv2d\)", text) == ["0", "2", "4", "6", "8", "10"]
+    assert "… 16 more in the run's folder" in text
+    assert "\x1b[2J" not in text
+
+
+@pytest.mark.parametrize(
+    ("size", "variables"), [((50, 120), {"NO_COLOR": "1"}), ((50, 120), {"TERM": "dumb"}), ((0, 0), {})]
+)
+def test_a_terminal_that_cannot_draw_is_asked_nothing(
+    picture: Path, size: tuple[int, int], variables: dict[str, str]
+) -> None:
+    text = on_a_terminal(["-c", SHOW, str(picture), "1"], answers="", size=size, **variables)
+    assert text == f"{NOTHING_SHOWN}\r\n"
+
+
+def test_the_terminal_of_another_session_is_asked_nothing(picture: Path) -> None:
+    assert on_a_terminal(["-c", SHOW, str(picture), "1"], answers="", own=False) == f"{NOTHING_SHOWN}\r\n"
+
+
+def test_the_command_shows_its_grids_after_its_tables(networks: Path, picture: Path) -> None:
+    command = ["-m", "hookscope", "activations", f"{networks}:tiny", str(CAT), "--out", str(picture.parent / "out")]
+    text = on_a_terminal([*command, "--show"], answers="sixel")
+    assert len(re.findall(r"\x1bP[\d;]*q", text)) == 4
+    assert text.index("run.json are in") < text.index("\x1bP")
+
+
+def test_a_pipe_gets_no_pictures_and_stderr_says_so(run: Run) -> None:
+    for extra in ((), ("--json",), ("--quiet",)):
+        plain = run("activations", "net.py:tiny", CAT, "--out", "out", *extra)
+        ended = run("activations", "net.py:tiny", CAT, "--out", "out", "--show", *extra)
+        assert ended.code == 0
+        assert ended.stderr.splitlines()[-1] == NOTHING_SHOWN
+        if "--json" not in extra:  # which holds timings
+            assert ended.stdout == plain.stdout
+        assert "\x1b" not in ended.stdout + ended.stderr
+
+
+def test_show_needs_grids(run: Run) -> None:
+    for command in (("grads", "net.py:tiny", CAT), ("activations", "net.py:tiny", CAT, "--no-grids")):
+        ended = run(*command, "--show", "--out", "out")
+        assert ended.code == 2
+        assert ended.errors == ["hookscope: error: --show shows grids: give --grids too."]
+        assert not Path("out").exists()
+    assert run("grads", "net.py:tiny", CAT, "--grids", "--show", "--out", "out").code == 0
+
+
+@pytest.mark.parametrize(("package", "option"), [("textual_image", "show"), ("tensorboard", "tensorboard")])
+def test_a_missing_package_is_one_line_before_anything_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, package: str, option: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    value = ["logs"] if option == "tensorboard" else []
+    ended = run("activations", "net.py:tiny", CAT, "--out", "out", f"--{option}", *value)
+    assert ended.code == 2
+    assert ended.stderr == (
+        f"hookscope: error: --{option} needs one more package: pip install 'hookscope[{option}]'.\n"
+    )
+    assert not Path("out").exists()
+
+
+# For TensorBoard
+
+
+def read(folder: str) -> EventAccumulator:
+    accumulator = EventAccumulator(folder, size_guidance={"scalars": 0, "images": 0, "histograms": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def test_activations_go_to_tensorboard_with_the_runs_own_numbers_and_grids(run: Run, pictures: list[Path]) -> None:
+    ended = run("activations", "net.py:tiny", *pictures[:2], "--out", "out", "--tensorboard", "logs/one")
+    assert (ended.code, ended.stderr.count("error")) == (0, 0)
+    found = read("logs/one")
+    for row in rows_of(Path("out")):
+        for metric in ("mean", "std", "zero_fraction", "dead_channel_fraction"):
+            [event] = found.Scalars(f"activation {metric}/{row['layer']}")
+            assert event.value == np.float32(row["activation"][metric])
+    assert len(found.Tags()["images"]) == len(record_of(Path("out"))["grids"]) == 8
+    assert len(found.Tags()["histograms"]) == 4
+
+
+def test_gradients_go_to_tensorboard_with_the_runs_own_numbers_and_grids(run: Run) -> None:
+    ended = run("grads", "net.py:tiny", CAT, "--loss", "sum", "--grids", "--out", "out", "--tensorboard", "logs")
+    assert ended.code == 0
+    found = read("logs")
+    document = json.loads(Path("out/gradients.json").read_bytes())
+    for row in document["gradients"]:
+        assert found.Scalars(f"gradient l2/{row['layer']}")[0].value == np.float32(row["gradient"]["l2"])
+    for row in document["parameters"]:
+        assert found.Scalars(f"parameter ratio/{row['name']}")[0].value == np.float32(row["ratio"])
+    assert found.Scalars("loss")[0].value == np.float32(record_of(Path("out"))["loss"]["value"])
+    assert len(found.Tags()["images"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("file", "'{here}/file' is not a folder"),
+        ("file/below", "'{here}/file' is not a folder"),
+        ("link", "'{here}/file' is not a folder"),
+        ("x" * 300, "no folder can have such a name"),
+        ("out", "it lies in the run directory, which holds its own files only"),
+        ("out/logs", "it lies in the run directory, which holds its own files only"),
+        ("elsewhere/../out", "it lies in the run directory, which holds its own files only"),
+    ],
+)
+def test_a_folder_for_tensorboard_that_cannot_be_is_one_line_before_anything_runs(
+    run: Run, tmp_path: Path, folder: str, reason: str
+) -> None:
+    Path("file").write_text("mine")
+    Path("link").symlink_to("file")
+    for command in ("activations", "grads"):
+        ended = run(command, "net.py:tiny", CAT, "--out", "out", "--tensorboard", folder)
+        assert ended.code == 3
+        assert ended.stderr == (
+            f"hookscope: error: Cannot write '{folder}': {reason.format(here=tmp_path)}. "
+            "Name another folder with --tensorboard.\n"
+        )
+        assert not Path("out").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path, tmp_path: Path) -> None:
+    # The event file holds all grids, so it alone is larger than any file may be.
+    ended = command(
+        *("activations", f"{networks}:tiny", CAT, "--out", "out", "--tensorboard", "logs", "--quiet"),
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE)),
+    )
+    assert (ended.code, ended.stderr) == (
+        3,
+        "hookscope: error: Cannot write 'logs': file too large. Name another folder with --tensorboard.\n",
+    )
+    sizes = [path.stat().st_size for path in (tmp_path / "out" / "grids").iterdir()]
+    assert max(sizes) < LARGEST_FILE < sum(sizes)
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+# On a page
+
+
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run, command: str) -> None:
+    ended = run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[-1].startswith("page.html holds the report (")
+    assert run("report", "out").code == 0
+    assert Path("page.html").read_bytes() == Path("out.html").read_bytes()
+
+
+def test_with_json_the_page_is_told_of_on_stderr_and_quiet_says_nothing(run: Run) -> None:
+    told = run("activations", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--json")
+    assert json.loads(told.stdout)["run"] == "out"
+    assert "page.html holds the report (" in told.stderr
+    silent = run("grads", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--quiet")
+    assert (silent.code, silent.stdout, silent.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        ("thesis.html", "it exists and is not a hookscope report"),
+        ("no/such.html", "there is no such folder"),
+        ("elsewhere", "it is a folder"),
+        ("out", "it lies in the run directory, which holds its own files only"),
+        ("elsewhere/../out", "it lies in the run directory, which holds its own files only"),
+    ],
+)
+def test_a_page_that_cannot_be_is_one_line_before_anything_runs(run: Run, page: str, reason: str) -> None:
+    Path("thesis.html").write_text("mine")
+    Path("elsewhere").mkdir()
+    for command in ("activations", "grads"):
+        ended = run(command, "net.py:tiny", CAT, "--out", "out", "--report", page)
+        assert ended.code == 3
+        assert ended.stderr == f"hookscope: error: Cannot write to '{page}': {reason}. Name another file.\n"
+        assert not Path("out").exists()
+    assert Path("thesis.html").read_text() == "mine"
+
+
+def test_a_page_that_the_disk_has_no_room_for_leaves_the_run(command: Run, networks: Path, tmp_path: Path) -> None:
+    # The page holds all grids, so it alone is larger than any file may be.
+    ended = command(
+        *("activations", f"{networks}:tiny", CAT, "--out", "out", "--report", "page.html", "--quiet"),
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE)),
+    )
+    assert (ended.code, ended.stderr) == (
+        3,
+        "hookscope: error: Cannot write to 'page.html': file too large. Name another file.\n",
+    )
+    assert (tmp_path / "out" / "run.json").exists()
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,108 @@
+"""A bug of ours is never blamed on the model: each function of ours that a run calls raises in turn."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Run
+
+NETWORK = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.same = nn.Identity()
+
+    def forward(self, x, scale):
+        return torch.relu_(self.same(self.conv(x))) * scale, x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, x):
+        y, x = self.block(x, scale=torch.ones(()))
+        return self.head((x + y).mean((2, 3)))
+"""
+
+# Code that runs while the model does, or on what it returned. Losses may be the user's, and what puts state back works
+# on the model's objects, so that an error there is taken for one of theirs.
+ROOMS = ("hooks.", "inspection.", "statistics.")
+NOT = "hookscope.inspection.state."
+
+COMMANDS = (
+    ("activations", "planted.py:Net", "picture.npy", "--layer", "*"),
+    ("grads", "planted.py:Net", "picture.npy", "--layer", "*", "--inputs"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(NETWORK, "utf-8")
+    np.save(tmp_path / "picture.npy", np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32))
+
+
+def functions_in(holder: Any, module: str) -> Iterator[FunctionType]:
+    """Yield the functions that a module, or a class in it, defines."""
+    for held in [*vars(holder).values()]:
+        inner = getattr(held, "fget", None) or getattr(held, "__func__", held)  # properties, static methods
+        value = getattr(inner, "__wrapped__", inner)  # caches and context managers
+        if isinstance(value, FunctionType) and value.__module__ == module:
+            yield value
+        elif isinstance(value, type) and value.__module__ == module and value is not holder:
+            yield from functions_in(value, module)
+
+
+def called_by(run: Run, command: tuple[str, ...], modules: list[ModuleType]) -> list[FunctionType]:
+    """Return the functions of ours that a command calls, each once."""
+    codes: set[CodeType] = set()
+    sys.setprofile(lambda frame, event, _: codes.add(frame.f_code) if event == "call" else None)
+    try:
+        assert run(*command, "--out", "profiled").code == 0
+    finally:
+        sys.setprofile(None)
+    found = {id(each): each for module in modules for each in functions_in(module, module.__name__)}
+    return [each for each in found.values() if each.__code__ in codes and not each.__code__.co_freevars]
+
+
+@contextmanager
+def planted(function: FunctionType) -> Iterator[None]:
+    """Let a function raise wherever it has been imported to."""
+
+    def bug(*_: object, **__: object) -> None:
+        raise RuntimeError("planted")
+
+    sound = function.__code__
+    function.__code__ = bug.__code__.replace(co_filename=sound.co_filename)
+    try:
+        yield
+    finally:
+        function.__code__ = sound
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_bug_in_any_function_is_ours(run: Run, command: tuple[str, ...]) -> None:
+    run(*command, "--out", "first")  # loads what is loaded when it is needed
+    rooms = tuple(f"hookscope.{room}" for room in ROOMS)
+    modules = [module for name, module in sys.modules.items() if name.startswith(rooms) and not name.startswith(NOT)]
+    codes: dict[int, list[str]] = {}
+    for number, function in enumerate(called_by(run, command, modules)):
+        with planted(function):
+            ended = run(*command, "--out", str(number))
+        codes.setdefault(ended.code, []).append(f"{function.__module__}.{function.__qualname__}")
+    blamed = {name for code, names in codes.items() if code not in {0, 70} for name in names}
+    assert blamed <= {"hookscope.inspection.backward._loss_of"}  # it calls the loss, which may be the user's
+    assert len(codes[70]) > 4 * len(codes.get(0, []))  # of the others, some look at what may raise anything

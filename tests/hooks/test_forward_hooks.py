@@ -1,0 +1,979 @@
+"""Hooks: what they see, and that they leave."""
+
+import dataclasses
+import inspect
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.models.detection.image_list import ImageList
+
+from hookscope.errors import UsageError
+from hookscope.hooks.forward_hooks import Capture, ModuleCall, Observation, capture
+from hookscope.hooks.gradient_hooks import GradientSite
+from hookscope.hooks.interventions import Intervention
+from hookscope.hooks.pytree import tensors_in
+from hookscope.statistics import collect, reduce_tensor, summarise
+
+HOOKS = [name for name in vars(nn.Linear(1, 1)) if "hook" in name and name != "_is_full_backward_hook"]
+
+
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    return dict(model.named_modules())
+
+
+def hooks_of(model: nn.Module) -> dict[str, list[dict[int, Any]]]:
+    return {layer: [dict(getattr(module, name)) for name in HOOKS] for layer, module in model.named_modules()}
+
+
+def clone(_call: ModuleCall, _slot: str, tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def observed(model: nn.Module, *args: Any, **kwargs: Any) -> dict[tuple[str, int, str], Observation[Tensor]]:
+    """Run the model with every module hooked; return the observations by (layer, call, slot)."""
+    with torch.no_grad(), capture(model, modules_of(model), clone) as captured:
+        model(*args, **kwargs)
+    seen = {(item.layer, item.call, item.slot): item for item in captured.observations}
+    assert len(seen) == len(captured.observations)
+    return seen
+
+
+def value(seen: dict[tuple[str, int, str], Observation[Tensor]], layer: str, call: int = 0, slot: str = "") -> Any:
+    tensor = seen[layer, call, slot].value
+    assert tensor is not None
+    return tensor.tolist()
+
+
+class Scale(nn.Module):
+    """Multiply by a constant; a leaf whose every number is known."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Raises(nn.Module):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, _x: Tensor) -> Tensor:
+        raise self.error
+
+
+# --- what is seen ---
+
+
+def test_every_call_of_every_module_is_seen_in_the_order_in_which_they_finish() -> None:
+    model = nn.Sequential(OrderedDict([("a", Scale(2)), ("b", nn.Sequential(Scale(3)))]))
+    seen = observed(model, torch.ones(1))
+    assert [(key, item.value.item()) for key, item in seen.items() if item.value is not None] == [
+        (("a", 0, ""), 2),
+        (("b.0", 0, ""), 6),
+        (("b", 0, ""), 6),
+        (("", 0, ""), 6),
+    ]
+
+
+def test_only_the_given_layers_are_seen() -> None:
+    model = nn.Sequential(Scale(2), Scale(3))
+    with capture(model, {"mine": model[1]}, clone) as captured:
+        model(torch.ones(1))
+    assert [item.layer for item in captured.observations] == ["mine"]
+    assert captured.called == {"mine"}
+
+
+def test_repeated_calls_are_counted_from_zero() -> None:
+    shared = Scale(2)
+    seen = observed(nn.Sequential(shared, Scale(5), shared), torch.ones(1))
+    assert list(seen) == [("0", 0, ""), ("1", 0, ""), ("0", 1, ""), ("", 0, "")]
+    assert (value(seen, "0", 0), value(seen, "0", 1)) == ([2], [20])
+
+
+def test_a_module_under_two_names_is_hooked_once_under_the_first() -> None:
+    shared = Scale(2)
+    model = nn.Sequential(shared)
+    with capture(model, {"first": shared, "second": shared}, clone) as captured:
+        model(torch.ones(1))
+    assert [item.layer for item in captured.observations] == ["first"]
+
+
+def test_restart_hands_out_the_observations_and_counts_calls_anew() -> None:
+    model = nn.Sequential(Scale(2))
+    with capture(model, modules_of(model), clone) as captured:
+        model(torch.ones(1))
+        first = captured.restart()
+        assert captured.observations == []
+        model(torch.ones(1) * 3)
+        second = captured.restart()
+    assert [(item.layer, item.call) for item in first] == [("0", 0), ("", 0)]
+    assert [(item.layer, item.call) for item in second] == [("0", 0), ("", 0)]
+
+
+def test_the_observer_is_told_the_module_its_call_and_its_inputs() -> None:
+    calls: list[tuple[ModuleCall, str, Tensor]] = []
+
+    def observe(call: ModuleCall, slot: str, tensor: Tensor) -> None:
+        calls.append((call, slot, tensor))
+
+    class Mask(nn.Module):
+        def forward(self, x: Tensor, scale: float, *, mask: Tensor, nothing: None) -> Tensor:
+            return x * mask * scale if nothing is None else x
+
+    model = Mask()
+    x, mask = torch.ones(2, 3), torch.zeros(2, 3)
+    with capture(model, {"": model}, observe):
+        output = model(x, 2.0, mask=mask, nothing=None)
+    ((call, slot, tensor),) = calls
+    assert (call.layer, call.module, call.call, slot) == ("", model, 0, "")
+    assert [path for path, _ in call.inputs] == ["[0]", "['mask']"]
+    assert call.inputs[0][1] is x
+    assert call.inputs[1][1] is mask
+    assert tensor is output
+
+
+def test_an_output_that_is_overwritten_a_moment_later_is_seen_as_it_was() -> None:
+    conv = nn.Conv2d(1, 1, 1)
+    nn.init.constant_(conv.weight, -2.0)
+    conv.bias = nn.Parameter(torch.ones(1))
+    model = nn.Sequential(conv, nn.ReLU(inplace=True))
+    seen = observed(model, torch.tensor([[[[1.0, 0.0]]]]))
+    assert value(seen, "0") == [[[[-1.0, 1.0]]]]
+    assert value(seen, "1") == [[[[0.0, 1.0]]]]
+    assert value(seen, "") == [[[[0.0, 1.0]]]]
+
+
+def test_the_output_is_handed_on_as_it_is() -> None:
+    outputs: list[object] = []
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            out = self.inner({"x": x})
+            outputs.append(out)
+            return {"y": out["x"]}
+
+    model, x = Keeps(), torch.ones(1)
+    with capture(model, modules_of(model), clone):
+        result = model(x)
+    assert result["y"] is x
+
+
+def test_observing_builds_no_graph_and_leaves_the_models_own_alone() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    grads: list[bool] = []
+
+    def observe(_call: ModuleCall, _slot: str, tensor: Tensor) -> None:
+        grads.append(torch.is_grad_enabled() or (tensor * 2).requires_grad)
+
+    with capture(model, modules_of(model), observe):
+        output = model(torch.ones(1, 2))
+        assert torch.is_grad_enabled()
+    assert grads == [False] * 3
+    output.sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_autocast_does_not_reach_the_observer() -> None:
+    model = nn.Linear(64, 64)
+    products: list[torch.dtype] = []
+
+    def observe(_call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[torch.dtype, float | None]:
+        wide = tensor.float().reshape(8, 8, 8)
+        products.append((wide @ wide).dtype)
+        statistics = summarise(collect([reduce_tensor(tensor, 1)]))[0]
+        return tensor.dtype, statistics.mean
+
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), capture(model, {"": model}, observe) as captured:
+        output = model(x)
+        assert torch.is_autocast_enabled("cpu")
+    ((dtype, mean),) = [item.value for item in captured.observations if item.value is not None]
+    assert (dtype, output.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert products == [torch.float32]
+    # bfloat16 keeps 8 bits: a mean rounded to it would be off by 1e-3 relative.
+    assert mean == pytest.approx(float(np.mean(output.double().numpy())), rel=1e-6)
+
+
+def test_a_meta_tensor_is_seen() -> None:
+    model = nn.Sequential(nn.Linear(2, 3, device="meta"))
+    for context in (torch.no_grad(), torch.enable_grad()):
+        with context, capture(model, modules_of(model), lambda _call, _slot, tensor: tuple(tensor.shape)) as captured:
+            model(torch.empty(5, 2, device="meta"))
+        assert [item.value for item in captured.observations] == [(5, 3), (5, 3)]
+
+
+# --- marks ---
+
+
+class TwoInputs(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, *, y: Tensor) -> object:
+        return self.function(x, y)
+
+
+@pytest.mark.parametrize(
+    ("function", "in_place", "passed_through"),
+    [
+        (lambda x, y: x + y, False, False),
+        (lambda x, _: x, False, True),
+        (lambda _, y: y, False, True),
+        (lambda x, y: x.add_(y), True, False),
+        (lambda _, y: y.mul_(2), True, False),
+        (lambda x, y: x.add_(y) * 0, True, False),
+        (lambda x, _: x.view(-1), False, False),
+        (lambda x, _: x[:1].zero_(), True, False),
+    ],
+)
+def test_in_place_and_pass_through_outputs_are_marked(
+    function: Callable[[Tensor, Tensor], object], in_place: bool, passed_through: bool
+) -> None:
+    (item,) = observed(TwoInputs(function), torch.ones(2), y=torch.ones(2)).values()
+    assert (item.in_place, item.passed_through) == (in_place, passed_through)
+
+
+@pytest.mark.parametrize(
+    ("module", "in_place", "passed_through"),
+    [
+        (nn.ReLU(inplace=True), True, False),
+        (nn.ReLU(), False, False),
+        (nn.Identity(), False, True),
+        (nn.Dropout().eval(), False, False),
+        (nn.Sequential(), False, True),
+        (nn.Sequential(nn.ReLU(inplace=True)), True, False),
+    ],
+    ids=str,
+)
+def test_common_modules_are_marked(module: nn.Module, in_place: bool, passed_through: bool) -> None:
+    x = torch.tensor([-1.0, 1.0])
+    output_is_input = module(x) is x
+    item = observed(module, torch.tensor([-1.0, 1.0]))["", 0, ""]
+    assert (item.in_place, item.passed_through) == (in_place, output_is_input and not in_place)
+    assert passed_through <= item.passed_through
+
+
+def test_a_tuple_marks_only_the_part_that_is_the_input() -> None:
+    seen = observed(TwoInputs(lambda x, y: (x, x + y)), torch.ones(2), y=torch.ones(2))
+    assert [(slot, item.passed_through) for (_, _, slot), item in seen.items()] == [("[0]", True), ("[1]", False)]
+
+
+def test_inference_tensors_are_seen_but_not_marked() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(Scale(-2), nn.ReLU(inplace=True), nn.Identity())
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                out: Tensor = self.layers(x)
+            return out
+
+    seen = observed(Inside(), torch.tensor([1.0, -1.0]))
+    assert value(seen, "layers.0") == [-2, 2]
+    assert value(seen, "layers.1") == [0, 2]
+    assert value(seen, "") == [0, 2]
+    # They keep no version: that its input was overwritten is told only of what always does so.
+    assert [layer for (layer, *_), item in seen.items() if item.in_place] == ["layers.1"]
+    assert not any(item.passed_through for item in seen.values())
+
+
+# --- nested outputs ---
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor | None
+
+
+@dataclasses.dataclass
+class Result:
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
+    loss: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cached:
+    keys: Tensor
+    items: Tensor
+
+
+class KeysOnly(NamedTuple):
+    keys: Tensor
+    items: Tensor
+
+
+class HuggingFaceOutput(OrderedDict[str, Any]):
+    """The shape of transformers' ModelOutput: an ordered dict whose keys are attributes as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+
+class Grumpy:
+    """Holds a tensor, and raises on any question it does not know."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+T1, T2 = torch.tensor([1.0]), torch.tensor([2.0])
+
+
+@pytest.mark.parametrize(
+    ("output", "slots"),
+    [
+        (T1, {"": T1}),
+        ((T1,), {"[0]": T1}),
+        ((T1, T2), {"[0]": T1, "[1]": T2}),
+        ([T1, [T2]], {"[0]": T1, "[1][0]": T2}),
+        ({"out": T1, "aux": T2}, {"['out']": T1, "['aux']": T2}),
+        ({0: {"a": (T1, None)}}, {"[0]['a'][0]": T1}),
+        (UserDict({"out": T1}), {"['out']": T1}),
+        (Pair(T1, None), {".left": T1}),
+        (KeysOnly(T1, T2), {".keys": T1, ".items": T2}),
+        (Cached(T1, T2), {".keys": T1, ".items": T2}),
+        (torch.max(torch.tensor([[1.0, 2.0]]), 1), {"[0]": T2, "[1]": torch.tensor([1])}),
+        (Result(T1, (T2, T1)), {".logits": T1, ".hidden[0]": T2, ".hidden[1]": T1}),
+        (
+            HuggingFaceOutput(logits=T1, past=((T2, T1),)),
+            {"['logits']": T1, "['past'][0][0]": T2, "['past'][0][1]": T1},
+        ),
+        (ImageList(T1, [(4, 4)]), {".tensors": T1}),
+        (Grumpy(T1), {".tensor": T1}),
+        ((T1, "text", 3, None, {1, 2}, nn.Linear(1, 1)), {"[0]": T1}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_nested_outputs_are_walked(output: object, slots: dict[str, Tensor]) -> None:
+    seen = observed(TwoInputs(lambda *_: output), torch.ones(1), y=torch.ones(1))
+    assert {slot: item.value.tolist() for (_, _, slot), item in seen.items() if item.value is not None} == {
+        slot: tensor.tolist() for slot, tensor in slots.items()
+    }
+
+
+@pytest.mark.parametrize("output", [None, (), {}, 3, "text", [None, None], {"boxes": []}], ids=str)
+def test_an_output_without_tensors_is_seen_as_such(output: object) -> None:
+    seen = observed(TwoInputs(lambda *_: output), torch.ones(1), y=torch.ones(1))
+    assert list(seen) == [("", 0, "")]
+    assert seen["", 0, ""].value is None
+
+
+def test_a_value_that_contains_itself_is_walked_once() -> None:
+    loop: list[object] = [T1]
+    loop.append({"again": loop})
+    assert tensors_in(loop) == [("[0]", T1)]
+
+
+def test_a_packed_sequence_shows_its_data() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    assert [path for path, _ in tensors_in(packed)][:2] == [".data", ".batch_sizes"]
+
+
+# --- user's own hooks ---
+
+
+def test_what_a_users_hook_puts_in_place_of_the_output_is_what_is_seen() -> None:
+    model = nn.Sequential(Scale(2), Scale(3))
+    model[0].register_forward_hook(lambda _module, _args, output: output + 10)
+    model[1].register_forward_pre_hook(lambda _module, args: (args[0] * 100,))
+    seen = observed(model, torch.ones(1))
+    assert value(seen, "0") == [12]
+    assert value(seen, "1") == [3600]
+
+
+def test_a_users_hooks_stay() -> None:
+    model = nn.Sequential(Scale(2))
+    model[0].register_forward_hook(lambda *_: None, always_call=True)
+    model[0].register_forward_pre_hook(lambda *_: None, with_kwargs=True)
+    before = hooks_of(model)
+    assert sum(map(len, before["0"])) == 4  # the hooks, and a mark of how to call each
+    observed(model, torch.ones(1))
+    assert hooks_of(model) == before
+
+
+# --- removal ---
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), StopIteration()], ids=repr)
+def test_hooks_are_removed_whatever_interrupts_the_forward_pass(error: BaseException) -> None:
+    model = nn.Sequential(Scale(2), nn.Sequential(Raises(error)), Scale(3))
+    before = hooks_of(model)
+    captures: list[Capture[Tensor]] = []
+
+    def run() -> None:
+        with capture(model, modules_of(model), clone) as captured:
+            captures.append(captured)
+            model(torch.ones(1))
+
+    with pytest.raises(type(error)) as caught:
+        run()
+    assert caught.value is error
+    assert hooks_of(model) == before
+    (captured,) = captures
+    assert [item.layer for item in captured.observations] == ["0"]
+    assert captured.called == {"", "0", "1", "1.0"}
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()], ids=repr)
+def test_hooks_are_removed_when_the_observer_raises(error: BaseException) -> None:
+    def observe(_call: ModuleCall, _slot: str, _tensor: Tensor) -> None:
+        raise error
+
+    model = nn.Sequential(Scale(2))
+    before = hooks_of(model)
+    with pytest.raises(type(error)), capture(model, modules_of(model), observe):
+        model(torch.ones(1))
+    assert hooks_of(model) == before
+
+
+OVERWRITING = [
+    kind
+    for kind in vars(nn).values()
+    if isinstance(kind, type)
+    and kind.__module__ == "torch.nn.modules.activation"
+    and "inplace" in inspect.signature(kind).parameters
+]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", OVERWRITING)
+def test_torchs_activations_overwrite_their_input_whenever_they_are_told_to(kind: Any, training: bool) -> None:
+    given = {"threshold": 0.1, "value": 20.0} if kind is nn.Threshold else {}
+    for inplace in (False, True):
+        module = kind(**given, inplace=inplace).train(training)
+        for values in ([0.5, -0.5], [3.0, 4.0], []):
+            x = torch.tensor(values)
+            seen = observed(module, x)
+            assert seen["", 0, ""].in_place == inplace == (x._version > 0)
+            assert not seen["", 0, ""].passed_through
+
+
+def test_hooks_are_removed_when_hooking_fails_half_way() -> None:
+    model = nn.Sequential(Scale(2), nn.ReLU())
+    before = hooks_of(model)
+    layers: Any = {**modules_of(model), "no module": "text"}
+    with pytest.raises(TypeError, match="must have __dict__"), capture(model, layers, clone):
+        pass
+    assert hooks_of(model) == before
+
+
+# --- calls inside calls, and calls that fail ---
+
+
+def test_a_module_that_calls_itself_keeps_its_calls_apart() -> None:
+    class Countdown(nn.Module):
+        def forward(self, x: Tensor, depth: int) -> Tensor:
+            inner: Tensor = self(x * 2, depth - 1) if depth else x
+            return inner + 1
+
+    finished: list[tuple[int, float]] = []
+
+    def observe(call: ModuleCall, _slot: str, tensor: Tensor) -> float:
+        finished.append((call.call, call.inputs[0][1].item()))
+        return tensor.item()
+
+    model = Countdown()
+    with capture(model, {"": model}, observe) as captured:
+        model(torch.ones(1), 2)
+    assert finished == [(2, 4), (1, 2), (0, 1)]
+    assert [(item.call, item.value) for item in captured.observations] == [(2, 5), (1, 6), (0, 7)]
+
+
+class Fallback(nn.Module):
+    """Try one part; if it raises, go on with the other."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.second = second
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            out: Tensor = self.first(x)
+        except ValueError:
+            out = self.second(x)
+        return out
+
+
+def test_a_call_that_raised_and_was_caught_leaves_no_trace_in_the_others() -> None:
+    inner = nn.Sequential(Scale(2), Raises(ValueError("no")))
+    seen = observed(Fallback(inner, Scale(3)), torch.ones(1))
+    assert {key: value(seen, *key) for key in seen} == {
+        ("first.0", 0, ""): [2],
+        ("second", 0, ""): [3],
+        ("", 0, ""): [3],
+    }
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_a_module_that_catches_its_own_failing_call_is_not_taken_for_it(keyword: bool) -> None:
+    class Retry(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.item() > 1:
+                raise ValueError("too large")
+            try:
+                self(x=x * 2) if keyword else self(x * 2)
+            except ValueError:
+                return x + 10
+            raise AssertionError
+
+    model = Retry()
+    given: list[float] = []
+
+    def observe(call: ModuleCall, _slot: str, tensor: Tensor) -> float:
+        given.append(call.inputs[0][1].item())
+        return tensor.item()
+
+    with capture(model, {"": model}, observe) as captured:
+        model(x=torch.ones(1)) if keyword else model(torch.ones(1))
+    assert given == [1]
+    assert [(item.call, item.value) for item in captured.observations] == [(0, 11)]
+
+
+# --- checkpointing ---
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        self.head = nn.Linear(3, 1)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.block, x, use_reentrant=self.use_reentrant)
+        out: Tensor = self.head(hidden)
+        return out
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_recomputed_forward_is_seen_once(use_reentrant: bool) -> None:
+    model = Checkpointed(use_reentrant)
+    runs: list[int] = []
+    model.block[0].register_forward_hook(lambda *_: runs.append(1))
+    x = torch.ones(2, 3, requires_grad=True)
+    model(x).sum().backward()
+    assert len(runs) == 2  # torch itself runs it twice
+    expected = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with capture(model, modules_of(model), clone) as captured:
+        model(x).sum().backward()
+    assert len(runs) == 4
+    assert [(item.layer, item.call) for item in captured.observations] == [
+        ("block.0", 0),
+        ("block.1", 0),
+        ("block.2", 0),
+        ("block", 0),
+        ("head", 0),
+        ("", 0),
+    ]
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert gradient is not None
+        assert torch.equal(parameter.grad, gradient)
+
+
+# --- torch.compile ---
+
+
+class CompiledFunction(nn.Module):
+    """Keeps its submodules in a function that is compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Scale(2)
+        self.run = torch.compile(lambda x: self.scale(x) + 1, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.run(x)
+        return out
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("compiled_before", [False, True])
+@pytest.mark.parametrize("way", ["function", "method", "part", "closure"])
+def test_compiled_networks_are_seen(way: str, compiled_before: bool) -> None:
+    model: nn.Module = nn.Sequential(Scale(2), nn.Sequential(Scale(3)))
+    call: Callable[[Tensor], Tensor] = model
+    expected = {"0": [2.0], "1.0": [6.0], "1": [6.0], "": [6.0]}
+    if way == "function":
+        call = torch.compile(model, backend="eager")
+    elif way == "method":
+        model.compile(backend="eager")
+    elif way == "part":
+        assert isinstance(model, nn.Sequential)
+        model[1].compile(backend="eager")
+    else:
+        call = model = CompiledFunction()
+        expected = {"scale": [2.0], "": [3.0]}
+    x = torch.ones(1)
+    with torch.no_grad():  # what was compiled for one grad mode is compiled anew, hooks and all, for the other
+        plain = call(x) if compiled_before else None
+        with capture(model, modules_of(model), clone) as captured:
+            output = call(x)
+    assert {item.layer: item.value.tolist() for item in captured.observations if item.value is not None} == expected
+    assert plain is None or torch.equal(plain, output)
+    with torch.no_grad():
+        assert torch.equal(call(x), output)
+    assert len(captured.observations) == len(expected)
+
+
+# --- gradients ---
+
+
+def gradient_of(_site: GradientSite[Tensor], gradient: Tensor) -> Tensor:
+    return gradient.clone()
+
+
+def watched(
+    model: nn.Module, run: Callable[[], Tensor], **options: Any
+) -> tuple[Tensor, dict[tuple[str, int, str, str], GradientSite[Tensor]], int]:
+    """Run forward and backward with every module watched; return the loss, the sites, and how many passes it took."""
+    with capture(model, modules_of(model), clone, gradients=gradient_of, **options) as captured:
+        passes = 1
+        loss = run()
+        while captured.must_repeat(loss):
+            captured.restart()
+            loss = run()
+            passes += 1
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), {site.key: site for site in captured.gradients}, passes
+
+
+def arrived(site: GradientSite[Tensor]) -> Any:
+    assert site.value is not None
+    return site.value.tolist()
+
+
+def test_without_an_observer_of_gradients_none_are_watched() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with capture(model, modules_of(model), clone) as captured:
+        output = model(torch.ones(1, 2))
+        assert not captured.must_repeat(output.sum())
+    assert captured.gradients == []
+    assert not output._backward_hooks
+
+
+class Square(nn.Module):
+    """d(x²)/dx = 2x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+def test_a_gradient_is_that_of_the_output_before_it_is_overwritten() -> None:
+    model = nn.Sequential(Square(), nn.ReLU(inplace=True), Scale(3))
+    x = torch.tensor([2.0, -1.0], requires_grad=True)
+    loss, sites, passes = watched(model, lambda: model(x - 1).sum())
+    # x - 1 = (1, -2); squares (1, 4); both pass the ReLU.
+    assert loss.item() == 15
+    assert {key[0]: arrived(site) for key, site in sites.items()} == {"0": [3, 3], "1": [3, 3], "2": [1, 1], "": [1, 1]}
+    assert passes == 1
+
+
+class Flat(nn.Module):
+    """Returns a view that is its base's only use."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 1).view(-1)
+
+
+class Net(nn.Module):
+    """A forward given as a function, over submodules given by name."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def overwritten_alone(net: Any, x: Tensor) -> Tensor:
+    return torch.relu_(net.layer(x)) * 5
+
+
+def also_used_before(net: Any, x: Tensor) -> Tensor:
+    out = net.layer(x)
+    before = out * 7
+    return torch.relu_(out) * 5 + before
+
+
+def overwritten_twice(net: Any, x: Tensor) -> Tensor:
+    out = net.layer(x)
+    out.mul_(5)
+    out.add_(1)
+    return out
+
+
+def partly_overwritten(net: Any, x: Tensor) -> Tensor:
+    out = net.layer(x)
+    out[:1] *= 3
+    return out * 5
+
+
+@pytest.mark.parametrize("layer", [Flat(), nn.Flatten(0), nn.Identity(), nn.Sequential(nn.Identity(), nn.Dropout(0.0))])
+@pytest.mark.parametrize(
+    ("forward", "gradient"),
+    [
+        (overwritten_alone, [5, 0]),
+        (also_used_before, [12, 7]),
+        (overwritten_twice, [5, 5]),
+        (partly_overwritten, [15, 5]),
+    ],
+)
+def test_a_view_that_is_overwritten_is_seen_in_the_same_pass(
+    forward: Callable[[Any, Tensor], Tensor], gradient: list[float], layer: nn.Module
+) -> None:
+    model = Net(forward, layer=layer)
+    x = torch.tensor([1.0, -1.0], requires_grad=True)
+    _, sites, passes = watched(model, lambda: model(x * 1).sum())
+    assert passes == 1
+    assert arrived(sites["layer", 0, "", "output"]) == gradient
+
+
+def test_a_slice_that_is_overwritten_shows_its_part_of_the_base() -> None:
+    class Half(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, 1:].T
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        base = x * 1
+        net.right(base).mul_(torch.tensor([[2.0, 3.0], [5.0, 7.0]]))
+        return base
+
+    model = Net(forward, right=Half())
+    x = torch.ones(2, 3, requires_grad=True)
+    weights = torch.tensor([[1.0, 10.0, 100.0], [1000.0, 10000.0, 100000.0]])
+    _, sites, passes = watched(model, lambda: torch.sum(model(x) * weights))
+    assert passes == 1
+    # (0, 1), (1, 1); (0, 2), (1, 2) of the base, each times its factor.
+    assert arrived(sites["right", 0, "", "output"]) == [[20, 30000], [500, 700000]]
+
+
+def test_a_view_whose_base_is_overwritten_is_seen_in_a_second_pass() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        base = x * 1
+        flat = net.flat(base)
+        base.mul_(3)
+        return flat * 5
+
+    model = Net(forward, flat=nn.Flatten(0))
+    x = torch.tensor([[1.0, -1.0]], requires_grad=True)
+    _, _, passes = watched(model, lambda: model(x).sum())
+    assert passes == 2
+
+
+def test_counting_versions_of_a_view_holds_none_of_its_memory() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
+    with capture(model, modules_of(model), clone, gradients=gradient_of) as captured:
+        model(torch.ones(1, 2, 3, requires_grad=True) * 1)
+        assert captured._watch is not None
+        (view,) = captured._watch._views
+        assert view.counter.untyped_storage().nbytes() == 0
+
+
+def test_a_module_that_passes_its_input_through_shows_the_way_through_it_alone() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.same = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.same(x) * 2 + x * 10
+
+    model = Both()
+    x = torch.ones(1, requires_grad=True)
+    _, sites, _ = watched(model, lambda: model(x * 1).sum())
+    assert arrived(sites["same", 0, "", "output"]) == [2]
+
+
+def test_one_of_several_outputs_shows_the_way_out_of_the_module_alone() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            first = x * 2
+            return {"first": first, "second": first * 10}
+
+    model = Two()
+    x = torch.ones(1, requires_grad=True)
+    _, sites, _ = watched(model, lambda: sum(model(x).values(), torch.zeros(1)).sum())
+    assert arrived(sites["", 0, "['first']", "output"]) == [1]
+    assert x.grad is not None
+    assert x.grad.tolist() == [22]
+
+
+def test_a_gradient_that_arrives_in_parts_is_their_sum_once() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = Scale(2), Scale(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.inner(x)
+            return self.outer(out) + out * 4
+
+    model = Skip()
+    x = torch.ones(1, requires_grad=True)
+    count: list[str] = []
+
+    def observe(site: GradientSite[Any], gradient: Tensor) -> Any:
+        count.append(site.layer)
+        return gradient.clone()
+
+    with capture(model, modules_of(model), clone, gradients=observe) as captured:
+        model(x).sum().backward()
+    assert count == ["", "outer", "inner"]
+    assert {site.layer: arrived(site) for site in captured.gradients} == {"inner": [7], "outer": [1], "": [1]}
+
+
+def test_gradients_of_inputs_are_those_along_the_module() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.relu, self.mix = Scale(1), nn.ReLU(inplace=True), TwoInputs(lambda a, y: a * 3 + y * 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.relu(self.first(x))
+            mixed: Tensor = self.mix(out, y=out)
+            return mixed + out * 7
+
+    model = Skip()
+    x = torch.tensor([2.0, -1.0], requires_grad=True)
+    _, sites, passes = watched(model, lambda: model(x).sum(), with_inputs=True)
+    assert passes == 1
+    assert {(key[0], key[2]): arrived(site) for key, site in sites.items() if key[3] == "input"} == {
+        ("", "[0]"): [15, 0],
+        ("first", "[0]"): [15, 0],
+        ("relu", "[0]"): [15, 0],
+        # One tensor given twice stays one: its gradient is 3 + 5 in both places.
+        ("mix", "[0]"): [8, 8],
+        ("mix", "['y']"): [8, 8],
+    }
+    assert arrived(sites["relu", 0, "", "output"]) == [15, 15]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("with_inputs", [False, True])
+def test_gradients_inside_a_checkpoint_arrive_once(use_reentrant: bool, with_inputs: bool) -> None:
+    torch.manual_seed(0)
+    model = Checkpointed(use_reentrant)
+    x = torch.ones(2, 3, requires_grad=True)
+    hidden = model.block[0](x)
+    expected = torch.autograd.grad(model.head(model.block[2](model.block[1](hidden))).sum(), hidden)[0]
+    _, sites, _ = watched(model, lambda: model(x).sum(), with_inputs=with_inputs)
+    assert all(site.value is not None for site in sites.values())
+    torch.testing.assert_close(sites["block.0", 0, "", "output"].value, expected)
+    assert len(sites) == (12 if with_inputs else 6)
+
+
+def test_a_parameter_that_a_module_returns_keeps_no_hook() -> None:
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self) -> Tensor:
+            return self.weight
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.given = Gives()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.given() + self.given.weight * 10
+
+    model = Adds()
+    _, sites, _ = watched(model, lambda: model(torch.full((2,), 3.0)).sum())
+    assert arrived(sites["given", 0, "", "output"]) == [3, 3]
+    assert not model.given.weight._backward_hooks
+    assert model.given.weight.grad is not None
+    assert model.given.weight.grad.tolist() == [13, 13]
+
+
+def test_an_output_container_that_cannot_be_copied_shows_all_uses() -> None:
+    class Locked(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            first = x * 2
+            return MappingProxyType({"first": first, "second": first * 10})
+
+    model = Locked()
+    x = torch.ones(1, requires_grad=True)
+    _, sites, _ = watched(model, lambda: sum(model(x).values(), torch.zeros(1)).sum())
+    assert arrived(sites["", 0, "['first']", "output"]) == [11]
+
+
+def test_gradients_are_not_observed_while_nobody_listens() -> None:
+    model, x = nn.Sequential(Scale(2)), torch.ones(1, requires_grad=True)
+    with capture(model, modules_of(model), clone, gradients=gradient_of) as captured:
+        captured.listen(on=False)
+        output = model(x)
+        torch.autograd.grad(output.sum(), x, retain_graph=True)
+        assert [site.arrival for site in captured.gradients] == [None, None]
+        captured.listen(on=True)
+        output.sum().backward()
+    assert [site.arrival for site in captured.gradients] == [0, 1]
+    assert not output._backward_hooks
+
+
+def test_interventions_come_before_what_is_observed() -> None:
+    model = nn.Sequential(Scale(2), Scale(3))
+    x = torch.ones(1, requires_grad=True)
+    edits = {
+        "0": [Intervention("input", lambda _module, tensor: tensor + 1)],
+        "1": [
+            Intervention("output", lambda _module, tensor: tensor * 10),
+            Intervention("grad", lambda _module, gradient: gradient + 4),
+            Intervention("grad", lambda _module, gradient: gradient * 20),
+        ],
+    }
+    with capture(model, modules_of(model), clone, gradients=gradient_of, edits=edits) as captured:
+        model(x).sum().backward()
+    seen = {item.layer: item.value.item() for item in captured.observations if item.value is not None}
+    assert seen == {"0": 4, "1": 120, "": 120}
+    assert {site.layer: arrived(site) for site in captured.gradients} == {"0": [3000], "1": [100], "": [1]}
+    assert x.grad is not None
+    assert x.grad.tolist() == [6000]
+    assert not any(hooks for layer in hooks_of(model).values() for hooks in layer)
+
+
+def test_an_intervention_in_what_cannot_be_copied_is_refused() -> None:
+    model = TwoInputs(lambda x, _: MappingProxyType({"out": x * 2}))
+    edits = {"": [Intervention("output", lambda _module, tensor: tensor * 2)]}
+    with (
+        pytest.raises(UsageError, match="An edit cannot reach into what TwoInputs takes or returns"),
+        capture(model, {"": model}, clone, edits=edits),
+    ):
+        model(torch.ones(1), y=torch.ones(1))
+    assert not any(hooks for layer in hooks_of(model).values() for hooks in layer)

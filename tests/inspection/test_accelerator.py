@@ -1,0 +1,231 @@
+"""On an accelerator: the same numbers as on the CPU, and nobody waits for the device while a pass runs."""
+
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inputs import Batch
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.results.inspection import GradientInspection, InputRecord, Inspection, TensorStatistics
+from hookscope.statistics.binning import count_in_bins
+from tests import far_device
+from tests.networks import BY_HAND, NETWORKS
+
+# What the device cannot do: nested, packed and quantised tensors; backward passes within one; autocast, which is the
+# CPU's there; DataParallel, whose inputs stay; torch's RNN cells, which start with a state on the CPU.
+_BEYOND_IT = {
+    *("ragged and nothing", "recurrent", "quantized resnet18", "reentrant checkpointing", "autocast inside"),
+    *("checkpointing", "DataParallel", "unrolled recurrent"),
+}
+_CHOSEN = (
+    *("resnet18", "googlenet", "mobilenet_v3_small", "convnext_tiny", "swin", "vit", "mvit", "r3d_18"),
+    *(name for name in BY_HAND if name not in _BEYOND_IT),
+)
+_COMPARED = ("mean", "std", "min", "max", "mean_abs", "l2")
+_COUNTED = ("shape", "dtype", "element_count", "nan_count", "inf_count", "channel_axis", "channel_count")
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
+    """A process that has the device, and on it the bins of distributions, which a process sends there once."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
+        pool.submit(send_bins).result()
+        yield pool
+
+
+def send_bins() -> None:
+    for dtype in (torch.float32, torch.float64):
+        count_in_bins(far_device.sent(torch.zeros(1, 1, dtype=dtype)))
+
+
+def batch_of(args: Any) -> Batch:
+    return Batch(args, (0,), (InputRecord("made", None, None, (), ()),))
+
+
+def weighted_sum(output: object, _batch: Batch) -> Tensor:
+    """A loss that no normalisation is blind to."""
+    terms = []
+    for _, tensor in tensors_in(output):
+        if tensor.is_floating_point() and tensor.numel():
+            weights = torch.arange(1.0, tensor.numel() + 1, device=tensor.device).sin().reshape(tensor.shape)
+            terms.append((tensor.float() * weights).sum())
+    return torch.stack(terms).sum()
+
+
+def made(name: str) -> tuple[Any, Any]:
+    network = NETWORKS[name]
+    torch.manual_seed(0)
+    return network.build(), network.args()
+
+
+def activations(model: Any, args: Any, **options: Any) -> Inspection:
+    try:
+        return inspect(model, batch_of(args), ["*"], **options)
+    except ForwardError as error:
+        return error.inspection
+
+
+def gradients(model: Any, args: Any, **options: Any) -> GradientInspection | str:
+    try:
+        return inspect_gradients(model, batch_of(args), weighted_sum, ["*"], **options)
+    except PassError as error:
+        return str(error)
+
+
+def differences(label: str, here: TensorStatistics, there: TensorStatistics) -> list[str]:
+    """List what is not the same; sums are taken in another order there."""
+    found = [name for name in _COUNTED if getattr(here, name) != getattr(there, name)]
+    if here.unmeasured or there.unmeasured:
+        found += ["unmeasured"] * (here.unmeasured != there.unmeasured)
+        return [f"{label}: {name}" for name in found]
+    largest = max(abs(here.min or 0), abs(here.max or 0))
+    for name in _COMPARED:
+        ours, theirs = getattr(here, name), getattr(there, name)
+        same = ours == theirs or (
+            None not in (ours, theirs) and math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-5 * largest)
+        )
+        found += [] if same else [f"{name} {ours} {theirs}"]
+    pairs = zip(here.quantiles or (), there.quantiles or (), strict=True)
+    same = all(math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3 * (here.std or 0)) for ours, theirs in pairs)
+    found += [] if same else [f"quantiles {here.quantiles} {there.quantiles}"]
+    return [f"{label}: {name}" for name in found]
+
+
+def compare_activations(name: str) -> tuple[int, list[str], list[str]]:
+    """Return how many rows there are, what differs, and what the statistics made somebody wait for."""
+    model, args = made(name)
+    here = activations(model, args, distributions=True)
+    models_own = looks_of_the_model(far_device.network_sent(model), far_device.sent(args))
+    far_device.looks.clear()
+    there = activations(far_device.network_sent(model), far_device.sent(args), distributions=True)
+    looks = [each for each in far_device.looks if each != "equal"]  # the buffers, before and after the passes
+    found = [] if [row.label for row in here.rows] == [row.label for row in there.rows] else ["rows"]
+    for ours, theirs in zip(here.rows, there.rows, strict=False):
+        found += differences(ours.label, ours.activation, theirs.activation)
+        found += [f"{ours.label}: flags"] * (ours.flags != theirs.flags)
+    for each in models_own:
+        looks.remove(each)
+    return len(here.rows), found, looks
+
+
+def looks_of_the_model(model: Any, args: Any) -> list[str]:
+    """Return what the model itself waits for."""
+    far_device.looks.clear()
+    with torch.no_grad():
+        model.eval()(*args)
+    return list(far_device.looks)
+
+
+def compare_gradients(name: str, with_inputs: bool) -> list[str]:
+    """Return what differs."""
+    model, args = made(name)
+    options = {"include_inputs": with_inputs, "distributions": True}
+    here = gradients(model, args, **options)
+    there = gradients(far_device.network_sent(model), far_device.sent(args), **options)
+    if isinstance(here, str) or isinstance(there, str):
+        return [] if here == there else [str(here), str(there)]
+    assert here.loss is not None
+    assert there.loss is not None
+    same = math.isclose(here.loss.value, there.loss.value, rel_tol=1e-3, abs_tol=1e-3)
+    found = [] if same or (math.isnan(here.loss.value) and math.isnan(there.loss.value)) else ["loss"]
+    for ours, theirs in zip(here.gradients, there.gradients, strict=True):
+        found += [f"{ours.label}: {ours.status} {theirs.status}"] * (ours.status != theirs.status)
+        found += differences(ours.label, ours.gradient, theirs.gradient)
+    for mine, other in zip(here.parameters, there.parameters, strict=True):
+        found += differences(mine.name, mine.gradient, other.gradient)
+        found += [f"{mine.name}: norm"] * (not math.isclose(mine.weight_l2 or 0, other.weight_l2 or 0, rel_tol=1e-5))
+    return found
+
+
+def looks_by_moment() -> dict[str, list[str]]:
+    """Return what has been waited for until the loss, until the last gradient and until the end of a run."""
+    model, args = made("plain convolutions")
+    model, args = far_device.network_sent(model.eval()), far_device.sent(args)
+    moments: dict[str, list[str]] = {}
+
+    def loss(output: object, batch: Batch) -> Tensor:
+        moments["forward"] = list(far_device.looks)
+        return weighted_sum(output, batch)
+
+    def seen(label: str, _gradient: Tensor) -> None:
+        if label.endswith("grad_output"):
+            moments["backward"] = list(far_device.looks)
+
+    far_device.looks.clear()
+    inspect_gradients(model, batch_of(args), loss, ["*"], on_tensor=seen)
+    return moments | {"end": list(far_device.looks)}
+
+
+def operations_per_call() -> tuple[float, float]:
+    """Return how many operations a module call takes with statistics: in a run of activations, and of gradients too."""
+    model, args = made("resnet18")
+    far_model, far_args = far_device.network_sent(model.eval()), far_device.sent(args)
+
+    def counted(run: Callable[[], Any]) -> int:
+        far_device.launches.clear()
+        run()
+        return len([each for each in far_device.launches if each not in ("equal", "clone")])  # of buffers, samples
+
+    with torch.no_grad():
+        plain = counted(lambda: far_model(*far_args))
+    both = counted(lambda: weighted_sum(far_model(*far_args), batch_of(far_args)).backward())
+    far_model.zero_grad()
+    rows = len(activations(far_model, far_args).rows)
+    with_statistics = counted(lambda: activations(far_model, far_args))
+    with_gradients = counted(lambda: gradients(far_model, far_args))
+    return (with_statistics - plain) / rows, (with_gradients - both) / rows
+
+
+@pytest.mark.parametrize("name", _CHOSEN)
+def test_activations_are_those_of_the_cpu_and_come_in_a_single_transfer(
+    elsewhere: ProcessPoolExecutor, name: str
+) -> None:
+    rows, found, looks = elsewhere.submit(compare_activations, name).result()
+    assert rows > 0
+    assert found == []
+    assert looks == [far_device.TRANSFER]
+
+
+@pytest.mark.parametrize("with_inputs", [False, True], ids=["outputs", "inputs too"])
+@pytest.mark.parametrize("name", _CHOSEN)
+def test_gradients_are_those_of_the_cpu(elsewhere: ProcessPoolExecutor, name: str, with_inputs: bool) -> None:
+    assert elsewhere.submit(compare_gradients, name, with_inputs).result() == []
+
+
+def test_nobody_waits_for_the_device_while_a_pass_runs(elsewhere: ProcessPoolExecutor) -> None:
+    moments = elsewhere.submit(looks_by_moment).result()
+    assert moments["forward"] == []
+    assert moments["backward"] == ["_local_scalar_dense"]  # the loss, once, between the passes
+    # Activations, gradients of outputs, gradients of parameters and their sizes come over one by one.
+    assert moments["end"].count(far_device.TRANSFER) == 4
+
+
+def test_tensors_of_one_shape_are_reduced_together(elsewhere: ProcessPoolExecutor) -> None:
+    activations_alone, with_gradients = elsewhere.submit(operations_per_call).result()
+    assert activations_alone < 10  # by itself, a tensor takes over 40
+    assert with_gradients < 30
+
+
+def test_the_device_notes_who_looks_and_refuses_what_lies_elsewhere(elsewhere: ProcessPoolExecutor) -> None:
+    assert elsewhere.submit(looks_and_refusals).result() == (["_local_scalar_dense", far_device.TRANSFER], 2.0, True)
+
+
+def looks_and_refusals() -> tuple[list[str], float, bool]:
+    far = far_device.sent(torch.ones(2))
+    far_device.looks.clear()
+    total = float(far.sum())
+    assert far.cpu().tolist() == [1, 1]
+    looks = list(far_device.looks)
+    try:
+        far + torch.ones(2)
+    except RuntimeError as error:
+        return looks, total, "same device" in str(error)
+    return looks, total, False

@@ -1,0 +1,750 @@
+"""The gradient pipeline as a library: statuses, rows, batches, edits, failures, and what it leaves alone."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hookscope.errors import LayerNotFoundError, ModelError, UsageError
+from hookscope.inputs import Batch
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.losses import LossValue
+from hookscope.results.inspection import GradientInspection, InputRecord
+from tests.inspection.test_networks import assert_unchanged, seeded, snapshot
+from tests.networks import Written, conv_net
+
+
+def total(output: Tensor, _batch: Batch) -> Tensor:
+    return output.sum()
+
+
+def chain(*sizes: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(*pair) for pair in itertools.pairwise(sizes)))
+
+
+def statuses(inspection: GradientInspection) -> dict[str, str]:
+    return {row.label: row.status for row in inspection.gradients}
+
+
+def remarks(inspection: GradientInspection) -> dict[str, str]:
+    return {row.label: row.remark for row in inspection.gradients}
+
+
+def batch_of(values: Tensor, begin: int = 0) -> Batch:
+    count = len(values)
+    record = InputRecord("tensor", None, None, tuple(values.shape[1:]), ())
+    return Batch((values,), tuple(range(begin, begin + count)), (record,) * count)
+
+
+# --- four statuses ---
+
+
+def test_a_gradient_is_told_from_zero_from_no_path_and_from_not_reached() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.silenced, self.ignored = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+            self.index, self.frozen, self.spare = nn.Identity(), nn.Linear(2, 2), nn.Linear(2, 2)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.ignored(x)
+            self.index(x.argmax(1))
+            return self.used(x) + 0 * self.silenced(x) + self.frozen(x)
+
+    inspection = inspect_gradients(Branches(), torch.ones(3, 2), total)
+    assert statuses(inspection) == {
+        "ignored": "not reached",
+        "index": "no gradient path",
+        "used": "gradient",
+        "silenced": "zero",
+        "frozen": "no gradient path",
+    }
+    assert remarks(inspection) == {
+        "ignored": "the loss does not depend on it",
+        "index": "int64 values have no gradient",
+        "used": "",
+        "silenced": "",
+        "frozen": "no parameter before it is trainable",
+    }
+    parameters = {row.name: (row.status, row.trainable) for row in inspection.parameters}
+    assert parameters["used.weight"] == ("gradient", True)
+    assert parameters["silenced.bias"] == ("zero", True)
+    assert parameters["ignored.weight"] == parameters["spare.bias"] == ("not reached", True)
+    assert parameters["frozen.weight"] == ("no gradient path", False)
+    assert [layer.layer for layer in inspection.uncalled] == ["spare"]
+    without = next(row for row in inspection.gradients if row.layer == "frozen")
+    assert (without.gradient.shape, without.gradient.dtype, without.gradient.mean) == ((3, 2), "float32", None)
+    assert without.backward_index is None
+
+
+def test_with_one_trainable_layer_those_before_it_have_no_gradient_path() -> None:
+    model = chain(3, 4, 5, 2)
+    model.requires_grad_(False)
+    model[2].requires_grad_(True)
+    assert statuses(inspect_gradients(model, torch.ones(1, 3), total)) == {
+        "0": "no gradient path",
+        "1": "no gradient path",
+        "2": "gradient",
+    }
+    # Asking for inputs changes nothing about outputs.
+    both = inspect_gradients(model, torch.ones(1, 3), total, include_inputs=True)
+    assert {(row.label, row.role): row.status for row in both.gradients if row.status == "gradient"} == {
+        ("2", "output"): "gradient"
+    }
+
+
+def test_a_frozen_network_is_differentiated_down_to_its_input() -> None:
+    model = chain(3, 4, 2).requires_grad_(False)
+    inspection = inspect_gradients(model, torch.ones(1, 3), total)
+    assert statuses(inspection) == {"0": "gradient", "1": "gradient"}
+    assert {row.status for row in inspection.parameters} == {"no gradient path"}
+    assert inspection.warnings == ("No parameter is trainable: gradients are taken down to the input of the network.",)
+    first = inspection.gradients[0].gradient
+    expected = model[1].weight.sum(0)
+    assert first.l2 == pytest.approx(expected.norm().item(), rel=1e-6)
+
+
+def test_a_frozen_network_of_integers_is_differentiated_down_to_its_first_floating_tensors() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(9, 4), nn.Embedding(5, 4)
+            self.drop = nn.Dropout(0.1, inplace=True)
+            self.act = nn.ReLU(inplace=True)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            hidden = self.act(self.words(tokens)) + self.drop(self.places(torch.arange(tokens.shape[1])))
+            return self.head(hidden)
+
+    torch.manual_seed(0)
+    model = Words().requires_grad_(False)
+    inspection = inspect_gradients(model, torch.tensor([[1, 2, 3]]), total)
+    assert statuses(inspection) == dict.fromkeys(["words", "act", "places", "drop", "head"], "gradient")
+    assert "gradients are taken down to the first floating tensors that layers return." in inspection.warnings[0]
+    assert statuses(inspect_gradients(Words(), torch.tensor([[1, 2, 3]]), total))["words"] == "gradient"
+
+
+@pytest.mark.parametrize(
+    ("forward", "remark"),
+    [
+        (torch.no_grad()(lambda net, x: net.body(x)), "it was computed without gradients (no_grad)"),
+        (torch.inference_mode()(lambda net, x: net.body(x)), "it was computed in inference mode"),
+        (lambda net, x: net.body(x).detach(), ""),
+        (lambda net, x: net.body(x).argmax(1), ""),
+    ],
+)
+def test_a_model_without_any_gradient_path_is_one_sentence(forward: Callable[..., Tensor], remark: str) -> None:
+    model = Written(forward, body=chain(2, 3))
+    with pytest.raises(PassError, match="Nothing that requires a gradient leads to the loss of Written") as caught:
+        inspect_gradients(model, torch.ones(2, 2), lambda output, _: output.float().sum())
+    assert caught.value.exit_code == 6
+    assert isinstance(caught.value, ModelError)
+    assert "\n" not in str(caught.value)
+    inspection = caught.value.inspection
+    if remark:
+        assert remarks(inspection) == {"body.0": remark}
+        assert statuses(inspection) == {"body.0": "no gradient path"}
+    assert {row.status for row in inspection.parameters} == {"not reached"}
+    assert inspection.failure is None
+
+
+def test_a_part_that_detaches_is_said_to_cut_the_path() -> None:
+    class Cuts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return x * 2
+
+    model = nn.Sequential(nn.Linear(2, 2), Cuts(), nn.Linear(2, 2))
+    inspection = inspect_gradients(model, torch.ones(1, 2), total)
+    assert statuses(inspection) == {"0": "not reached", "1": "no gradient path", "2": "gradient"}
+    assert remarks(inspection)["1"] == "it was cut off inside the module (no_grad or detach)"
+
+
+# --- rows ---
+
+
+def test_rows_come_in_forward_order_and_know_the_order_of_arrival() -> None:
+    inspection = inspect_gradients(chain(2, 3, 4), torch.ones(1, 2), total, ["*"])
+    assert [(row.index, row.label, row.backward_index) for row in inspection.gradients] == [
+        (0, "0", 2),
+        (1, "1", 0),
+        (2, "(model)", 1),
+    ]
+
+
+def test_the_first_gradient_that_is_not_finite_is_the_earliest_to_arrive() -> None:
+    class Root(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.sqrt()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            return gradients[0] / (2 * x.sqrt())
+
+    class Bad(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = Root.apply(x * 0)
+            return out
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Identity(), Bad(), nn.Linear(2, 2))
+    inspection = inspect_gradients(model, torch.ones(1, 2), total)
+    bad = [row for row in inspection.gradients if row.gradient.nan_count or row.gradient.inf_count]
+    first = min(bad, key=lambda row: row.backward_index if row.backward_index is not None else math.inf)
+    assert first.layer == "1"  # the gradient of what Bad was given
+    assert [row.layer for row in bad] == ["0", "1"]
+
+
+def test_a_loss_that_is_nan_still_reports() -> None:
+    inspection = inspect_gradients(chain(2, 3, 2), torch.full((1, 2), math.nan), total)
+    assert inspection.loss is not None
+    assert math.isnan(inspection.loss.value)
+    assert {row.status for row in inspection.gradients} == {"gradient"}
+    assert inspection.parameters[0].gradient.nan_count == 6
+
+
+def test_tied_parameters_are_one_row_with_aliases_and_the_sum_of_both_gradients() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    x = torch.randn(2, 3)
+    inspection = inspect_gradients(model, x, total)
+    (row,) = inspection.parameters
+    assert (row.name, row.aliases) == ("0.weight", ("1.weight",))
+    weight = model[0].weight.detach().clone().requires_grad_()
+    (expected,) = torch.autograd.grad((x @ weight.t() @ weight.t()).sum(), weight)
+    assert row.gradient.l2 == pytest.approx(expected.norm().item(), rel=1e-6)
+    assert row.weight_l2 == pytest.approx(weight.norm().item(), rel=1e-6)
+
+
+def test_parameters_that_the_forward_pass_registers_are_measured_and_those_it_drops_are_not() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.early, self.dropped = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            del self.dropped
+            self.late = nn.Parameter(torch.tensor([6.0, 8.0]))
+            return x * self.early * self.late
+
+    rows = {row.name: row for row in inspect_gradients(Late(), torch.tensor([[1.0, 2.0]]), total).parameters}
+    assert set(rows) == {"early", "late"}
+    assert rows["early"].weight_l2 == pytest.approx(5)
+    assert rows["late"].weight_l2 == pytest.approx(10)
+    assert rows["early"].gradient.l2 == pytest.approx(math.hypot(6, 16))  # x * late
+    assert rows["late"].gradient.l2 == pytest.approx(math.hypot(3, 8))  # x * early
+
+
+def test_a_module_called_twice_has_a_row_for_each_call() -> None:
+    shared = nn.Linear(2, 2)
+    inspection = inspect_gradients(nn.Sequential(shared, nn.Tanh(), shared), torch.ones(1, 2), total)
+    assert [(row.label, row.aliases) for row in inspection.gradients] == [("0", ("2",)), ("1", ()), ("0#1", ("2",))]
+
+
+def test_sparse_gradients_and_odd_dtypes_are_measured() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(50, 4, sparse=True)
+            self.head = nn.Linear(4, 2, dtype=torch.bfloat16)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.words(tokens).bfloat16())
+
+    inspection = inspect_gradients(Words(), torch.tensor([[3, 4]]), total)
+    words, head, _ = inspection.parameters
+    assert words.gradient.zero_fraction == pytest.approx(48 / 50)
+    assert words.gradient.element_count == 200
+    assert head.gradient.dtype == "bfloat16"
+    assert [row.gradient.dtype for row in inspection.gradients] == ["float32", "bfloat16"]
+
+
+def test_an_output_of_several_of_which_one_is_used_has_no_gradient_for_the_others() -> None:
+    inspection = inspect_gradients(
+        Written(lambda net, x: net.lstm(x)[0], lstm=nn.LSTM(2, 3, batch_first=True)), torch.ones(1, 4, 2), total
+    )
+    assert statuses(inspection) == {"lstm[0]": "gradient", "lstm[1][0]": "not reached", "lstm[1][1]": "not reached"}
+
+
+def test_an_output_whose_operation_got_a_gradient_elsewhere_is_not_reached() -> None:
+    class SecondHalf(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.first, second = x.split(2, dim=1)
+            return second
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        net.split(net.body(x))
+        first: Tensor = net.split.first
+        return first
+
+    model = Written(forward, body=chain(2, 4), split=SecondHalf())
+    assert statuses(inspect_gradients(model, torch.ones(1, 2), total)) == {"body.0": "gradient", "split": "not reached"}
+
+
+def test_autocast_reaches_the_model_and_not_the_measuring() -> None:
+    inspection = inspect_gradients(chain(8, 8, 4), torch.ones(2, 8), total, autocast=torch.bfloat16)
+    assert {row.gradient.dtype for row in inspection.gradients} == {"bfloat16"}
+    assert {row.gradient.dtype for row in inspection.parameters} == {"float32"}
+    assert inspection.gradients[-1].gradient.mean == 1
+
+
+# --- batches ---
+
+
+def test_batches_are_merged_and_parameters_summed_as_training_does() -> None:
+    model, values = chain(3, 4, 2), torch.randn(5, 3)
+    inspection = inspect_gradients(model, [batch_of(values[:2]), batch_of(values[2:], 2)], total)
+    whole = inspect_gradients(model, values, total)
+    assert inspection.loss is not None
+    assert whole.loss is not None
+    assert inspection.loss.value == pytest.approx(whole.loss.value, rel=1e-5)
+    assert len(inspection.inputs) == 5
+    for merged, together in zip(inspection.gradients, whole.gradients, strict=True):
+        assert merged.gradient.element_count == together.gradient.element_count
+        assert merged.gradient.mean == pytest.approx(together.gradient.mean, rel=1e-4)
+        assert merged.backward_index == together.backward_index
+    for merged_row, row in zip(inspection.parameters, whole.parameters, strict=True):
+        assert merged_row.gradient.l2 == pytest.approx(row.gradient.l2, rel=1e-5)
+    assert any("sums over 2 batches" in note for note in inspection.notes)
+    assert not whole.warnings
+
+
+def test_batches_in_training_draw_new_random_numbers() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
+    kept: list[Tensor] = []
+    x = torch.ones(1, 64)
+    inspect_gradients(
+        model,
+        [batch_of(x), batch_of(x, 1)],
+        total,
+        mode="train",
+        on_tensor=lambda label, gradient: kept.append(gradient.clone()) if label == "0 grad_output" else None,
+    )
+    assert not torch.equal(*kept)
+
+
+# --- train mode ---
+
+
+def test_training_uses_batch_statistics_and_leaves_the_running_ones() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)).eval()
+    x = torch.tensor([[1.0, 0.0], [3.0, 8.0]])
+    before = snapshot(model)
+    trained = inspect_gradients(model, x, total, mode="train")
+    assert_unchanged(model, before)
+    # Normalised by the batch: (1, 3) and (0, 8) become -1 and 1.
+    assert (trained.rows[0].activation.min, trained.rows[0].activation.max) == pytest.approx((-1, 1), abs=1e-4)
+    assert inspect_gradients(model, x, total).rows[0].activation.max == pytest.approx(8, rel=1e-4)
+    assert trained.mode == "train"
+
+
+def test_training_keeps_what_its_owner_froze_if_the_model_is_in_train_mode() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)).train()
+    model[0].eval()
+    x = torch.tensor([[1.0, 0.0], [3.0, 8.0]])
+    assert inspect_gradients(model, x, total, mode="train").rows[0].activation.max == pytest.approx(8, rel=1e-4)
+
+
+def test_a_repeated_pass_draws_the_same_random_numbers() -> None:
+    """A view that is overwritten makes the pass run twice; dropout and buffers must not notice."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.InstanceNorm2d(3)
+            self.drop = nn.Dropout(0.5)
+            self.register_buffer("passes", torch.tensor(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.get_buffer("passes").add_(1)
+            return torch.relu_(self.norm(self.drop(x))) * self.get_buffer("passes")
+
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Counts())
+    x = torch.randn(2, 3, 4, 4)
+    with seeded(0):
+        model.train()
+        expected = model(x).sum()
+        expected.backward()
+    gradient = model[0].weight.grad
+    assert gradient is not None
+    model[1].get_buffer("passes").zero_()
+    model.zero_grad()
+    kept: dict[str, Tensor] = {}
+    inspection = inspect_gradients(
+        model, x, total, mode="train", on_tensor=lambda label, tensor: kept.update({label: tensor.clone()})
+    )
+    assert inspection.loss is not None
+    assert inspection.loss.value == expected.item()
+    assert torch.equal(kept["0.weight grad"], gradient)
+    assert "1.norm grad_output" in kept
+    assert model[1].get_buffer("passes").item() == 0
+
+
+# --- what is hard to hook ---
+
+
+def test_a_model_that_counts_on_a_view_sharing_its_memory_is_computed_right_and_says_what_is_not_seen() -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.same, self.last = nn.Linear(2, 4), nn.Flatten(0), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x) * 1
+            flat = self.same(hidden)
+            hidden.mul_(3)  # changes flat as well
+            out: Tensor = self.last(flat)
+            return out
+
+    torch.manual_seed(0)
+    model, x = Shares(), torch.ones(1, 2)
+    expected = model(x).item()
+    inspection = inspect_gradients(model, x, total)
+    assert inspection.loss is not None
+    assert inspection.loss.value == expected
+    assert statuses(inspection) == {"first": "gradient", "same": "no gradient path", "last": "gradient"}
+    assert "no copy can take its place" in remarks(inspection)["same"]
+
+
+def test_a_network_that_overwrites_its_input_leaves_the_users_alone() -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 1))
+    x = torch.tensor([[-1.0, 2.0]], requires_grad=True)
+    inspection = inspect_gradients(model, x, total, include_inputs=True)
+    assert x.tolist() == [[-1.0, 2.0]]
+    assert x.grad is None
+    assert {(row.label, row.role): row.status for row in inspection.gradients} == {
+        ("0[0]", "input"): "gradient",
+        ("0", "output"): "gradient",
+        ("1[0]", "input"): "gradient",
+        ("1", "output"): "gradient",
+    }
+    frozen = inspect_gradients(model.requires_grad_(False), x.detach(), total)
+    assert statuses(frozen) == {"0": "gradient", "1": "gradient"}
+
+
+def test_shared_segments_of_reentrant_checkpoints_keep_their_calls_apart() -> None:
+    class Thrice(nn.Module):
+        def __init__(self, *, checkpointed: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.stem, self.block = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+            self.checkpointed = checkpointed
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.stem(x)
+            for _ in range(3):
+                out = checkpoint(self.block, out, use_reentrant=True) if self.checkpointed else self.block(out)
+            return out
+
+    def gradients(model: nn.Module) -> dict[str, Tensor]:
+        kept: dict[str, Tensor] = {}
+        inspect_gradients(
+            model,
+            torch.ones(2, 3),
+            lambda output, _: (output * torch.arange(6.0).view(2, 3)).sum(),
+            ["*"],
+            on_tensor=lambda label, gradient: kept.update({label: gradient.clone()}),
+        )
+        return kept
+
+    expected, seen = gradients(Thrice(checkpointed=False)), gradients(Thrice(checkpointed=True))
+    assert len(seen) == 1 + 3 * 4 + 1 + 6
+    assert seen.keys() == expected.keys()
+    for label, gradient in expected.items():
+        torch.testing.assert_close(seen[label], gradient)
+
+
+def test_a_module_called_twice_in_one_reentrant_checkpoint_keeps_its_calls_apart() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).requires_grad_()
+    act = model[1]
+
+    def segment(x: Tensor) -> Tensor:
+        out: Tensor = act(model[2](act(x)))
+        return out
+
+    def gradients(forward: Callable[..., Tensor]) -> dict[str, Tensor]:
+        kept: dict[str, Tensor] = {}
+        inspect_gradients(
+            Written(forward, model=model),
+            torch.arange(6.0).view(2, 3),
+            total,
+            on_tensor=lambda label, gradient: kept.update({label: gradient.clone()}),
+        )
+        return kept
+
+    expected = gradients(lambda _net, x: segment(model[0](x)))
+    seen = gradients(lambda _net, x: checkpoint(segment, model[0](x), use_reentrant=True))
+    assert not torch.equal(expected["model.1 grad_output"], expected["model.1#1 grad_output"])
+    assert seen.keys() == expected.keys()
+    for label, gradient in expected.items():
+        torch.testing.assert_close(seen[label], gradient)
+
+
+def test_what_a_model_or_a_loss_differentiates_on_its_way_is_not_taken_for_the_backward_pass() -> None:
+    model = chain(2, 3, 1)
+    kept: list[str] = []
+
+    def penalty(output: Tensor, _batch: Batch) -> Tensor:
+        parameters = list(model.parameters())
+        slopes = torch.autograd.grad(output.sum(), parameters, create_graph=True)
+        return torch.stack([slope.square().sum() for slope in slopes]).sum()
+
+    inspection = inspect_gradients(
+        model, torch.ones(1, 2), penalty, on_tensor=lambda label, _gradient: kept.append(label)
+    )
+    assert len(kept) == len(set(kept))
+    # The penalty depends on the weights of the second layer and on its input, not on what it returned.
+    assert statuses(inspection) == {"0": "gradient", "1": "not reached"}
+
+
+def test_leaves_that_are_no_parameters_of_the_network_keep_their_gradients() -> None:
+    hidden = nn.Linear(2, 2)
+    with_gradient = torch.ones(2, requires_grad=True)
+    with_gradient.grad = torch.full((2,), 5.0)
+
+    class Hides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [hidden]
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.parts[0](x)) * with_gradient
+            return out
+
+    inspect_gradients(Hides(), torch.ones(1, 2), total)
+    assert hidden.weight.grad is None
+    assert with_gradient.grad.tolist() == [5, 5]
+
+
+def test_an_activation_that_is_kept_outside_the_model_carries_no_hook_afterwards() -> None:
+    kept: list[Tensor] = []
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept.append(self.body(x))
+            return kept[-1]
+
+    seen: list[str] = []
+    inspect_gradients(Keeps(), torch.ones(1, 2), total, on_tensor=lambda label, _: seen.append(label))
+    assert seen == ["body grad_output", "body.weight grad", "body.bias grad"]
+    (activation,) = kept
+    assert not activation._backward_hooks
+
+
+# --- grids and tensors ---
+
+
+def test_gradient_maps_are_those_of_the_gradients() -> None:
+    torch.manual_seed(0)
+    model, x = conv_net().eval(), torch.randn(3, 3, 8, 10)
+    kept: dict[str, Tensor] = {}
+    inspection = inspect_gradients(
+        model,
+        x,
+        total,
+        ["type:conv2d"],
+        grids_for=2,
+        max_channels=2,
+        on_tensor=lambda label, gradient: kept.update({label: gradient.clone()}),
+    )
+    assert [(maps.label, maps.input_index, maps.values.shape) for maps in inspection.gradient_maps] == [
+        ("0", 0, (2, 8, 10)),
+        ("0", 1, (2, 8, 10)),
+        ("3", 0, (2, 3, 4)),
+        ("3", 1, (2, 3, 4)),
+    ]
+    for maps in inspection.gradient_maps:
+        assert inspection.gradients[maps.row].label == maps.label
+        expected = kept[f"{maps.label} grad_output"][maps.input_index, :2]
+        assert torch.equal(torch.from_numpy(maps.values), expected)
+
+
+# --- edits ---
+
+
+def test_edits_change_inputs_outputs_and_gradients_of_layers_that_are_not_shown() -> None:
+    model = chain(2, 2, 2)
+    x = torch.ones(1, 2)
+    plain = inspect_gradients(model, x, total, ["/^1$/"])
+    doubled = inspect_gradients(model, x, total, ["/^1$/"], edits=["/^0$/:grad:scale(2)"])
+    assert doubled.loss == plain.loss
+    l2 = [row.gradient.l2 or 0.0 for row in plain.parameters]
+    assert [row.gradient.l2 for row in doubled.parameters] == pytest.approx([2 * l2[0], 2 * l2[1], *l2[2:]])
+    silent = inspect_gradients(model, x, total, ["/^1$/"], edits=["/^1$/:input:zero"])
+    assert silent.loss is not None
+    assert silent.loss.value == pytest.approx(model[1].bias.sum().item())
+    assert silent.parameters[0].status == "zero"
+    nothing = inspect_gradients(model, x, total, ["/^1$/"], edits=["/^1$/:output:zero"])
+    assert nothing.loss is not None
+    assert nothing.loss.value == 0
+    assert nothing.rows[0].activation.max == 0
+
+
+def test_an_edit_of_a_container_comes_before_what_its_last_child_shows() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Linear(2, 1))
+    inspection = inspect_gradients(model, torch.ones(1, 2), total, ["*"], edits=["/^0$/:grad:zero"])
+    assert statuses(inspection) == {
+        "0.0": "zero",
+        "0.1": "zero",
+        "0": "zero",
+        "1": "gradient",
+        "(model)": "gradient",
+    }
+
+
+def test_an_edit_that_was_never_applied_is_reported() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
+    model[1].requires_grad_(True)
+    inspection = inspect_gradients(model, torch.ones(1, 2), total, edits=["/^0$/:grad:zero", "/^1$/:grad:scale(2)"])
+    assert [text for text in inspection.warnings if "Edit" in text] == [
+        "Edit '/^0$/:grad:zero' was never applied: what it names did not run, or got no gradient."
+    ]
+
+
+def test_an_edit_of_nothing_is_refused() -> None:
+    with pytest.raises(LayerNotFoundError):
+        inspect_gradients(chain(2, 2), torch.ones(1, 2), total, edits=["nosuch:grad:zero"])
+
+
+# --- what cannot be ---
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda output, _: output, r"The loss has shape \(2, 3\) instead of being one number"),
+        (lambda output, _: (output * 1j).sum(), "The loss is a complex number"),
+        (lambda output, _: output.sum().item(), "The loss returned float instead of a tensor"),
+        (lambda output, _: LossValue(output, "mine", "", ()), r"shape \(2, 3\)"),
+    ],
+)
+def test_a_loss_that_is_not_one_real_number_is_refused(loss: Any, message: str) -> None:
+    model = chain(2, 3)
+    before = snapshot(model)
+    with pytest.raises(UsageError, match=message) as caught:
+        inspect_gradients(model, torch.ones(2, 2), loss)
+    assert caught.value.exit_code == 2
+    assert_unchanged(model, before)
+
+
+def test_a_loss_of_one_element_is_one_number() -> None:
+    inspection = inspect_gradients(chain(2, 1), torch.ones(1, 2), lambda output, _: output)
+    assert inspection.loss is not None
+    assert inspection.loss.value == pytest.approx(inspection.rows[0].activation.mean)
+
+
+def test_a_loss_that_raises_is_one_sentence() -> None:
+    def broken(_output: Tensor, _batch: Batch) -> Tensor:
+        raise LookupError("no target")
+
+    with pytest.raises(PassError, match="The loss raised LookupError: no target"):
+        inspect_gradients(chain(2, 2), torch.ones(1, 2), broken)
+
+
+class Explodes(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, _error: BaseException) -> Tensor:  # type: ignore[override]
+        _ctx.error = _error
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor) -> Any:
+        raise ctx.error
+
+
+class Exploding(nn.Module):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Explodes.apply(x, self.error)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("broken\nin two lines"), "raised in its backward pass at 1 (Exploding): ValueError: broken"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+            "ran out of memory in its backward pass at 1 (Exploding): give fewer inputs at a time",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory."), "ran out of memory in its backward pass at 1 (Exploding)"),
+    ],
+)
+def test_a_backward_pass_that_raises_says_where_and_keeps_what_was_seen(error: Exception, message: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Exploding(error), nn.Linear(2, 2))
+    before = snapshot(model)
+    with pytest.raises(PassError) as caught:
+        inspect_gradients(model, torch.ones(1, 2), total)
+    assert_unchanged(model, before)
+    assert str(caught.value).startswith(f"Sequential {message}")
+    assert caught.value.__cause__ is error
+    inspection = caught.value.inspection
+    assert inspection.failure is not None
+    assert (inspection.failure.layer, inspection.failure.kind) == ("1", "Exploding")
+    assert [row.layer for row in inspection.rows] == ["0", "1", "2"]
+    assert {row.layer: row.backward_index for row in inspection.gradients} == {"0": None, "1": 1, "2": 0}
+    assert inspection.loss is not None
+
+
+def test_a_forward_pass_that_runs_out_of_memory_says_where_and_what_to_do() -> None:
+    class Hungry(nn.Module):
+        def forward(self, _x: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    model = nn.Sequential(nn.Linear(2, 2), Hungry())
+    with pytest.raises(
+        PassError, match=r"ran out of memory in its forward pass at 1 \(Hungry\), given \[0\] \(4, 2\).*smaller batch"
+    ) as caught:
+        inspect_gradients(model, torch.ones(4, 2), total)
+    assert caught.value.inspection.failure is not None
+    assert caught.value.inspection.loss is None
+    assert [row.layer for row in caught.value.inspection.rows] == ["0"]
+
+
+def test_an_error_of_the_callers_own_observer_is_not_blamed_on_the_model() -> None:
+    def broken(label: str, _gradient: Tensor) -> None:
+        raise LookupError(label)
+
+    model = chain(2, 2)
+    before = snapshot(model)
+    with pytest.raises(LookupError, match="0 grad_output"):
+        inspect_gradients(model, torch.ones(1, 2), total, on_tensor=broken)
+    assert_unchanged(model, before)
+
+
+def test_gradients_may_be_asked_for_in_inference_mode() -> None:
+    model, x = chain(2, 3, 1), torch.ones(1, 2)
+    expected = inspect_gradients(model, x, total)
+    with torch.inference_mode():
+        seen = inspect_gradients(model, torch.ones(1, 2), total)
+    assert seen.gradients == expected.gradients
+    with torch.no_grad():
+        assert inspect_gradients(model, x, total).parameters == expected.parameters
+
+
+def test_a_loss_is_chosen_by_name_with_its_target() -> None:
+    model, x = chain(2, 3), torch.ones(1, 2)
+    inspection = inspect_gradients(model, x, "ce", target=2)
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(model(x), torch.tensor([2])).item()
+    assert inspection.loss is not None
+    assert inspection.loss.value == pytest.approx(expected, rel=1e-6)
+    assert inspect_gradients(model, x).loss == inspect_gradients(model, x, "projection").loss

@@ -1,0 +1,89 @@
+from dataclasses import replace
+
+import pytest
+
+from hookscope.inspection.comparison import compare
+from hookscope.results.inspection import (
+    GradientInspection,
+    GradientRow,
+    Inspection,
+    LayerRow,
+    LossRecord,
+    ModelInfo,
+    ParameterRow,
+    Prediction,
+    TensorStatistics,
+)
+
+MODEL = ModelInfo("net", "Net", "random", random=True, sha256=None, parameter_count=1)
+
+
+def with_l2(value: float) -> TensorStatistics:
+    return TensorStatistics((1, 2), "float32", 2, l2=value)
+
+
+def layer(name: str, value: float, call: int = 0) -> LayerRow:
+    return LayerRow(0, name, "Conv2d", call, "", 0, with_l2(value))
+
+
+def passed(
+    activations: dict[str, float], gradients: dict[str, float], parameters: dict[str, float], loss: float
+) -> GradientInspection:
+    return GradientInspection(
+        MODEL,
+        (),
+        LossRecord("sum", "", loss),
+        tuple(layer(name, value) for name, value in activations.items()),
+        tuple(
+            GradientRow(0, 0, name, "Conv2d", 0, "", "output", "gradient", with_l2(value))
+            for name, value in gradients.items()
+        ),
+        tuple(
+            ParameterRow(0, name, "Conv2d", True, "gradient", with_l2(value), 1.0, value)
+            for name, value in parameters.items()
+        ),
+    )
+
+
+def test_rows_are_compared_with_those_of_the_same_place_and_the_equal_ones_left_out() -> None:
+    before = passed({"a": 1, "b": 2}, {"a": 3, "b": 4}, {"a.w": 5, "b.w": 6}, 7)
+    after = passed({"a": 1, "b": 1}, {"a": 6, "b": 4}, {"a.w": 0, "b.w": 6}, 8)
+    comparison = compare(before, after, ["first", "second"])
+    assert [(each.what, each.label, each.l2_ratio) for each in comparison.changes] == [
+        ("activation", "b", 0.5),
+        ("grad_output", "a", 2.0),
+        ("gradient", "a.w", 0.0),
+    ]
+    assert (comparison.row_count, comparison.losses, comparison.edits) == (6, (7, 8), ("first", "second"))
+
+
+def test_equal_runs_have_no_changes() -> None:
+    run = passed({"a": 1}, {"a": 3}, {"a.w": 5}, 7)
+    assert compare(run, run, []).changes == ()
+
+
+def test_rows_that_one_run_alone_has_are_changes_without_a_ratio_those_of_the_first_last() -> None:
+    before = Inspection(MODEL, (), (layer("gone", 2), layer("both", 1)))
+    after = Inspection(MODEL, (), (layer("both", 1), layer("both", 3, call=1)))
+    changes = compare(before, after, []).changes
+    assert [(each.label, each.l2_ratio) for each in changes] == [("both#1", None), ("gone", None)]
+    assert (changes[0].before, changes[1].after) == (None, None)
+
+
+def test_a_row_that_was_zero_has_no_ratio() -> None:
+    [change] = compare(*(Inspection(MODEL, (), (layer("a", value),)) for value in (0, 2)), []).changes
+    assert change.l2_ratio is None
+
+
+@pytest.mark.parametrize("kind", ["no loss in one", "no losses"])
+def test_losses_are_compared_where_both_runs_have_one(kind: str) -> None:
+    run = passed({}, {}, {}, 7)
+    before = replace(run, loss=None) if kind == "no loss in one" else Inspection(MODEL, (), ())
+    after = run if kind == "no loss in one" else before
+    assert compare(before, after, []).losses is None
+
+
+def test_predictions_of_both_runs_are_kept() -> None:
+    first, second = (Prediction(0, (index,), (), (1.0,)) for index in (3, 4))
+    runs = [Inspection(MODEL, (), (), predictions=(each,)) for each in (first, second)]
+    assert compare(*runs, []).predictions == ((first,), (second,))

@@ -1,0 +1,495 @@
+"""Edit expressions: what they mean, where they are wrong, and what they do to tensors."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hookscope.errors import LayerNotFoundError, UsageError
+from hookscope.hooks.selection import select_layers
+from hookscope.inspection.edits import OPERATIONS, Edit, bind_edits, parse_edit
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def edited(operation: str, tensor: Tensor, channel_axis: int | None = 1) -> Tensor:
+    return parse_edit(f"x:output:{operation}").apply(tensor, channel_axis)
+
+
+# --- Reading ---
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "place", "operation", "arguments"),
+    [
+        ("relu:grad:clamp(min=0)", "relu", "grad", "clamp", {"min": 0}),
+        ("relu:grad:clamp(0)", "relu", "grad", "clamp", {"min": 0}),
+        ("relu:grad:clamp(-1,+6.5)", "relu", "grad", "clamp", {"min": -1, "max": 6.5}),
+        ("relu:grad:clamp(-1, max=6)", "relu", "grad", "clamp", {"min": -1, "max": 6}),
+        ("relu:grad:clamp(max=6,min=-1e-3)", "relu", "grad", "clamp", {"min": -0.001, "max": 6}),
+        ("fc*bias:grad:zero", "fc*bias", "grad", "zero", {}),
+        ("fc*bias:grad:zero()", "fc*bias", "grad", "zero", {}),
+        ("layer1:output:scale(2)", "layer1", "output", "scale", {"by": 2}),
+        ("fc:grad:add(value=.5)", "fc", "grad", "add", {"value": 0.5}),
+        ("*:grad:clip-norm(max=1)", "*", "grad", "clip-norm", {"max": 1}),
+        ("conv1:input:noise(std=0.1)", "conv1", "input", "noise", {"std": 0.1}),
+        ("  conv1 : input : scale ( by = 2. ) ", "conv1", "input", "scale", {"by": 2}),
+        # Patterns may hold colons, spaces and parentheses: the last place counts.
+        ("type:conv:output:zero", "type:conv", "output", "zero", {}),
+        ("!type:conv@-1:output:zero", "!type:conv@-1", "output", "zero", {}),
+        ("/^(a|b):x$/:input:zero", "/^(a|b):x$/", "input", "zero", {}),
+        ("/:grad:(a)/:output:zero", "/:grad:(a)/", "output", "zero", {}),
+        ("a:input:grad:zero", "a:input", "grad", "zero", {}),
+    ],
+)
+def test_an_expression_is_a_pattern_a_place_and_an_operation(
+    text: str, pattern: str, place: str, operation: str, arguments: dict[str, float]
+) -> None:
+    found = parse_edit(text)
+    assert found == Edit(text, pattern, place, False, operation, arguments)  # type: ignore[arg-type] # place is a str here
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "channels", "seed"),
+    [
+        ("zero(channels=3,7)", {}, (3, 7), 0),
+        ("zero(3, 7)", {}, (3, 7), 0),
+        ("scale(2, channels=0)", {"by": 2}, (0,), 0),
+        ("scale(channels=0,1,by=2)", {"by": 2}, (0, 1), 0),
+        ("scale(2, 0, 1)", {"by": 2}, (0, 1), 0),
+        ("noise(0.1, 3)", {"std": 0.1}, (), 3),
+        ("noise(std=0.1, seed=3, channels=5,5)", {"std": 0.1}, (5, 5), 3),
+        ("noise(seed=9223372036854775807, std=0)", {"std": 0}, (), 2**63 - 1),
+        ("clamp(max=1, channels=2147483647)", {"max": 1}, (2**31 - 1,), 0),
+    ],
+)
+def test_channels_take_all_numbers_up_to_the_next_name(
+    operation: str, arguments: dict[str, float], channels: tuple[int, ...], seed: int
+) -> None:
+    found = parse_edit(f"x:output:{operation}")
+    assert (found.arguments, found.channels, found.seed) == (arguments, channels, seed)
+
+
+def test_param_says_that_the_pattern_names_parameters() -> None:
+    found = parse_edit("param:fc*bias:grad:zero")
+    assert (found.pattern, found.parameters_only, found.place) == ("fc*bias", True, "grad")
+
+
+# --- What is wrong, and where ---
+
+
+@pytest.mark.parametrize(
+    ("marked", "message"),
+    [
+        # The caret stands under the character after ^.
+        ("^", "an edit is PATTERN:PLACE:OPERATION"),
+        ("relu^", "an edit is PATTERN:PLACE:OPERATION"),
+        ("relu:^zero", "before the operation a place is missing"),
+        ("relu:^clamp(min=0)", "before the operation a place is missing"),
+        ("relu:^gard:zero", "there is no place 'gard', only input, output and grad. Nearest: 'grad'"),
+        ("relu:^gard:clamp(min:0)", "there is no place 'gard'"),
+        ("/(a|b)/:^outptu:zero", "there is no place 'outptu', only input, output and grad. Nearest: 'output'"),
+        ("type:conv:^x:zero", "there is no place 'x', only input, output and grad."),
+        ("relu:^:zero", "there is no place ''"),
+        ("^:grad:zero", "a pattern is missing"),
+        ("param:^:grad:zero", "a pattern is missing"),
+        ("param:fc:^output:zero", "a parameter has no output, only a gradient: give grad"),
+        ("relu:grad:^", "an operation is missing here. Give zero, scale, add, clamp, clip-norm, noise"),
+        ("relu:grad:^(1)", "an operation is missing here"),
+        ("relu:grad:^7", "an operation is missing here"),
+        ("relu:grad:^clmap(min=0)", "there is no operation 'clmap'. Nearest: 'clamp'"),
+        ("relu:grad:^clip_norm(1)", "there is no operation 'clip_norm'. Nearest: 'clip-norm'"),
+        ("relu:grad:^q", "there is no operation 'q'. Give zero, scale"),
+        ("relu:grad:clamp(^mim=0)", "clamp takes no 'mim', only min, max, channels. Nearest: 'min'"),
+        ("relu:grad:clip-norm(1, ^channels=3)", "clip-norm takes no 'channels', only max"),
+        ("relu:grad:clamp(min=0, ^min=1)", "min is given twice"),
+        ("relu:grad:clamp(0, ^min=1)", "min is given twice"),
+        ("relu:grad:clamp(min=0, ^6)", "what comes after an argument with a name needs a name too"),
+        ("relu:grad:clip-norm(1, ^2)", "clip-norm takes no more than max"),
+        ("relu:grad:clamp(min=^)", "min has to be a number"),
+        ("relu:grad:clamp(min=^nan)", "min has to be a number"),
+        ("relu:grad:clamp(min=^=0)", "min has to be a number"),
+        ("relu:grad:scale(^1e999)", "by has to be finite"),
+        ("relu:grad:scale(^two)", "by has to be a number"),
+        ("relu:grad:scale(2^x)", "a comma or a closing parenthesis is missing here"),
+        ("relu:grad:scale(2^:3)", "a comma or a closing parenthesis is missing here"),
+        ("relu:grad:scale(2^", "a comma or a closing parenthesis is missing here"),
+        ("relu:grad:scale(2,^)", "a channel is a whole number"),
+        ("relu:grad:scale(2)^)", "the expression should have ended here"),
+        ("relu:grad:zero ^2", "the expression should have ended here"),
+        ("relu:grad:scale^", "scale needs by: scale(by=...)"),
+        ("relu:grad:scale(^)", "scale needs by: scale(by=...)"),
+        ("relu:grad:scale(channels=1^)", "scale needs by: scale(by=...)"),
+        ("relu:grad:clamp^", "clamp needs min or max: clamp(min=...)"),
+        ("relu:grad:clamp(^)", "clamp needs min or max"),
+        ("relu:grad:noise(seed=1^)", "noise needs std: noise(std=...)"),
+        ("relu:grad:clamp(1, ^0)", "min is above max"),
+        ("relu:grad:clamp(max=0, min=^1)", "min is above max"),
+        ("relu:grad:noise(^-1)", "std has to be not negative"),
+        ("relu:grad:clip-norm(^0)", "max has to be positive"),
+        ("relu:grad:zero(channels=^-1)", "a channel is a whole number from 0"),
+        ("relu:grad:zero(channels=3,^1.5)", "a channel is a whole number from 0"),
+        ("relu:grad:zero(channels=^99999999999)", "a channel is a whole number from 0"),
+        ("relu:grad:zero(channels=^)", "a channel is a whole number from 0"),
+        ("relu:grad:noise(1, seed=^9223372036854775808)", "a seed is a whole number from 0"),
+        ("relu:grad:noise(1, seed=^1e3)", "a seed is a whole number from 0"),
+        ("relu:grad:scale(^٣)", "by has to be a number"),
+    ],
+)
+def test_what_is_wrong_is_said_with_a_caret_at_the_place(marked: str, message: str) -> None:
+    position, text = marked.index("^"), marked.replace("^", "", 1)
+    with pytest.raises(UsageError) as caught:
+        parse_edit(text)
+    said, expression, caret = str(caught.value).split("\n")
+    assert said.startswith("Bad edit: ")
+    assert said.endswith(".")
+    assert message in said
+    assert (expression, caret) == (text, " " * position + "^")
+
+
+def test_a_caret_in_text_with_control_characters_stands_under_what_is_shown() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_edit("a\n\x1b:gard:zero")
+    assert str(caught.value).split("\n")[1:] == ["a\\n\\x1b:gard:zero", "        ^"]
+    assert all(line.isprintable() for line in str(caught.value).split("\n"))
+
+
+_MARKS = ("param:", ":grad:", ":output:", ":", "(", ")", ",", "=", " ", "\n", "::error::", "\ud800", ".")
+_WORDS = ("relu", "/a:b/", "*", "[", "min", "max", "channels", "seed", "std", "by", "0", "-1.5", "1e9", "nan", "٣")
+_PIECES = st.sampled_from([*OPERATIONS, *_MARKS, *_WORDS])
+
+
+@given(st.one_of(st.text(), st.lists(_PIECES, max_size=14).map("".join)))
+@example("x:grad:zero(" + "1," * 5000)
+@example("x:grad:scale(" + "9" * 5000 + ")")
+@example("x:grad:zero(" + "9" * 5000 + ")")
+@example(":" * 5000)
+def test_any_text_is_an_edit_or_a_usage_error_of_three_lines(text: str) -> None:
+    try:
+        found = parse_edit(text)
+    except UsageError as error:
+        lines = str(error).split("\n")
+        assert len(lines) == 3
+        assert all(line.isprintable() for line in lines)
+        assert lines[2].strip() == "^"
+        assert len(lines[2]) <= len(lines[1]) + 1
+    else:
+        assert found.text == text
+        assert found.operation in OPERATIONS
+        if not found.channels:
+            assert found.apply(torch.ones(1, 2), None).shape == (1, 2)
+
+
+NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(NUMBERS, NUMBERS, st.lists(st.integers(0, 99), max_size=4), st.integers(0, 2**63 - 1))
+def test_numbers_are_read_as_written(first: float, second: float, channels: list[int], seed: int) -> None:
+    low, high = sorted((first, second))
+    tail = f", channels={','.join(map(str, channels))}" if channels else ""
+    clamp = parse_edit(f"x:grad:clamp({low!r}, max={high!r}{tail})")
+    assert (dict(clamp.arguments), clamp.channels) == ({"min": low, "max": high}, tuple(channels))
+    noise = parse_edit(f"x:grad:noise(seed={seed}, std={abs(first)!r}{tail})")
+    assert (dict(noise.arguments), noise.seed, noise.channels) == ({"std": abs(first)}, seed, tuple(channels))
+
+
+# --- What edits do ---
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(2, 3, 4, 5), (3, 4), (6,), (), (0, 3), (2, 0)]
+
+
+def expected(operation: str, x: Tensor) -> Tensor:
+    """Return what an operation means, in plain arithmetic."""
+    wide = x.double()
+    norm = math.hypot(*wide.flatten().tolist())
+    result = {
+        "zero": lambda: wide * 0,
+        "scale(-2.5)": lambda: wide * -2.5,
+        "add(0.25)": lambda: wide + 0.25,
+        "clamp(min=0)": lambda: (wide + wide.abs()) / 2,
+        "clamp(max=0)": lambda: (wide - wide.abs()) / 2,
+        "clamp(-0.5, 0.5)": lambda: torch.minimum(torch.maximum(wide, torch.tensor(-0.5)), torch.tensor(0.5)),
+        "clip-norm(max=0.5)": lambda: wide if norm <= 0.5 else wide / norm * 0.5,
+        "clip-norm(max=1000)": lambda: wide if norm <= 1000 else wide / norm * 1000,
+        "noise(std=0.5, seed=3)": lambda: wide + 0.5 * normal(*x.shape, seed=3).double(),
+        "noise(std=0)": lambda: wide,
+    }[operation]()
+    return result.to(x.dtype)
+
+
+OPERATION_TEXTS = ["zero", "scale(-2.5)", "add(0.25)", "clamp(min=0)", "clamp(max=0)", "clamp(-0.5, 0.5)"]
+OPERATION_TEXTS += ["clip-norm(max=0.5)", "clip-norm(max=1000)", "noise(std=0.5, seed=3)", "noise(std=0)"]
+
+
+@pytest.mark.parametrize("operation", OPERATION_TEXTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_operation_is_the_arithmetic_and_nothing_else(
+    operation: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    x = normal(*shape, seed=1).to(dtype)
+    before = x.clone()
+    result = edited(operation, x)
+    torch.testing.assert_close(result, expected(operation, x))
+    assert (result.shape, result.dtype) == (x.shape, dtype)
+    assert result is not x
+    assert torch.equal(x, before)
+    assert result.data_ptr() != x.data_ptr() or not x.numel()
+
+
+@pytest.mark.parametrize("operation", [text for text in OPERATION_TEXTS if not text.startswith("clip")])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((2, 5, 3, 3), 1), ((2, 3, 5), 2), ((2, 3, 5), -1), ((5, 2), 0), ((5,), 0)]
+)
+def test_channels_confine_an_operation(operation: str, shape: tuple[int, ...], axis: int) -> None:
+    x = normal(*shape, seed=1)
+    name, _, rest = operation.partition("(")
+    everywhere = edited(operation, x, axis)
+    confined = edited(f"{name}({rest.removesuffix(')')}{', ' if rest else ''}channels=1,4)", x, axis)
+    for channel in range(5):
+        source = everywhere if channel in (1, 4) else x
+        assert torch.equal(confined.select(axis, channel), source.select(axis, channel))
+
+
+@given(
+    st.sampled_from(OPERATION_TEXTS[:8]),
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-1e10, max_value=1e10), max_size=30),
+)
+def test_operations_hold_for_any_values(operation: str, values: list[float]) -> None:
+    x = torch.tensor(values)
+    torch.testing.assert_close(edited(operation, x), expected(operation, x))
+
+
+def test_clipping_holds_the_norm_of_values_whose_squares_overflow() -> None:
+    x = torch.tensor([3e30, -4e30])
+    torch.testing.assert_close(edited("clip-norm(max=1)", x), torch.tensor([0.6, -0.8]))
+    torch.testing.assert_close(
+        edited("clip-norm(max=1)", torch.tensor([60000.0, 0], dtype=torch.half)).sum().item(), 1.0
+    )
+
+
+def test_clipping_leaves_zeros_alone() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    result = edited("clip-norm(max=2)", x)
+    assert result.tolist() == [0, 0, 0]
+    assert torch.autograd.grad(result.sum(), x)[0].tolist() == [1, 1, 1]
+
+
+def test_zero_makes_zeros_of_nan_and_inf() -> None:
+    x = torch.tensor([[math.nan, math.inf, 1.0]])
+    assert edited("zero", x).tolist() == [[0, 0, 0]]
+    assert edited("zero(channels=0,1)", x).tolist() == [[0, 0, 1]]
+
+
+def test_nan_outside_the_channels_stays_and_does_not_spread() -> None:
+    x = torch.tensor([[math.nan, 2.0]], requires_grad=True)
+    result = edited("scale(3, channels=1)", x)
+    assert math.isnan(result[0, 0].item())
+    assert torch.autograd.grad(result.sum(), x)[0].tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("operation", "slopes"),
+    [
+        ("zero", [0, 0, 0]),
+        ("zero(channels=1)", [1, 0, 1]),
+        ("scale(3)", [3, 3, 3]),
+        ("add(3)", [1, 1, 1]),
+        ("clamp(min=0)", [0, 1, 1]),
+        ("noise(1)", [1, 1, 1]),
+        ("clip-norm(max=100)", [1, 1, 1]),
+    ],
+)
+def test_an_edited_tensor_keeps_its_graph(operation: str, slopes: list[float]) -> None:
+    x = torch.tensor([[-1.0, 2.0, 3.0]], requires_grad=True)
+    assert torch.autograd.grad(edited(operation, x).sum(), x)[0].tolist() == [slopes]
+
+
+def test_noise_is_the_same_each_time_and_another_seed_gives_another() -> None:
+    x = torch.zeros(50)
+    assert torch.equal(edited("noise(1, seed=4)", x), normal(50, seed=4))
+    assert torch.equal(edited("noise(1, seed=4)", x), edited("noise(1, seed=4)", x))
+    assert not torch.equal(edited("noise(1, seed=4)", x), edited("noise(1, seed=5)", x))
+
+
+def test_global_random_numbers_are_left_alone() -> None:
+    before = torch.get_rng_state()
+    edited("noise(1)", torch.zeros(50))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_eight_bit_floats_are_edited_too() -> None:
+    x = torch.tensor([[1.0, -2.0]]).to(torch.float8_e4m3fn)
+    result = edited("scale(2, channels=1)", x)
+    assert (result.dtype, result.float().tolist()) == (torch.float8_e4m3fn, [[1, -4]])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([1, 2]),
+        torch.tensor([True]),
+        torch.tensor([1j]),
+        torch.eye(2).to_sparse(),
+        torch.tensor([1], dtype=torch.uint8),
+    ],
+)
+@pytest.mark.parametrize("operation", ["zero", "clamp(min=0)", "zero(channels=9)"])
+def test_what_is_not_dense_and_floating_comes_back_itself(tensor: Tensor, operation: str) -> None:
+    assert edited(operation, tensor, 0) is tensor
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_come_back_themselves() -> None:
+    for layout in (torch.strided, torch.jagged):
+        tensor = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)
+        assert edited("zero", tensor) is tensor
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "message"),
+    [
+        (
+            (2, 3, 4),
+            1,
+            r"Edit 'x:output:zero\(channels=1,3\)' names channel 3, but a tensor of shape 2x3x4 has 3 on axis 1",
+        ),
+        ((2, 3), None, "but a tensor of shape 2x3 has no channels"),
+        ((), None, "but a tensor of shape scalar has no channels"),
+    ],
+)
+def test_a_channel_that_is_not_there_is_refused_with_the_size(
+    shape: tuple[int, ...], axis: int | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        edited("zero(channels=1,3)", normal(*shape), axis)
+    assert "\n" not in str(caught.value)
+
+
+# --- What edits are about ---
+
+
+def network() -> nn.Module:
+    return nn.ModuleDict(
+        {"conv": nn.Conv2d(3, 4, 1), "relu": nn.ReLU(), "fc1": nn.Linear(4, 2), "fc2": nn.Linear(2, 1)}
+    )
+
+
+def bound(*texts: str) -> list[tuple[str, str, str]]:
+    model = network()
+    names = [name for name, _ in model.named_parameters()]
+    edits = [parse_edit(text) for text in texts]
+    found = bind_edits(edits, lambda pattern: list(select_layers(model, [pattern])), names)
+    return [(name, edit.place, edit.operation) for name, edit in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_names", "place"),
+    [
+        ("relu:grad:zero", ["relu"], "grad"),
+        ("fc:grad:zero", ["fc1", "fc2"], "grad"),
+        ("type:linear:output:zero", ["fc1", "fc2"], "output"),
+        ("conv:input:zero", ["conv"], "input"),
+        ("fc*bias:grad:zero", ["fc1.bias", "fc2.bias"], "parameter grad"),
+        ("FC1.weight:grad:zero", ["fc1.weight"], "parameter grad"),
+        ("bias:grad:zero", ["conv.bias", "fc1.bias", "fc2.bias"], "parameter grad"),
+        (r"/fc\d\.b/:grad:zero", ["fc1.bias", "fc2.bias"], "parameter grad"),
+        ("param:fc1:grad:zero", ["fc1.weight", "fc1.bias"], "parameter grad"),
+        (
+            "param:*:grad:zero",
+            [f"{layer}.{kind}" for layer in ("conv", "fc1", "fc2") for kind in ("weight", "bias")],
+            "parameter grad",
+        ),
+    ],
+)
+def test_an_edit_is_about_layers_or_else_about_parameters(text: str, expected_names: list[str], place: str) -> None:
+    assert bound(text) == [(name, place, "zero") for name in expected_names]
+
+
+def test_edits_keep_their_order() -> None:
+    assert bound("fc2:grad:zero", "conv:output:scale(2)", "fc2:grad:add(1)") == [
+        ("fc2", "grad", "zero"),
+        ("conv", "output", "scale"),
+        ("fc2", "grad", "add"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fcc1.bais:grad:zero", "No layer matches 'fcc1.bais'.* Nor does a parameter. Nearest: 'fc1.bias'"),
+        ("fc*bias:output:zero", r"No layer matches 'fc\*bias'"),
+        ("param:relu:grad:zero", "Edit 'param:relu:grad:zero' is about no parameter."),
+        ("param:\x1b:grad:zero", "about no parameter"),
+    ],
+)
+def test_an_edit_that_is_about_nothing_is_refused(text: str, message: str) -> None:
+    with pytest.raises(LayerNotFoundError, match=message) as caught:
+        bound(text)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("pattern", ["/(/", "/a{99999999999}/"])
+def test_an_expression_that_is_none_is_refused_with_a_caret(pattern: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        bound(f"param:{pattern}:grad:zero")
+    assert "this is not a regular expression" in str(caught.value)
+    assert str(caught.value).split("\n")[1:] == [f"param:{pattern}:grad:zero", "      ^"]
+
+
+def test_layers_of_equal_shape_get_different_noise_and_the_same_layer_the_same() -> None:
+    edits = [parse_edit("fc:output:noise(1)")]
+
+    def noises(names: Sequence[str]) -> dict[str, Tensor]:
+        return {name: edit.apply(torch.zeros(30), None) for name, edit in bind_edits(edits, lambda _: names, [])}
+
+    first, again = noises(["fc1", "fc2"]), noises(["fc2", "fc1"])
+    assert not torch.equal(first["fc1"], first["fc2"])
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_edits_reach_gradients_through_hooks() -> None:
+    """The textbook case: negative gradients stop at the ReLU, biases of fc get exactly zero, all else is as before."""
+    torch.manual_seed(0)
+    conv, fc = nn.Conv2d(3, 10, 2, stride=2), nn.Linear(160, 5)
+    x = normal(1, 3, 8, 8)
+
+    def gradients(edits: dict[str, Edit]) -> dict[str, Any]:
+        found: dict[str, Tensor] = {}
+        before = conv(x)
+        before.register_hook(lambda grad: found.update(conv=grad))
+        after = before.relu()
+        if "relu" in edits:
+            after.register_hook(lambda grad: edits["relu"].apply(grad, 1))
+        handle = fc.bias.register_hook(lambda grad: edits["fc.bias"].apply(grad, 0)) if "fc.bias" in edits else None
+        fc(after.flatten(1)).sum().backward()
+        found |= {"weight": fc.weight.grad, "bias": fc.bias.grad}  # type: ignore[dict-item] # they have one by now
+        conv.zero_grad()
+        fc.zero_grad()
+        if handle:
+            handle.remove()
+        return found
+
+    plain = gradients({})
+    changed = gradients({"relu": parse_edit("relu:grad:clamp(min=0)"), "fc.bias": parse_edit("fc*bias:grad:zero")})
+    assert plain["conv"].min() < 0
+    assert torch.equal(changed["conv"], plain["conv"].clamp(min=0))
+    assert changed["bias"].tolist() == [0] * 5
+    assert plain["bias"].tolist() == [1] * 5
+    assert torch.equal(changed["weight"], plain["weight"])

@@ -1,0 +1,250 @@
+"""The pipeline as a library: rows, flags, several batches, grids, failures and what it refuses."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.errors import UsageError
+from hookscope.inputs import Batch
+from hookscope.inspection.forward import ForwardError, inspect, list_modules
+from hookscope.models import LoadedModel
+from hookscope.results.inspection import InputRecord, ModelInfo, Preprocessing
+
+
+def batches_of(values: Tensor, size: int) -> list[Batch]:
+    return [
+        Batch(
+            (values[begin : begin + size],),
+            tuple(range(begin, min(begin + size, len(values)))),
+            tuple(
+                InputRecord(str(index), None, None, (3, 8, 8), ())
+                for index in range(begin, min(begin + size, len(values)))
+            ),
+        )
+        for begin in range(0, len(values), size)
+    ]
+
+
+def small_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(216, 5)
+    ).eval()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_statistics_are_over_the_whole_input_however_it_is_batched(size: int) -> None:
+    network, values = small_network(), torch.randn(7, 3, 8, 8)
+    inspection = inspect(network, batches_of(values, size))
+    conv = network[0](values).detach().double().numpy()
+    statistics = inspection.rows[0].activation
+    assert statistics.element_count == conv.size
+    assert statistics.mean == pytest.approx(conv.mean(), rel=1e-5)
+    assert statistics.std == pytest.approx(conv.std(), rel=1e-5)
+    # Batches of different sizes may take different kernels.
+    assert (statistics.min, statistics.max) == pytest.approx((conv.min(), conv.max()), rel=1e-5)
+    assert statistics.l2 == pytest.approx(np.sqrt((conv**2).sum()), rel=1e-5)
+    relu = network[:3](values).detach().numpy()
+    assert inspection.rows[2].activation.zero_fraction == (relu == 0).sum() / relu.size
+    assert inspection.rows[2].activation.dead_channel_count == (relu == 0).all(axis=(0, 2, 3)).sum()
+
+
+def test_flags_say_what_a_reader_should_know() -> None:
+    class Flagged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.same = nn.Identity()
+            self.clip = nn.ReLU(inplace=True)
+            self.zero = nn.Hardtanh(0.0, 1.0)
+            self.ones = nn.Threshold(100.0, 1.0)
+            self.partly = nn.Identity()
+            self.bad = nn.Identity()
+            self.none = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:  # x: (1, 4, 2, 2)
+            self.same(x)
+            self.clip(x.clone())
+            self.zero(-x.abs())
+            self.ones(x)
+            self.partly(x * torch.tensor([1.0, 1.0, 0.0, 0.0]).view(4, 1, 1))
+            self.bad(x / 0)
+            self.none(None)
+            return x
+
+    rows = {row.layer: row for row in inspect(Flagged(), torch.arange(1.0, 17.0).view(1, 4, 2, 2), ["name:/./"]).rows}
+    assert rows["same"].flags == ("pass-through",)
+    assert rows["clip"].flags == ("in-place",)
+    assert rows["zero"].flags == ("all zero",)
+    assert rows["ones"].flags == ("constant",)
+    assert rows["partly"].flags == ("dead channels", "pass-through")
+    assert "non-finite" in rows["bad"].flags
+    assert rows["none"].flags == ("not a tensor",)
+
+
+def test_grids_are_kept_for_the_first_inputs_only() -> None:
+    network, values = small_network(), torch.randn(5, 3, 8, 8)
+    inspection = inspect(network, batches_of(values, 2), ["type:conv2d"], grids_for=3, max_channels=4)
+    assert [maps.input_index for maps in inspection.feature_maps] == [0, 1, 2]
+    expected = network[0](values).detach()[:3, :4].numpy()
+    for maps in inspection.feature_maps:
+        assert maps.arrangement == "maps"
+        assert maps.channel_count == 6
+        # A batch of one and a batch of two may take different kernels.
+        np.testing.assert_allclose(maps.values, expected[maps.input_index], rtol=1e-4, atol=1e-5)
+
+
+def test_a_forward_pass_that_raises_gives_the_rows_up_to_there_and_the_place() -> None:
+    class Breaks(nn.Module):
+        def forward(self, _x: Tensor, **_scale: Tensor) -> Tensor:
+            raise ValueError("broken\nin two lines")
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(19)))
+            self.inner = nn.ModuleList([Breaks()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner[0](self.layers(x), scale=torch.ones(2))
+
+    with pytest.raises(
+        ForwardError, match=r"inner\.0 \(Breaks\).*\[0\] \(1, 4\), \['scale'\] \(2,\): ValueError: broken$"
+    ) as info:
+        inspect(Outer(), torch.zeros(1, 4))
+    inspection = info.value.inspection
+    assert [row.layer for row in inspection.rows] == [f"layers.{index}" for index in range(19)]
+    assert inspection.failure is not None
+    assert inspection.failure.layer == "inner.0"
+    assert [layer.layer for layer in inspection.uncalled] == []
+    assert info.value.exit_code == 6
+
+
+def test_a_model_that_exits_is_a_model_that_raised() -> None:
+    class Exits(nn.Module):
+        def forward(self, _x: Tensor) -> Tensor:
+            sys.exit(0)
+
+    with pytest.raises(ForwardError, match="SystemExit: 0"):
+        inspect(Exits(), torch.zeros(1))
+    assert list_modules(Exits(), [torch.zeros(1)])[1] is not None
+
+
+def test_an_error_of_the_callers_own_observer_is_not_blamed_on_the_model() -> None:
+    def broken(label: str, _tensor: Tensor, _axis: int | None) -> None:
+        raise LookupError(label)
+
+    with pytest.raises(LookupError, match=r"\(model\)"):
+        inspect(nn.ReLU(), torch.zeros(1, 1), on_tensor=broken)
+
+
+def test_refuses_lazy_modules_which_could_not_come_out_as_they_were() -> None:
+    with pytest.raises(UsageError, match=r"0 \(LazyLinear\) is lazy"):
+        inspect(nn.Sequential(nn.LazyLinear(3)), torch.zeros(1, 2))
+    with pytest.raises(UsageError, match="is lazy"):
+        list_modules(nn.LazyBatchNorm2d(), None)
+
+
+def test_says_why_a_module_was_never_called() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items = nn.ModuleList([nn.ReLU()])
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.spare = nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.items[0](self.attention(x, x, x)[0])
+
+    inspection = inspect(Unused(), torch.randn(1, 5, 4), ["*"])
+    reasons = {layer.layer: layer.reason for layer in inspection.uncalled}
+    assert set(reasons) == {"items", "attention.out_proj", "spare"}
+    assert "its items are" in reasons["items"]
+    assert "uses its weight directly" in reasons["attention.out_proj"]
+    assert "did not call it" in reasons["spare"]
+    assert {layer.layer: layer.parameter_count for layer in inspection.uncalled}["spare"] == 9
+
+
+def test_predictions_name_the_best_classes_with_softmax_probabilities() -> None:
+    info = ModelInfo(
+        "net", "Identity", "given", random=False, sha256=None, parameter_count=0, categories=("a", "b", "c")
+    )
+    loaded = LoadedModel(nn.Identity(), info, Preprocessing(), ())
+    inspection = inspect(loaded, torch.log(torch.tensor([[1.0, 6.0, 3.0]])))
+    (prediction,) = inspection.predictions
+    assert prediction.class_names == ("b", "c", "a")
+    assert prediction.probabilities == pytest.approx((0.6, 0.3, 0.1))
+
+
+def test_positions_count_in_execution_order_not_in_the_order_of_definition() -> None:
+    class Crossed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = nn.Linear(2, 2)
+            self.first = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    assert [row.layer for row in inspect(Crossed(), torch.zeros(1, 2), ["@0"]).rows] == ["first"]
+    assert [row.layer for row in inspect(Crossed(), torch.zeros(1, 2), ["linear@-1"]).rows] == ["second"]
+
+
+def test_lists_modules_with_shapes_calls_and_what_a_pattern_selects() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU())
+    rows, failure = list_modules(network, [torch.zeros(1, 3, 8, 8)], ["conv"])
+    assert failure is None
+    assert [(row.layer, row.kind, row.selected) for row in rows] == [
+        ("", "Sequential", False),
+        ("0", "Conv2d", True),
+        ("1", "ReLU", False),
+    ]
+    assert rows[1].input_shapes == ((1, 3, 8, 8),)
+    assert rows[1].output_shapes == ((1, 6, 6, 6),)
+    assert rows[0].total_parameter_count == rows[1].parameter_count == 6 * 27 + 6
+
+
+def test_the_demo_network_is_inspected_without_a_network(pytestconfig: pytest.Config) -> None:
+    model = hookscope.load_model("demo")
+    picture = Path(pytestconfig.rootpath, "sample_images", "cat.jpg")
+    inspection = hookscope.inspect(model, hookscope.load_batches([picture], model.preprocessing), ["type:linear"])
+    assert inspection.predictions[0].class_names[:3] == ("Egyptian cat", "tiger cat", "tabby")
+
+
+def test_a_buffer_registered_in_the_forward_pass_is_gone_afterwards() -> None:
+    class Remembers(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.register_buffer("seen", x.clone(), persistent=False)
+            return x
+
+    network = Remembers()
+    inspect(network, torch.zeros(1, 2))
+    assert dict(network.named_buffers()) == {}
+    assert network._non_persistent_buffers_set == set()
+
+
+def test_by_default_attention_and_layers_with_parametrised_weights_have_rows() -> None:
+    transformer = torchvision.models.VisionTransformer(16, 8, 2, 2, 8, 16, num_classes=3)
+    inspection = inspect(transformer, torch.zeros(1, 3, 16, 16))
+    attention = [row for row in inspection.rows if row.kind == "MultiheadAttention"]
+    assert [row.layer for row in attention] == [f"encoder.layers.encoder_layer_{at}.self_attention" for at in range(2)]
+    assert inspection.uncalled == ()
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 3)), nn.ReLU())
+    rows = inspect(normed, torch.zeros(1, 3, 5, 5)).rows
+    assert [(row.label, row.activation.shape, row.parameter_count) for row in rows] == [
+        ("0", (1, 2, 3, 3), 2 * 3 * 9 + 2 + 2),  # directions, lengths, biases
+        ("1", (1, 2, 3, 3), 0),
+    ]
+
+
+def test_by_default_all_convolutions_of_the_demo_network_have_rows() -> None:
+    demo = hookscope.load_model("demo").module
+    selected = hookscope.select_layers(demo)
+    assert sum(isinstance(module, nn.Conv2d) for module in selected.values()) == 49
+    marked = {row.layer for row in list_modules(demo, None)[0] if row.selected}
+    assert marked == set(selected)

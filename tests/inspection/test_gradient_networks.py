@@ -1,0 +1,434 @@
+"""Gradients over whole networks: those `torch.autograd.grad` gives on copies kept at each call; nothing left behind."""
+
+import copy
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tests.networks
+from hookscope.hooks.selection import unwrap
+from hookscope.inputs import Batch
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.results.inspection import GradientInspection, InputRecord
+from tests.inspection.test_networks import assert_unchanged, copied, seeded, snapshot
+from tests.networks import NETWORKS, TRAINED, Cache
+
+SEED = 3
+# Where gradients of several uses are added in another order than on copies: three digits of the largest element.
+CLOSE = 1e-3
+# int8 has no gradient; the auxiliary head of Inception pools an input of 96 pixels away.
+WITHOUT = {("quantized resnet18", "eval"), ("quantized resnet18", "train"), ("inception_v3", "train")}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
+    pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One network in one mode, and what it is called with."""
+
+    name: str
+    mode: str
+    model: nn.Module
+    network: nn.Module
+    args: tuple[Any, ...]
+
+    @property
+    def batch(self) -> Batch:
+        return Batch(copied_args(self.args), (0,), (InputRecord("tensor", None, None, (), ()),))
+
+    def inspect(self, **options: Any) -> GradientInspection:
+        options = {"loss": projection, "layers": ["*"], "mode": self.mode, "seed": SEED} | options
+        return inspect_gradients(self.model, self.batch, **options)
+
+
+def copied_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(copied(arg) for arg in args)
+
+
+@functools.cache
+def built(name: str, mode: str) -> Case:
+    network = NETWORKS[name]
+    with seeded(0):
+        model = network.build()
+        args = (TRAINED.get(name, network.args) if mode == "train" else network.args)()
+    model.train(mode == "train")
+    for index, parameter in enumerate(unwrap(model).parameters()):
+        if index % 4 == 1:
+            parameter.grad = torch.full_like(parameter, 0.5)
+    return Case(name, mode, model, unwrap(model), args)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(name, mode) for name in NETWORKS for mode in ("eval", "train") if (name, mode) not in WITHOUT],
+    ids="-".join,
+)
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    yield built(*request.param)
+    built.cache_clear()
+
+
+# --- the same without hookscope ---
+
+
+def projection(output: object, _batch: object = None) -> Tensor:
+    """Return the sum of all floating outputs, each element times a seeded random number."""
+    generator = torch.Generator().manual_seed(7)
+    total = torch.zeros((), dtype=torch.float64)
+    for _, tensor in places(output):
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)  # noqa: PLW2901
+        if tensor.is_floating_point():
+            if tensor.is_nested:
+                tensor = tensor.values()  # noqa: PLW2901
+            total = total + (tensor.double() * torch.randn(tensor.shape, generator=generator)).sum()
+    return total
+
+
+def places(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
+    """List the tensors of an input or output of any network here, with the path to each."""
+    if isinstance(value, Tensor):
+        return [(path, value)]
+    return [place for step, part in parts(value) for place in places(part, path + step)]
+
+
+def parts(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [(f".{name}", getattr(value, name)) for name in value._fields]
+    if isinstance(value, list | tuple | deque | frozenset):
+        left, right = "{}" if isinstance(value, frozenset) else "[]"
+        return [(f"{left}{index}{right}", part) for index, part in enumerate(value)]
+    names = ATTRIBUTES.get(type(value).__name__, ())
+    if dataclasses.is_dataclass(value):
+        names = tuple(item.name for item in dataclasses.fields(value))
+    return [(f".{name}", getattr(value, name)) for name in names]
+
+
+ATTRIBUTES = {"ImageList": ("tensors",), "Cache": ("layers",), "Entry": ("keys", "values")}  # that hold tensors
+
+
+def mapped(
+    value: Any, function: Callable[[str, Tensor], Tensor], path: str = "", *, kept: tuple[type, ...] = ()
+) -> Any:
+    """Return the value with each tensor replaced, except in objects that are `kept`."""
+    if isinstance(value, Tensor):
+        return function(path, value)
+    if isinstance(value, kept):
+        return value
+    new = [mapped(part, function, path + step, kept=kept) for step, part in parts(value)]
+    if isinstance(value, tuple | deque | frozenset):
+        return value._make(new) if hasattr(value, "_make") else type(value)(new)
+    if isinstance(value, list):
+        return new
+    changed = copy.copy(value)
+    for (step, _), part in zip(parts(value), new, strict=True):
+        if step.startswith("["):
+            changed[next(key for key in value if f"[{key!r}]" == step)] = part
+        else:
+            setattr(changed, step[1:], part)
+    return changed
+
+
+@contextmanager
+def as_built(case: Case) -> Iterator[None]:
+    """Run the block seeded and without earlier gradients; put buffers, gradients and modes back by hand."""
+    network = case.network
+    modes = [(module, module.training) for module in network.modules()]
+    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in network.parameters()]
+    buffers = [
+        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in network.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    for parameter, _, _ in gradients:
+        parameter.grad = None
+    if case.mode == "eval":
+        network.eval()
+    try:
+        with seeded(SEED), eager(case):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for parameter, gradient, required in gradients:
+            parameter.requires_grad_(required)
+            parameter.grad = gradient
+        for module, name, buffer, values in buffers:
+            module._buffers[name] = buffer
+            if buffer is not None and values is not None:
+                buffer.data.copy_(values)
+
+
+@contextmanager
+def eager(case: Case) -> Iterator[None]:
+    if "compiled" in case.name:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+def given(case: Case, of_inputs: bool) -> tuple[Any, ...]:
+    """Return arguments as hookscope hands them on: tracked if there is nothing else to differentiate, or asked for."""
+    trainable = [parameter.requires_grad for parameter in case.network.parameters()]
+    track = not any(trainable) or (of_inputs and all(trainable))
+
+    def tracked(_path: str, tensor: Tensor) -> Tensor:
+        if (track and (tensor.is_floating_point() or tensor.is_complex())) or tensor.requires_grad:
+            return tensor.detach().requires_grad_().clone()
+        return tensor.detach().clone()
+
+    return tuple(mapped(case.args, tracked))
+
+
+def plain_run(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss and the gradients of parameters without any hook."""
+    with as_built(case):
+        loss = projection(case.network(*given(case, of_inputs=False)))
+        if loss.requires_grad:
+            loss.backward()
+        return loss.detach(), {
+            name: parameter.grad.clone()
+            for name, parameter in case.network.named_parameters()
+            if parameter.grad is not None
+        }
+
+
+@dataclasses.dataclass
+class Copies:
+    """Copies of what passes between modules: one is kept, which nobody can overwrite, and a copy of it is handed on.
+
+    Attributes:
+        of_inputs: Of what modules are given, instead of what they return.
+        kept: By label, with the path of the tensor.
+    """
+
+    of_inputs: bool
+    kept: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)
+    running: list[str] = dataclasses.field(default_factory=list)
+
+    def hand_on(self, label: str, value: Any, begin: int = 0) -> Any:
+        """Copy the tensors of a value; paths count from `begin`. A tensor given or returned twice stays one."""
+        copies: dict[int, Tensor] = {}
+        first: dict[int, str] = {}
+
+        def copied_twice(path: str, tensor: Tensor) -> Tensor:
+            if not (tensor.requires_grad and torch.is_grad_enabled()):
+                return tensor
+            place = f"{label}{path[begin:]}"
+            if id(tensor) in copies:
+                self.kept[place] = self.kept[first[id(tensor)]]
+            else:
+                first[id(tensor)] = place
+                self.kept[place] = tensor.clone()
+                copies[id(tensor)] = self.kept[place].clone()
+            return copies[id(tensor)]
+
+        return mapped(value, copied_twice, kept=(Cache,) if self.of_inputs else ())  # which a module adds to
+
+    @contextmanager
+    def hooked(self, network: nn.Module) -> Iterator[None]:
+        def before(layer: str) -> Any:
+            def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+                call = self.calls[layer] = self.calls.get(layer, -1) + 1
+                self.running.append(f"{layer or '(model)'}{f'#{call}' if call else ''}")
+                return self.hand_on(self.running[-1], (args, kwargs), len("[0]")) if self.of_inputs else None
+
+            return hook
+
+        def after(_module: nn.Module, _args: Any, output: Any) -> Any:
+            label = self.running.pop()
+            return None if self.of_inputs else self.hand_on(label, output)
+
+        handles = []
+        for name, module in network.named_modules():
+            handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(after, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def true_gradients(
+    case: Case, monkeypatch: pytest.MonkeyPatch, *, of_inputs: bool
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """Return the loss, and the gradient of every output, or every input, of every call by `torch.autograd.grad`."""
+    copies = Copies(of_inputs)
+    monkeypatch.setattr(tests.networks, "checkpoint", lambda function, *args, **_: function(*args))
+    with as_built(case), copies.hooked(case.network):
+        loss = projection(case.network(*given(case, of_inputs)))
+        tensors = list(copies.kept.values())
+        gradients: Any = [None] * len(tensors)
+        if loss.requires_grad and tensors:
+            gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
+    monkeypatch.undo()
+    return loss.detach(), dict(zip(copies.kept, gradients, strict=True))
+
+
+# --- comparing ---
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    if first.is_nested:
+        first, second = first.values(), second.values()
+    return (
+        first.shape == second.shape
+        and first.dtype == second.dtype
+        and torch.equal(first.nan_to_num(9e9), second.nan_to_num(9e9))
+    )
+
+
+def close(first: Tensor, second: Tensor) -> bool:
+    if first.is_nested:
+        first, second = first.values(), second.values()
+    scale = second.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if second.numel() else 0.0
+    return bool(torch.allclose(first, second, rtol=CLOSE, atol=CLOSE * scale + 1e-30, equal_nan=True))
+
+
+@dataclasses.dataclass
+class Tally:
+    """How gradients compare: to the last bit, closely, and those that differ or are on one side only."""
+
+    exact: int = 0
+    close: int = 0
+    wrong: list[str] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+
+
+def compared(seen: Mapping[str, Tensor], expected: Mapping[str, Tensor | None]) -> Tally:
+    tally = Tally()
+    for label, gradient in expected.items():
+        if gradient is None:
+            if label in seen and seen[label].any():
+                tally.wrong.append(f"{label}: not reached")
+        elif label not in seen:
+            tally.missing.append(label)
+        elif same_bits(seen[label], gradient):
+            tally.exact += 1
+        elif close(seen[label], gradient):
+            tally.close += 1
+        else:
+            tally.wrong.append(label)
+    tally.wrong += [f"{label}: unexpected" for label in seen if label not in expected]
+    return tally
+
+
+def seen_by_hookscope(case: Case, **options: Any) -> tuple[GradientInspection, dict[str, dict[str, Tensor]]]:
+    """Inspect; return what was seen, and clones of every gradient by kind."""
+    seen: dict[str, dict[str, Tensor]] = {"grad_output": {}, "grad_input": {}, "grad": {}}
+
+    def keep(label: str, gradient: Tensor) -> None:
+        name, _, kind = label.rpartition(" ")
+        assert name not in seen[kind]
+        seen[kind][name] = gradient.detach().clone()
+
+    try:
+        return case.inspect(on_tensor=keep, **options), seen
+    except PassError as error:
+        if "leads to the loss" not in str(error):  # a network without any gradient path still shows its rows
+            raise
+        return error.inspection, seen
+
+
+# --- what is promised ---
+
+TALLIES: dict[str, dict[str, Tally]] = {"grad_output": {}, "grad_input": {}}
+
+
+def test_gradients_of_outputs_are_the_true_ones_and_the_model_is_left_as_it_was(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(case.network)
+    inspection, seen = seen_by_hookscope(case)
+    assert_unchanged(case.network, before)
+
+    loss, gradients = plain_run(case)
+    assert inspection.loss is None or same_bits(torch.tensor(inspection.loss.value, dtype=torch.float64), loss)
+    assert seen["grad"].keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert same_bits(seen["grad"][name], gradient), name
+
+    true_loss, expected = true_gradients(case, monkeypatch, of_inputs=False)
+    assert same_bits(true_loss, loss)
+    tally = TALLIES["grad_output"][f"{case.name}-{case.mode}"] = compared(seen["grad_output"], expected)
+    assert not tally.missing
+    assert tally.wrong == []
+
+    with_gradient = {row.label for row in inspection.gradients if row.status in ("gradient", "zero")}
+    assert with_gradient == seen["grad_output"].keys()
+    untracked = {row.label for row in inspection.gradients if row.status == "no gradient path"}
+    assert untracked.isdisjoint(expected)
+    assert len(inspection.gradients) == len(inspection.rows)
+
+
+def test_gradients_of_inputs_are_the_true_ones_along_each_module(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(case.network)
+    inspection, seen = seen_by_hookscope(case, include_inputs=True)
+    assert_unchanged(case.network, before)
+    loss, expected = true_gradients(case, monkeypatch, of_inputs=True)
+    assert inspection.loss is None or same_bits(torch.tensor(inspection.loss.value, dtype=torch.float64), loss)
+    tally = TALLIES["grad_input"][f"{case.name}-{case.mode}"] = compared(seen["grad_input"], expected)
+    assert not tally.missing
+    assert tally.wrong == []
+
+
+@pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt])
+def test_nothing_is_left_after_an_exception_in_the_backward_pass(case: Case, kind: type[BaseException]) -> None:
+    parameters = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
+    error = kind("in the middle")
+
+    def explode(_: object) -> None:
+        raise error
+
+    def explode_at_outputs(output: object, batch: object) -> Tensor:
+        loss = projection(output, batch)
+        if loss.requires_grad:
+            loss.register_hook(explode)  # type: ignore[no-untyped-call]
+        return loss
+
+    bombs = [parameter.register_hook(explode) for parameter in parameters[len(parameters) // 2 :]]  # type: ignore[no-untyped-call]
+    try:
+        before = snapshot(case.network)
+        with pytest.raises((PassError, KeyboardInterrupt)) as caught:
+            case.inspect(**{} if parameters else {"loss": explode_at_outputs})
+        assert_unchanged(case.network, before)
+    finally:
+        for bomb in bombs:
+            bomb.remove()
+    if isinstance(caught.value, PassError) and caught.value.inspection.failure:
+        assert caught.value.__cause__ is error
+        assert caught.value.inspection.failure.error == "ArithmeticError: in the middle"
+
+
+def test_most_gradients_agree_to_the_last_bit() -> None:
+    if len(TALLIES["grad_input"]) < 2 * 27:
+        pytest.skip("only a part of the networks ran")
+    assert len({name.rpartition("-")[0] for name in TALLIES["grad_output"]}) >= 27
+    for tallies in TALLIES.values():
+        exact, close = (sum(getattr(each, kind) for each in tallies.values()) for kind in ("exact", "close"))
+        # The rest differs in the order of addition, which the copies change.
+        assert exact > 5 * close

@@ -1,0 +1,122 @@
+"""A batch may give the network keyword arguments: they are watched, edited and compared like the others."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.checks.examination import Prepared, examine
+from hookscope.checks.settings import CheckSettings
+from hookscope.inputs import Batch
+from hookscope.models import LoadedModel
+from hookscope.results.inspection import InputRecord, ModelInfo, Preprocessing
+
+
+class Mixed(nn.Module):
+    """Adds what two layers make of two inputs, one of which can only be given by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 3), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor, *, b: Tensor, rate: float = 1.0) -> Tensor:
+        return (self.left(x) + self.right(b)) * rate
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Mixed()
+
+
+def batch_of(*rows: int) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    x, b = torch.randn(4, 3, generator=generator), torch.randn(4, 2, generator=generator)
+    record = InputRecord("x", None, None, (3,), ())
+    chosen = list(rows or range(4))
+    return Batch((x[chosen],), tuple(chosen), (record,) * len(chosen), {"b": b[chosen], "rate": 2.0})
+
+
+def test_activations_are_those_of_a_plain_call(network: nn.Module) -> None:
+    batch = batch_of()
+    inspection = hookscope.inspect(network, batch, ["*"])
+    with torch.no_grad():
+        expected = [network.left(*batch.args), network.right(batch.kwargs["b"]), network(*batch.args, **batch.kwargs)]
+    assert [row.label for row in inspection.rows] == ["left", "right", "(model)"]
+    for row, output in zip(inspection.rows, expected, strict=True):
+        assert row.activation.mean == pytest.approx(output.mean().item(), rel=1e-5)
+        assert row.activation.l2 == pytest.approx(output.norm().item(), rel=1e-5)
+    assert [row.layer for row in hookscope.inspect(network, batch, ["@-1"]).rows] == ["right"]
+
+
+def test_gradients_of_outputs_and_of_inputs_by_name_are_those_of_autograd(network: nn.Module) -> None:
+    batch = batch_of()
+    found = hookscope.inspect_gradients(network, batch, "sum", ["*"], include_inputs=True)
+    x, b = batch.args[0].clone().requires_grad_(), batch.kwargs["b"].clone().requires_grad_()
+    output = network(x, b=b, rate=2.0)
+    wanted = {"x": x, "b": b, **dict(network.named_parameters())}
+    gradients = dict(zip(wanted, torch.autograd.grad(output.sum(), [*wanted.values()]), strict=True))
+    for row in found.parameters:
+        assert row.gradient.l2 == pytest.approx(gradients[row.name].norm().item(), rel=1e-5)
+    inputs = {row.slot: row.gradient.l2 for row in found.gradients if row.role == "input" and not row.layer}
+    assert inputs == {
+        "[0]": pytest.approx(gradients["x"].norm().item(), rel=1e-5),
+        "['b']": pytest.approx(gradients["b"].norm().item(), rel=1e-5),
+    }
+
+
+def test_an_edit_of_the_networks_input_reaches_those_by_name(network: nn.Module) -> None:
+    edited = hookscope.inspect(network, batch_of(), ["*"], edits=["name:/^$/:input:zero"])
+    zeros = {"b": torch.zeros(4, 2), "rate": 2.0}
+    expected = hookscope.inspect(network, Batch((torch.zeros(4, 3),), (0, 1, 2, 3), batch_of().records, zeros), ["*"])
+    assert [row.activation for row in edited.rows] == [row.activation for row in expected.rows]
+
+
+def test_the_target_self_may_be_an_input_by_name() -> None:
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, *, ids: Tensor, values: Tensor) -> Tensor:
+            return values[ids] * self.scale
+
+    values = torch.tensor([1.0, 2.0, 3.0])
+    batch = Batch((), (0,), batch_of(0).records, {"ids": torch.tensor([0, 1, 2]), "values": values})
+    found = hookscope.inspect_gradients(Copies(), batch, "mse", target="self")
+    assert found.loss.value == pytest.approx((values**2).mean().item())  # (2v - v)^2
+    assert found.loss.target == "the input itself"
+
+
+def test_inputs_by_name_are_not_overwritten() -> None:
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, *, b: Tensor) -> Tensor:
+            return self.linear(b.mul_(3))
+
+    batch = Batch((), (0,), batch_of(0).records, {"b": torch.ones(1, 2)})
+    for pattern in ("@0", "linear"):
+        hookscope.inspect_gradients(Overwrites(), batch, "sum", [pattern])
+    assert batch.kwargs["b"].tolist() == [[1, 1]]
+
+
+def test_a_check_gives_them_too(network: nn.Module) -> None:
+    info = ModelInfo("mixed", "Mixed", "as built", random=False, sha256=None, parameter_count=0)
+    loaded = LoadedModel(network.eval(), info, Preprocessing())
+    wanted = {"repeatability", "batch-consistency", "constant-output", "non-finite-activation", "dead-gradient"}
+    prepared = Prepared(loaded, lambda: iter([batch_of()]), 4)
+    examination = examine(prepared, CheckSettings(), wanted)
+    assert examination.unmeasured == {}
+    [output] = examination.outputs
+    assert (output.repeat_difference, output.alone_difference) == (0, pytest.approx(0, abs=1e-6))
+    assert output.input_difference > 0
+    single = examine(Prepared(loaded, lambda: iter([batch_of(2)]), 1), CheckSettings(), wanted)
+    assert single.unmeasured == {}
+    broken = batch_of()
+    broken.kwargs["b"][2, 0] = torch.nan
+    sentences = examine(Prepared(loaded, lambda: iter([broken]), 4), CheckSettings(), wanted).warnings
+    assert any("holds NaN or Inf itself" in sentence for sentence in sentences)

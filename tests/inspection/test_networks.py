@@ -1,0 +1,444 @@
+"""The engine over whole networks: outputs unchanged, statistics right, nothing left behind."""
+
+import dataclasses
+import random
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hookscope.hooks.forward_hooks import ModuleCall, capture
+from hookscope.hooks.selection import unwrap
+from hookscope.inputs import Batch
+from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.results.inspection import InputRecord, Inspection
+from hookscope.statistics import reduce_tensor
+from tests.networks import NETWORKS, Cache, conv_net
+from tests.statistics.test_statistics import check
+
+SEED = 3
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
+    pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed every global generator for the block."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One network, ready to run.
+
+    Attributes:
+        name: Its name in `NETWORKS`.
+        model: As a user has it: wrapped perhaps, partly in train mode, with some gradients.
+        network: The model without its wrappers.
+        args: What it is called with; `fresh_args` gives copies, for networks that overwrite their inputs.
+    """
+
+    name: str
+    model: nn.Module
+    network: nn.Module
+    args: tuple[Any, ...]
+
+    def fresh_args(self) -> tuple[Any, ...]:
+        return tuple(copied(arg) for arg in self.args)
+
+    def inspect(self) -> Inspection:
+        record = InputRecord("tensor", None, None, (), ())
+        return inspect(self.model, Batch(self.fresh_args(), (0,), (record,)), ["*"], seed=SEED, distributions=True)
+
+
+def copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone(memory_format=torch.preserve_format).requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return {key: copied(part) for key, part in value.items()}
+    return [copied(part) for part in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Build the network once for all tests of this file, in a state that is easily disturbed."""
+    with seeded(0):
+        model = NETWORKS[request.param].build()
+        args = NETWORKS[request.param].args()
+    network = unwrap(model)
+    model.train()
+    for index, module in enumerate(network.modules()):
+        if index % 3 == 2:
+            module.training = False
+    for index, parameter in enumerate(network.parameters()):
+        if index % 4 == 1 and parameter.is_floating_point():
+            parameter.grad = torch.full_like(parameter, 0.5)
+        if index % 5 == 4:
+            parameter.requires_grad_(False)
+    return Case(request.param, model, network, args)
+
+
+# --- an independent look ---
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """List the tensors of an output of any network here, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple | deque | frozenset):
+        parts = list(value)
+    elif isinstance(value, Cache):
+        parts = [part for entry in value.layers for part in (entry.keys, entry.values)]
+    elif dataclasses.is_dataclass(value):
+        parts = [getattr(value, item.name) for item in dataclasses.fields(value)]
+    elif type(value).__name__ == "ImageList":
+        parts = [value.tensors]
+    return [tensor for part in parts for tensor in tensors_of(part)]
+
+
+def clone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+@dataclasses.dataclass
+class Witness:
+    """A plain forward hook on every module, none of it hookscope's: clones every output at once.
+
+    Attributes:
+        outputs: Name and output tensors of every call, in the order in which they finish.
+        begun: How many had finished when a module began its first call.
+    """
+
+    outputs: list[tuple[str, list[Tensor]]] = dataclasses.field(default_factory=list)
+    begun: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @contextmanager
+    def watching(self, network: nn.Module) -> Iterator[None]:
+        def before(name: str) -> Any:
+            def hook(_module: nn.Module, _args: object) -> None:
+                self.begun.setdefault(name, len(self.outputs))
+
+            return hook
+
+        def after(name: str) -> Any:
+            return lambda _module, _args, output: self.outputs.append((name, [clone(t) for t in tensors_of(output)]))
+
+        handles = []
+        for name, module in network.named_modules():
+            handles.append(module.register_forward_pre_hook(before(name)))
+            handles.append(module.register_forward_hook(after(name)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def values_of(tensor: Tensor) -> NDArray[np.float64]:
+    """Return the values in float64: dense, dequantised, moduli of complex numbers."""
+    if tensor.is_nested:
+        return np.concatenate([values_of(part).reshape(-1) for part in tensor.unbind()])
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.is_complex():
+        return np.abs(tensor.numpy().astype(np.complex128))
+    return tensor.double().numpy()
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    if first.is_nested:
+        return len(first.unbind()) == len(second.unbind()) and all(map(same_bits, first.unbind(), second.unbind()))
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    if first.is_quantized:
+        return torch.equal(first.int_repr(), second.int_repr())
+    first, second = first.contiguous().reshape(-1), second.contiguous().reshape(-1)
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """Everything about a network and the generators that running it might disturb."""
+
+    hooks: dict[str, dict[str, dict[int, Any]]]
+    modes: list[bool]
+    buffers: dict[str, Tensor | None]
+    buffer_values: dict[str, Tensor | None]
+    parameters: dict[str, Tensor]
+    parameter_sums: dict[str, tuple[int, float]]
+    gradients: dict[str, Tensor | None]
+    gradient_values: dict[str, Tensor | None]
+    requires_grad: dict[str, bool]
+    torch_state: Tensor
+    python_state: Any
+    numpy_state: Any
+    fast_path: bool
+
+
+def snapshot(network: nn.Module) -> Snapshot:
+    hooks = {
+        layer: {name: dict(kept) for name, kept in vars(module).items() if "hook" in name and isinstance(kept, dict)}
+        for layer, module in network.named_modules()
+    }
+    buffers = {
+        f"{layer}.{name}": buffer
+        for layer, module in network.named_modules()
+        for name, buffer in module._buffers.items()
+    }
+    parameters: dict[str, Tensor] = dict(network.named_parameters(remove_duplicate=False))
+    return Snapshot(
+        hooks,
+        [module.training for module in network.modules()],
+        buffers,
+        {name: None if buffer is None else clone(buffer) for name, buffer in buffers.items()},
+        parameters,
+        {
+            name: (
+                0 if parameter.is_inference() else parameter._version,
+                parameter.detach().sum(dtype=torch.float64).item(),
+            )
+            for name, parameter in parameters.items()
+        },
+        {name: parameter.grad for name, parameter in parameters.items()},
+        {name: None if parameter.grad is None else clone(parameter.grad) for name, parameter in parameters.items()},
+        {name: parameter.requires_grad for name, parameter in parameters.items()},
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state(),
+        torch.backends.mha.get_fastpath_enabled(),
+    )
+
+
+def assert_unchanged(network: nn.Module, before: Snapshot) -> None:
+    after = snapshot(network)
+    assert after.hooks == before.hooks
+    assert after.modes == before.modes
+    assert after.buffers.keys() == before.buffers.keys()
+    for name, buffer in before.buffers.items():
+        assert after.buffers[name] is buffer, name
+    for kept, now in (
+        (before.buffer_values, after.buffer_values),
+        (before.gradient_values, after.gradient_values),
+    ):
+        for name, values in kept.items():
+            current = now[name]
+            assert (values is None) == (current is None), name
+            assert values is None or current is None or same_bits(values, current), name
+    assert after.parameters.keys() == before.parameters.keys()
+    for name, parameter in before.parameters.items():
+        assert after.parameters[name] is parameter, name
+        assert after.gradients[name] is before.gradients[name], name
+    assert after.parameter_sums == before.parameter_sums
+    assert after.requires_grad == before.requires_grad
+    assert torch.equal(after.torch_state, before.torch_state)
+    assert after.python_state == before.python_state
+    assert all(map(np.array_equal, after.numpy_state, before.numpy_state))
+    assert after.fast_path == before.fast_path
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Run the block in eval mode without gradients, seeded; put modes and buffers back by hand."""
+    modes = [(module, module.training) for module in network.modules()]
+    requires_grad = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
+    buffers = [
+        (module, name, buffer, None if buffer is None else clone(buffer))
+        for module in network.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    network.eval()
+    try:
+        with torch.no_grad(), seeded(SEED):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for parameter, required in requires_grad:
+            parameter.requires_grad_(required)
+        for module, name, buffer, values in buffers:
+            module._buffers[name] = buffer
+            if buffer is not None and values is not None:
+                buffer.data.copy_(values)
+
+
+def plain_output(case: Case) -> list[Tensor]:
+    with evaluating(case.network):
+        return [clone(tensor) for tensor in tensors_of(case.model(*case.fresh_args()))]
+
+
+# --- what is promised; that nothing is left comes first, as one network serves all of these in turn ---
+
+
+def test_nothing_is_left_after_an_inspection(case: Case) -> None:
+    before = snapshot(case.network)
+    first = case.inspect()
+    assert_unchanged(case.network, before)
+    # Seeded and restored, a second inspection shows the same to the last bit.
+    assert case.inspect().rows == first.rows
+
+
+@pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt])
+def test_nothing_is_left_after_an_interrupted_inspection(case: Case, kind: type[BaseException]) -> None:
+    error = kind("in the middle")
+    witness = Witness()
+    with evaluating(case.network), witness.watching(case.network):
+        case.network(*case.fresh_args())
+    middle = witness.outputs[len(witness.outputs) // 2][0]
+
+    def explode(*_: Any) -> None:
+        raise error
+
+    bomb = case.network.get_submodule(middle).register_forward_pre_hook(explode)
+    try:
+        before = snapshot(case.network)
+        with pytest.raises(ForwardError if isinstance(error, Exception) else KeyboardInterrupt) as caught:
+            case.inspect()
+        assert_unchanged(case.network, before)
+    finally:
+        bomb.remove()
+    if isinstance(caught.value, ForwardError):
+        assert caught.value.__cause__ is error
+        failure = caught.value.inspection.failure
+        assert failure is not None
+        assert failure.layer == middle
+        assert failure.error == "ArithmeticError: in the middle"
+        reached = [row.layer for row in caught.value.inspection.rows]
+        finished = [layer for layer, _ in witness.outputs[: witness.begun[middle]]]
+        assert list(dict.fromkeys(reached)) == list(dict.fromkeys(finished))
+    else:
+        assert caught.value is error
+    traceback.clear_frames(error.__traceback__)  # they hold the network
+
+
+def test_the_output_with_every_module_hooked_is_the_plain_one(case: Case) -> None:
+    if case.name == "transformer encoder":
+        # Torch itself leaves its fused kernels where there are hooks, and those differ in the last digits.
+        fused, hooked = plain_output(case), hooked_output(case)
+        for first, second in zip(fused, hooked, strict=True):
+            torch.testing.assert_close(first, second)
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        expected, output = plain_output(case), hooked_output(case)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert output
+    assert len(output) == len(expected)
+    assert all(map(same_bits, output, expected))
+
+
+def hooked_output(case: Case) -> list[Tensor]:
+    def observe(_call: ModuleCall, _slot: str, tensor: Tensor) -> object:
+        return reduce_tensor(tensor, tensor.dim() - 1 if tensor.dim() and not tensor.is_nested else None)
+
+    with (
+        evaluating(case.network),
+        capture(case.model, dict(case.network.named_modules()), observe) as captured,
+    ):
+        output = [clone(tensor) for tensor in tensors_of(case.model(*case.fresh_args()))]
+    assert captured.observations
+    return output
+
+
+def test_statistics_are_those_of_the_output_at_the_time_of_the_call(case: Case) -> None:
+    witness = Witness()
+    with witness.watching(case.network):
+        inspection = case.inspect()
+    calls: dict[str, int] = {}
+    expected: list[tuple[str, int, Tensor | None]] = []
+    for layer, outputs in witness.outputs:
+        call = calls.get(layer, 0)
+        calls[layer] = call + 1
+        expected += [(layer, call, tensor) for tensor in outputs] or [(layer, call, None)]
+    if case.name != "part that raises":  # a call that raised counts as one, though nothing came of it
+        assert [(row.layer, row.call) for row in inspection.rows] == [key[:2] for key in expected]
+    assert len({(row.layer, row.call, row.slot) for row in inspection.rows}) == len(inspection.rows)
+    for row, (_, _, tensor) in zip(inspection.rows, expected, strict=True):
+        statistics = row.activation
+        if tensor is None:
+            assert row.flags == ("not a tensor",)
+            continue
+        assert statistics.unmeasured is None, (row.label, statistics.unmeasured)
+        assert statistics.dtype == str(tensor.dtype).removeprefix("torch.")
+        if not tensor.is_nested:
+            assert statistics.shape == tuple(tensor.shape)
+        if statistics.element_count:
+            # NumPy's modulus of a complex number and torch's may differ by the last bit.
+            check(statistics, values_of(tensor), statistics.channel_axis, 1e-15 if tensor.is_complex() else 0.0)
+        else:
+            assert tensor.numel() == 0
+        assert ("non-finite" in row.flags) == (not np.isfinite(values_of(tensor)).all())
+    names = {name for name, _ in case.network.named_modules()}
+    assert {layer.layer for layer in inspection.uncalled} == names - witness.begun.keys()
+    assert all(layer.reason for layer in inspection.uncalled)
+
+
+# --- single promises ---
+
+
+def test_hooking_a_fused_encoder_is_said_to_unfuse_it() -> None:
+    model = nn.Sequential(NETWORKS["transformer encoder"].build(), nn.Linear(16, 2))
+    x = torch.randn(2, 5, 16)
+    (warning,) = inspect(model, x, ["0"]).warnings
+    assert "nn.TransformerEncoderLayer runs unfused while hooked" in warning
+    assert inspect(model, x, ["/^1$/"]).warnings == ()
+
+
+def test_a_network_built_in_inference_mode_comes_out_as_it_went_in() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    before = snapshot(model)
+    rows = inspect(model, torch.ones(2, 3), ["*"]).rows
+    assert [row.layer for row in rows] == ["0", "1", ""]
+    assert_unchanged(model, before)
+
+
+def test_an_inspection_may_run_in_inference_mode() -> None:
+    model = conv_net()
+    expected = inspect(model, torch.ones(1, 3, 8, 8), ["*"]).rows
+    before = snapshot(model)
+    with torch.inference_mode():
+        rows = inspect(model, torch.ones(1, 3, 8, 8), ["*"]).rows
+    assert_unchanged(model, before)
+    assert [row.activation for row in rows] == [row.activation for row in expected]
+
+
+def test_looking_up_positions_does_not_disturb_the_input() -> None:
+    model = nn.Sequential(OrderedDict([("first", Halve()), ("head", nn.Identity())]))
+    (row,) = inspect(model, torch.full((1, 2), 8.0), ["@-1"]).rows
+    assert (row.layer, row.activation.max) == ("head", 4)
+
+
+class Halve(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(0.5)

@@ -1,0 +1,292 @@
+"""Networks that make hooking hard: the same output and loss as without hookscope, no crash, nothing left behind."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.forward import inspect
+from hookscope.results.inspection import GradientInspection
+from tests.inspection.odd_networks import ODD, Block, Net, Twice
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`?torch.jit"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support"),
+]
+
+X = torch.linspace(-1, 1, 6).view(2, 3)
+
+
+def total(output: object, _batch: object = None) -> Tensor:
+    """Return the sum of squares of all floating outputs."""
+    parts = [tensor.as_subclass(Tensor) for _, tensor in tensors_in(output)]
+    return sum((part.double().square().sum() for part in parts), torch.zeros((), dtype=torch.float64))
+
+
+def built(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = ODD[name]()
+    return model if "exported" in name else model.eval()
+
+
+def plain(name: str) -> tuple[float, dict[str, Tensor]]:
+    """Return the loss and the gradients of parameters of a fresh network without hooks."""
+    model = built(name)
+    loss = total(model(X.clone()))
+    loss.backward()
+    gradients = {each: parameter.grad for each, parameter in model.named_parameters() if parameter.grad is not None}
+    return loss.item(), gradients
+
+
+def hooks_of(model: nn.Module) -> list[Any]:
+    return [
+        [len(getattr(module, name)) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
+        for module in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_activations_are_seen_and_the_output_is_the_same(name: str) -> None:
+    model = built(name)
+    before = hooks_of(model)
+    inspection = inspect(model, X.clone(), ["*"], verify=True)
+    assert inspection.verification is not None
+    assert inspection.verification.status == "same"
+    assert hooks_of(model) == before
+    assert all(row.activation.unmeasured is None for row in inspection.rows)
+    assert inspection.rows[-1].layer == ""
+
+
+@pytest.mark.parametrize("include_inputs", [False, True])
+@pytest.mark.parametrize("name", ODD)
+def test_loss_and_gradients_of_parameters_are_the_same(name: str, include_inputs: bool) -> None:
+    loss, expected = plain(name)
+    model = built(name)
+    before = hooks_of(model)
+    seen: dict[str, Tensor] = {}
+    inspection = inspect_gradients(
+        model,
+        X.clone(),
+        total,
+        ["*"],
+        include_inputs=include_inputs,
+        on_tensor=lambda label, gradient: seen.update({label: gradient.clone()}),
+    )
+    assert inspection.loss is not None
+    assert inspection.loss.value == loss
+    assert hooks_of(model) == before
+    gradients = {label.removesuffix(" grad"): each for label, each in seen.items() if label.endswith(" grad")}
+    assert gradients.keys() == expected.keys()
+    for label, gradient in expected.items():
+        torch.testing.assert_close(gradients[label].to_dense(), gradient.to_dense())
+
+
+# --- numbers ---
+
+
+def test_a_container_called_by_several_threads_has_the_numbers_of_each_call() -> None:
+    model = built("threads")
+    inspection = inspect(model, X.clone(), ["part.0"])
+    part = model.get_submodule("part.0")
+    expected = sorted(part(X.repeat(50, 50) + each).mean().item() for each in range(40))
+    means = sorted(row.activation.mean or 0 for row in inspection.rows)
+    assert means == pytest.approx(expected, rel=1e-5)
+    assert sorted(row.call for row in inspection.rows) == [*range(40)]
+
+
+def test_what_a_transform_computes_is_measured_and_has_no_gradient_path() -> None:
+    model = built("vmap")
+    inspection = inspect_gradients(model, X.clone(), total, ["/^block$/"])
+    (row,), (gradient,) = inspection.rows, inspection.gradients
+    assert row.activation.mean == pytest.approx(model.get_submodule("block")(X).mean().item())
+    assert (gradient.status, gradient.remark) == (
+        "no gradient path",
+        "it was computed inside a torch.func transform (vmap, grad, jvp)",
+    )
+
+
+def test_copies_that_a_network_makes_of_itself_lose_the_hooks() -> None:
+    kept: list[nn.Module] = []
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        import copy
+
+        kept.append(copy.deepcopy(net.block))
+        return kept[-1](x) + net.block(x)
+
+    inspection = inspect(Net(forward, block=Block()), X, ["*"])
+    assert [row.label for row in inspection.rows] == ["block.linear", "block", "(model)"]
+    for module in kept[0].modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def rows_of(inspection: GradientInspection) -> dict[str, tuple[str, float | None]]:
+    return {row.label: (row.status, row.gradient.l2) for row in inspection.gradients if row.role == "output"}
+
+
+@pytest.mark.parametrize("include_inputs", [False, True])
+def test_a_network_that_asks_whether_two_tensors_are_one_still_shows_gradients(include_inputs: bool) -> None:
+    inspection = inspect_gradients(
+        built("asks is"), X, lambda output, _: output.sum(), ["name:same"], include_inputs=include_inputs
+    )
+    assert rows_of(inspection) == {"same": ("gradient", pytest.approx(2 * 6**0.5))}
+    inputs = {row.label: row.status for row in inspection.gradients if row.role == "input"}
+    assert inputs == ({"same[0]": "no gradient path"} if include_inputs else {})
+
+
+def test_containers_that_pass_their_input_through_are_marked_under_gradients_too() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Identity(), nn.Dropout()), Twice()).eval()
+    for inspection in (inspect(model, X, ["*"]), inspect_gradients(model, X, total, ["*"])):
+        assert {row.label for row in inspection.rows if "pass-through" in row.flags} == {"1.0", "1.1", "1"}
+
+
+# --- a backward pass that fails by itself ---
+
+
+def sigmoid_then_add(net: Any, x: Tensor) -> Tensor:
+    out = torch.sigmoid(net.linear(x))
+    out += 1
+    return out
+
+
+@pytest.mark.parametrize("include_inputs", [False, True])
+@pytest.mark.parametrize(
+    ("model", "healed", "message"),
+    [
+        (
+            nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Identity(), nn.ReLU(inplace=True)),
+            nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Identity(), nn.ReLU()),
+            "relu_ in 3 (ReLU) overwrites in place what 1 (Tanh) saved for its backward pass (TanhBackward0)",
+        ),
+        (
+            Net(sigmoid_then_add, linear=nn.Linear(3, 3)),
+            Net(lambda net, x: torch.sigmoid(net.linear(x)) + 1, linear=nn.Linear(3, 3)),
+            "add_ in (model) (Net) overwrites in place what (model) (Net) saved for its backward pass (SigmoidBackward",
+        ),
+    ],
+)
+def test_a_backward_pass_that_needs_what_was_overwritten_is_reported_with_the_gradients_it_would_have(
+    model: nn.Module, healed: nn.Module, message: str, include_inputs: bool
+) -> None:
+    healed.load_state_dict(model.state_dict())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total(model(X.clone())).backward()
+    model.zero_grad()
+    with pytest.raises(PassError) as caught:
+        inspect_gradients(model, X, total, ["*"], include_inputs=include_inputs)
+    assert message in str(caught.value)
+    inspection = caught.value.inspection
+    assert inspection.failure is not None
+    assert "modified by an inplace operation" in inspection.failure.error
+    true = inspect_gradients(healed, X, total, ["*"])
+    assert rows_of(inspection).keys() == rows_of(true).keys()
+    for (_, seen), (_, expected) in zip(rows_of(inspection).values(), rows_of(true).values(), strict=True):
+        assert seen == pytest.approx(expected)
+    for row, other in zip(inspection.parameters, true.parameters, strict=True):
+        assert row.gradient.l2 == pytest.approx(other.gradient.l2)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_copies_do_not_mend_a_backward_pass_that_fails_by_itself() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        hidden = torch.tanh(net.linear(x))
+        flat = net.flat(hidden)
+        hidden.mul_(3)  # what tanh saved; flat, too
+        return flat * 5
+
+    model = Net(forward, linear=nn.Linear(3, 3), flat=nn.Flatten(0))
+    with pytest.raises(PassError, match="mul_ in \\(model\\) \\(Net\\) overwrites in place what \\(model\\)"):
+        inspect_gradients(model, X, total, ["*"])
+
+
+# --- verification ---
+
+
+class Hooked(nn.Module):
+    """Computes something else while it has a hook."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + len(self._forward_hooks)
+
+
+def test_a_network_that_computes_something_else_while_hooked_is_caught_with_the_first_such_layer() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Twice(), Hooked(), nn.Linear(3, 1), Hooked())
+    verification = inspect(model, X, verify=True).verification
+    assert verification is not None
+    assert (verification.status, verification.layer) == ("differs", "2")
+    assert verification.difference.startswith("the outputs differ by up to ")
+    verification = inspect_gradients(model, X, total, verify=True).verification
+    assert verification is not None
+    assert (verification.status, verification.layer) == ("differs", "2")
+
+
+def test_a_network_that_does_not_repeat_itself_is_not_blamed_on_hooks() -> None:
+    calls: list[int] = []
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        return net.linear(x) * len(calls)
+
+    for run in (
+        lambda model: inspect(model, X, verify=True),
+        lambda model: inspect_gradients(model, X, total, verify=True),
+    ):
+        calls.clear()
+        verification = run(Net(forward, linear=nn.Linear(3, 3))).verification
+        assert verification is not None
+        assert verification.status == "not repeatable"
+
+
+def test_the_loss_is_that_of_the_first_call() -> None:
+    calls: list[int] = []
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        return net.linear(x) * len(calls)
+
+    model = Net(forward, linear=nn.Linear(3, 3))
+    expected = total(model.get_submodule("linear")(X)).item()
+    for options in ({}, {"include_inputs": True}, {"verify": True}):
+        calls.clear()
+        inspection = inspect_gradients(model, X, total, **options)
+        assert inspection.loss is not None
+        assert inspection.loss.value == expected
+
+
+def test_verifying_costs_one_pass_and_leaves_no_trace_in_what_follows() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    with_, without = (
+        inspect_gradients(model, [*batches()], total, mode="train", verify=verify) for verify in (True, False)
+    )
+    assert with_.verification is not None
+    assert with_.verification.status == "same"
+    assert with_.loss == without.loss
+    assert [row.activation for row in with_.rows] == [row.activation for row in without.rows]
+    assert [row.gradient for row in with_.parameters] == [row.gradient for row in without.parameters]
+
+
+def batches() -> list[Any]:
+    from hookscope.inputs import Batch
+    from hookscope.results.inspection import InputRecord
+
+    record = InputRecord("tensor", None, None, (3,), ())
+    return [Batch((X[index : index + 1],), (index,), (record,)) for index in range(2)]
+
+
+def test_reduction_under_the_callers_autocast_is_exact() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.GELU()).eval()
+    x = torch.randn(1, 3, 200, 200)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            inspection = inspect(network, x, ["*"])
+            gradients = inspect_gradients(network, x, lambda output, _: output.float().sum(), ["*"])
+            zeros = (network[:2](x) == 0).double().mean().item()
+        for rows in (inspection.rows, gradients.rows):
+            assert rows[1].activation.zero_fraction == zeros
+        assert all(row.gradient.unmeasured is None for row in (*gradients.gradients, *gradients.parameters))

@@ -1,0 +1,432 @@
+"""A block leaves a network and random states as they were, whatever ran inside; `stateful_networks` has many more."""
+
+import io
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import ModelError, UsageError
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.state.preservation import Mode, preserved
+from hookscope.inspection.state.snapshot import take
+
+
+class Buffers(nn.Module):
+    """Buffers of many kinds, several of them small and alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, value in {
+            "mean": torch.randn(8),
+            "variance": torch.rand(8),
+            "scalar": torch.tensor(3.0),
+            "count": torch.tensor(7),
+            "index": torch.arange(12).reshape(3, 4),
+            "turned": torch.randn(5, 6).t(),
+            "broken": torch.tensor([1.0, float("nan")]),
+            "empty": torch.empty(0, 3),
+            "large": torch.randn(300, 300),
+            "wide": torch.randn(4).double(),
+            "mask": torch.tensor([True, False]),
+            "few": torch.eye(3).to_sparse(),
+            "waves": torch.randn(3, dtype=torch.complex64),
+        }.items():
+            self.register_buffer(name, value)
+        self.register_buffer("none", None)
+
+
+def seen(network: nn.Module) -> dict[str, tuple[int, tuple[int, ...], torch.dtype, bytes]]:
+    """Return each buffer's identity, strides, dtype and values."""
+    found = {}
+    for name, buffer in network.named_buffers():
+        dense = buffer.to_dense()
+        strides = () if buffer.is_sparse else buffer.stride()
+        found[name] = (id(buffer), strides, buffer.dtype, dense.numpy().tobytes())
+    return found
+
+
+def write(name: str) -> Callable[[nn.Module], object]:
+    return lambda network: network.get_buffer(name).add_(1)
+
+
+def write_through_data(name: str) -> Callable[[nn.Module], object]:
+    return lambda network: network.get_buffer(name).data.mul_(3)
+
+
+def replace(name: str) -> Callable[[nn.Module], object]:
+    return lambda network: setattr(network, name, torch.zeros(2))
+
+
+def widen(network: nn.Module) -> None:
+    network.get_buffer("mean").data = torch.zeros(8, dtype=torch.float64)
+    network.get_buffer("mean").data = torch.zeros(8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[write(name) for name in ("mean", "scalar", "count", "index", "turned", "large", "wide", "waves")],
+        *[write_through_data(name) for name in ("variance", "count", "turned", "large")],
+        *[replace(name) for name in ("mean", "count", "large", "few", "none")],
+        widen,
+        lambda network: network.register_buffer("new", torch.ones(3)),
+        lambda network: delattr(network, "mean"),
+        lambda network: network.get_buffer("mask").logical_not_(),
+        lambda _network: None,
+    ],
+)
+def test_buffers_are_put_back(change: Callable[[nn.Module], object]) -> None:
+    network = nn.Sequential(Buffers(), Buffers())
+    before = seen(network)
+    with preserved(network, seed=0):
+        change(network[1])
+    assert seen(network) == before
+    assert dict(network[1].named_buffers()).keys() == dict(network[0].named_buffers()).keys()
+    assert network[1].none is None
+
+
+def drawn() -> tuple[float, float, float]:
+    return torch.rand(()).item(), random.random(), float(np.random.rand())
+
+
+def test_random_states_go_back_to_the_beginning_and_to_a_mark() -> None:
+    network = Buffers()
+    outside = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    with preserved(network, seed=3) as state:
+        first, second = drawn(), drawn()
+        network.mean.add_(1)
+        state.rewind()
+        assert (drawn(), drawn()) == (first, second)
+        network.mean.add_(1)
+        state.mark()
+        marked, later = network.mean.clone(), drawn()
+        network.mean.mul_(5)
+        state.rewind()
+        assert drawn() == later
+        assert torch.equal(network.mean, marked)
+    assert torch.equal(torch.get_rng_state(), outside[0])
+    assert random.getstate() == outside[1]
+    assert np.random.get_state()[1].tolist() == outside[2]
+    with preserved(network, seed=3):
+        assert drawn() == first
+
+
+class Restless(nn.Module):
+    """Its change of mode draws random numbers and writes to a buffer."""
+
+    level: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.zeros(2))
+
+    def train(self, mode: bool = True) -> "Restless":
+        self.level.add_(torch.rand(2))
+        return super().train(mode)
+
+
+def test_the_beginning_comes_after_the_change_of_mode() -> None:
+    network = Restless()
+    begun = network.level.clone()
+    assert network.training
+    with preserved(network, seed=1) as state:
+        level, first = network.level.clone(), drawn()
+        assert not torch.equal(level, begun)
+        network.level.zero_()
+        state.rewind()
+        assert torch.equal(network.level, level)
+        assert drawn() == first
+    assert torch.equal(network.level, begun)
+    assert network.training
+
+
+# --- parameters of networks that are too large to copy ---
+
+
+class Large(nn.Module):
+    """Twelve megabytes of parameters, and code that may write to them."""
+
+    def __init__(self, write: Callable[..., object]) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(1000, 3000), nn.Linear(3000, 4, bias=False)
+        self.words = nn.Embedding(4, 1000)
+        self.calls, self.write = 0, write
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.write(self)
+        out: Tensor = self.body(self.head(x))
+        return out
+
+
+def clamp(network: Any) -> None:
+    network.head.weight.data.clamp_(-0.01, 0.01)
+
+
+@torch.no_grad()
+def scale_all(network: Any) -> None:
+    for parameter in network.parameters():
+        parameter.mul_(2)
+
+
+def move_away(network: Any) -> None:
+    network.head.weight.data = network.head.weight.data * 0.9
+
+
+def half(tensor: Tensor) -> None:
+    tensor.data *= 0.5
+
+
+def through_a_helper(network: Any) -> None:
+    half(network.body.weight)
+
+
+def one_row(network: Any) -> None:
+    with torch.no_grad():
+        network.head.weight[0] = 0
+
+
+def by_numpy(network: Any) -> None:
+    network.head.weight.detach().numpy()[0] = 0
+
+
+def step(network: Any) -> None:
+    with torch.enable_grad():
+        network.head(torch.ones(1, 1000)).sum().backward()
+    network.optimiser.step()
+
+
+def initialise(network: Any) -> None:
+    network.apply(lambda part: nn.init.ones_(part.weight) if isinstance(part, nn.Linear) else None)
+
+
+def cast(network: Any) -> None:
+    network.double().float()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [clamp, scale_all, move_away, through_a_helper, one_row, by_numpy, step, initialise, cast],
+    ids=lambda write: write.__name__,
+)
+def test_what_code_is_seen_to_write_to_is_put_back_in_a_large_network(write: Callable[..., object]) -> None:
+    network: Any = Large(write)
+    network.optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    before = [(each, each.data_ptr(), each._version, each.detach().clone()) for each in network.parameters()]
+    with preserved(network, seed=0):
+        network(torch.ones(1, 1000))
+        assert any(not torch.equal(each, values) for each, _, _, values in before) or write is cast
+    for each, address, version, values in before:
+        assert (each.data_ptr(), each._version) == (address, version)
+        assert torch.equal(each, values)
+        assert each.grad is None
+    assert network.optimiser.state == {}
+
+
+def test_an_embedding_that_limits_norms_is_put_back_in_a_large_network_without_code_of_its_own() -> None:
+    network = nn.Sequential(nn.Embedding(3000, 1000, max_norm=0.1), nn.Linear(1000, 4))
+    before = network[0].weight.detach().clone()
+    with preserved(network, seed=0):
+        network(torch.tensor([1, 2]))
+        assert not torch.equal(network[0].weight, before)
+    assert torch.equal(network[0].weight, before)
+
+
+def test_a_hook_that_writes_to_a_weight_of_a_large_network_is_seen() -> None:
+    network = nn.Sequential(nn.Linear(1000, 3000), nn.Linear(3000, 4))
+    network[1].register_forward_pre_hook(lambda module, _: module.weight.data.mul_(2))
+    before = network[1].weight.detach().clone()
+    with preserved(network, seed=0):
+        network(torch.ones(1, 1000))
+    assert torch.equal(network[1].weight, before)
+
+
+def test_parameters_and_caches_of_a_large_network_are_not_copied_without_a_reason() -> None:
+    network: Any = Large(lambda network: network.words.weight.data.zero_())
+    network.cache = {"weights": network.head.weight, "large": torch.zeros(3_000_000), "small": torch.ones(3)}
+    with preserved(network, seed=0):
+        held = take([*network.modules()]).values
+        copied = [held.tensors[place] for place, _ in held.single]
+        copied += [held.tensors[place] for places, _ in held.joined for place in places]
+        assert {*map(id, copied)} == {id(network.words.weight), id(network.cache["small"])}
+
+
+def test_a_parameter_that_is_written_to_unseen_is_an_error_and_the_rest_is_put_back() -> None:
+    network: Any = Large(lambda network: getattr(network.head.weight, "zero" + "_")())
+    message = r"could not be put back as it was: 'head.weight': it was written to, .* Build it anew"
+    with pytest.raises(ModelError, match=message):
+        inspect(network, torch.ones(1, 1000))
+    assert network.calls == 0
+    network.write = interrupted
+    with pytest.raises(KeyboardInterrupt) as raised:
+        inspect(network, torch.ones(1, 1000))
+    assert network.calls == 0
+    assert "could not be put back" in raised.value.__notes__[0]
+
+
+def interrupted(network: Any) -> None:
+    getattr(network.head.weight, "zero" + "_")()
+    raise KeyboardInterrupt
+
+
+# --- what refuses ---
+
+
+class Sticky(Tensor):
+    """A tensor that can be copied and added to, but not written over."""
+
+    near: Tensor
+
+    @staticmethod
+    def __new__(cls, near: Tensor) -> Self:
+        made: Self = Tensor._make_wrapper_subclass(cls, near.shape, dtype=near.dtype)
+        made.near = near
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), _kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "add_":
+            args[0].near.add_(args[1])
+            return args[0]
+        if name in {"detach", "clone"}:
+            return cls(getattr(args[0].near, name)())
+        if name == "equal":
+            return torch.equal(args[0].near, args[1].near)
+        raise NotImplementedError(name)
+
+
+def test_what_cannot_be_put_back_is_named_and_the_others_are() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sticky", Sticky(torch.ones(2)))
+            self.register_buffer("other", torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.get_buffer("sticky").add_(1)
+            self.get_buffer("other").add_(1)
+            self.note = "left"
+            return x
+
+    network = Writes()
+    with pytest.raises(ModelError, match=r"as it was: 'sticky': copy_\. Build it anew"):
+        inspect(network, torch.ones(1, 2))
+    assert network.get_buffer("other").tolist() == [0, 0]
+    assert not hasattr(network, "note")
+
+
+class Refuses(nn.Module):
+    """Refuses one of the modes."""
+
+    def __init__(self, refused: bool) -> None:
+        super().__init__()
+        self.linear, self.refused, self.switches = nn.Linear(2, 2), refused, 0
+
+    def train(self, mode: bool = True) -> "Refuses":
+        self.switches += 1
+        if mode == self.refused:
+            raise ValueError("not this mode")
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out
+
+
+def test_a_network_that_refuses_its_mode_is_refused_with_its_reason() -> None:
+    network = nn.Sequential(nn.Dropout(), Refuses(refused=False))
+    network[1].linear.weight.grad = gradient = torch.ones(2, 2)
+    message = "Sequential cannot be put into eval mode: ValueError: not this mode"
+    for run in (inspect, inspect_gradients):
+        with pytest.raises(ModelError, match=message):
+            run(network, torch.ones(1, 2))
+        assert [module.training for module in network.modules()] == [True] * 4
+        assert network[1].switches == 0
+        assert network[1].linear.weight.grad is gradient
+
+
+def test_a_network_that_refuses_to_go_back_is_put_back_all_the_same() -> None:
+    network = nn.Sequential(nn.Dropout(), Refuses(refused=True))
+    with pytest.raises(ModelError, match=r"as it was: .*: its change of mode raised ValueError: not this mode"):
+        inspect(network, torch.ones(1, 2))
+    assert [module.training for module in network.modules()] == [True] * 4
+    assert network[1].switches == 0
+
+
+def test_a_loss_that_raises_leaves_gradients_as_they_were() -> None:
+    network = nn.Linear(2, 2)
+    network.weight.grad = gradient = torch.ones(2, 2)
+    for loss in (lambda *_: torch.ones(2), lambda *_: "nothing"):
+        with pytest.raises(UsageError):
+            inspect_gradients(network, torch.ones(1, 2), loss)
+        assert network.weight.grad is gradient
+        assert gradient.tolist() == [[1, 1], [1, 1]]
+        assert network.bias.grad is None
+
+
+def test_a_parameter_that_the_forward_pass_makes_keeps_no_gradient() -> None:
+    made: list[nn.Parameter] = []
+
+    class Makes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            made.append(nn.Parameter(torch.ones(2)))
+            self.scale = made[-1]
+            return x * self.scale
+
+    network = Makes()
+    (row,) = inspect_gradients(network, torch.ones(1, 2), lambda output, _: output.sum()).parameters
+    assert (row.name, row.gradient.max) == ("scale", 1)
+    assert made[-1].grad is None
+    assert "scale" not in network._parameters
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_graph_of_before_can_be_differentiated_after(mode: Mode) -> None:
+    torch.manual_seed(0)
+    network, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(3, 4)
+    loss = network(x).square().sum()
+    expected = torch.autograd.grad(loss, [*network.parameters()], retain_graph=True)
+    inspect_gradients(network, torch.randn(3, 4), mode=mode, include_inputs=True)
+    assert all(map(torch.equal, torch.autograd.grad(loss, [*network.parameters()]), expected))
+
+
+def test_hooks_on_every_module_that_a_raising_forward_pass_leaves_are_taken_away() -> None:
+    class Watches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+            if x.sum() > 0:
+                raise ArithmeticError("half-way")
+            handle.remove()
+            return x
+
+    with pytest.raises(ForwardError, match="half-way"):
+        inspect(Watches(), torch.ones(1, 2))
+    assert not nn.modules.module._global_forward_hooks
+
+
+def test_objects_that_cannot_be_put_back_are_left() -> None:
+    class Opaque(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock, self.counter, self.lines = threading.Lock(), itertools.count(), io.StringIO()
+            self.random = random.SystemRandom()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with self.lock:
+                self.lines.write("called")
+                return x * next(self.counter) * self.random.random()
+
+    network = Opaque()
+    held = dict(vars(network))
+    inspect(network, torch.ones(1, 2))
+    assert vars(network) == held
+    assert network.lines.getvalue() == "called"

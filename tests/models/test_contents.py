@@ -1,0 +1,376 @@
+"""What a weights file is said to hold, against what the tests put into it."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+from torch import nn
+
+from hookscope.checkpoints import isolation
+from hookscope.checkpoints.worker import attempt
+from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
+from hookscope.models.contents import list_contents
+from hookscope.results.inspection import CheckpointContents, StoredPart, StoredTensor
+from tests.byteorder import save_big_endian
+
+Kind = Literal["torch", "legacy torch", "safetensors"]
+KINDS: tuple[Kind, ...] = ("torch", "legacy torch", "safetensors")
+
+PLAIN = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
+PLAIN += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+YOUNG = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint16, torch.uint32, torch.uint64]
+
+
+@pytest.fixture(autouse=True)
+def only_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recognise torchvision's networks alone: timm's take a while, and are another file's matter."""
+    monkeypatch.setattr("hookscope.models.architecture.find_spec", lambda _name: None)
+
+
+def saved(path: Path, kind: Kind, state: dict[str, Any]) -> Path:
+    if kind == "safetensors":
+        safetensors.torch.save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=kind == "torch")
+    return path
+
+
+def by_key(contents: CheckpointContents) -> dict[str, StoredTensor]:
+    return {tensor.key: tensor for tensor in contents.tensors}
+
+
+def by_part(contents: CheckpointContents) -> dict[str, list[str]]:
+    return {part.key: [tensor.key for tensor in part.tensors] for part in contents.parts}
+
+
+def whole(contents: CheckpointContents) -> StoredPart:
+    [part] = contents.parts
+    assert part.is_weights
+    return part
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_is_listed_with_its_shape_dtype_and_bytes(tmp_path: Path, kind: Kind) -> None:
+    # torch itself cannot read its own legacy files of the younger dtypes
+    dtypes = PLAIN + ([] if kind == "legacy torch" else YOUNG)
+    state = {str(dtype).removeprefix("torch."): torch.ones(2, 3).to(dtype) for dtype in dtypes}
+    state |= {"scalar": torch.tensor(1.5), "empty": torch.empty(0, 3)}
+    path = saved(tmp_path / "weights.any", kind, state)
+    contents = list_contents(path)
+    listed = by_key(contents)
+    assert (contents.name, contents.kind, contents.byte_count) == ("weights.any", kind, path.stat().st_size)
+    assert listed.keys() == state.keys()
+    for name, tensor in state.items():
+        expected = (tuple(tensor.shape), str(tensor.dtype)[6:], tensor.numel() * tensor.element_size(), 0, 0, "")
+        found = listed[name]
+        facts = (found.shape, found.dtype, found.byte_count, found.nan_count, found.inf_count, found.tied_to)
+        assert facts == expected, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_and_inf_are_counted_where_they_were_planted(tmp_path: Path, kind: Kind) -> None:
+    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+    dtypes += [] if kind == "legacy torch" else [torch.float8_e5m2]
+    state = {}
+    for nans, dtype in enumerate(dtypes, start=1):
+        values = torch.linspace(-1, 1, 50)
+        values[:nans] = float("nan")
+        values[40:47] = float("-inf")
+        state[str(dtype)] = values.to(dtype)
+    state["clean"] = torch.full((1000,), 3e38)  # whose sum overflows
+    listed = by_key(list_contents(saved(tmp_path / "weights", kind, state)))
+    found = {name: (tensor.nan_count, tensor.inf_count) for name, tensor in listed.items()}
+    assert found == {str(dtype): (nans, 7) for nans, dtype in enumerate(dtypes, start=1)} | {"clean": (0, 0)}
+
+
+@pytest.mark.parametrize("kind", ["torch", "legacy torch"])
+def test_views_count_their_own_values_and_name_whose_storage_they_share(tmp_path: Path, kind: Kind) -> None:
+    table = torch.arange(24.0).reshape(4, 6)
+    table[0, 0] = float("nan")  # outside of "rows", inside of all others
+    table[3, 1] = float("inf")  # outside of "even"
+    state = {"whole": table, "same": table, "rows": table[1:], "turned": table.t(), "even": table[:, ::2]}
+    state |= {"other": table.clone(), "none": torch.empty(0), "nothing": torch.empty(0)}
+    listed = by_key(list_contents(saved(tmp_path / "views.pt", kind, state)))
+    assert {name: each.tied_to for name, each in listed.items()} == {
+        "whole": "",
+        **dict.fromkeys(("same", "rows", "turned", "even"), "whole"),
+        **dict.fromkeys(("other", "none", "nothing"), ""),
+    }
+    assert {name: (each.nan_count, each.inf_count) for name, each in listed.items()} == {
+        **dict.fromkeys(("whole", "same", "turned", "other"), (1, 1)),
+        "rows": (0, 1),
+        "even": (1, 0),
+        **dict.fromkeys(("none", "nothing"), (0, 0)),
+    }
+
+
+def test_a_file_of_a_big_endian_machine_is_listed_by_its_values(tmp_path: Path) -> None:
+    state = {"a": torch.tensor([1.0, float("nan"), float("inf")]), "b": torch.ones(5, dtype=torch.bfloat16)}
+    listed = by_key(list_contents(save_big_endian(state, tmp_path / "w.pt")))
+    assert {name: (each.shape, each.nan_count, each.inf_count) for name, each in listed.items()} == {
+        "a": ((3,), 1, 1),
+        "b": ((5,), 0, 0),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_are_those_of_the_values_that_were_saved(tmp_path: Path, kind: Kind) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = {f"{at}": torch.randn(1000, 300, generator=generator) * 10.0**at - 1 for at in (-3, 0, 3)}
+    state["half"] = torch.randn(500, 3, generator=generator).bfloat16()
+    state["count"] = torch.arange(-4, 9)
+    state["0"][0, :2] = torch.tensor([float("nan"), float("inf")])
+    state["3"][5] = 0
+    listed = by_key(list_contents(saved(tmp_path / "w", kind, state)))
+    for name, tensor in state.items():
+        values = tensor.double().numpy()
+        finite, found = values[np.isfinite(values)], listed[name]
+        assert (found.min, found.max) == (finite.min(), finite.max())
+        assert found.zero_count == (values == 0).sum()
+        assert found.mean == pytest.approx(finite.mean(), rel=1e-6, abs=1e-7 * finite.std())
+        assert found.std == pytest.approx(finite.std(), rel=1e-6)
+    assert isinstance(listed["count"].min, int)
+
+
+@pytest.mark.parametrize("kind", ["torch", "legacy torch"])
+def test_views_side_by_side_in_one_storage_are_not_tied(tmp_path: Path, kind: Kind) -> None:
+    lstm = nn.LSTM(3, 4, 2).state_dict()
+    flat = torch.cat([each.flatten() for each in lstm.values()])  # as cuDNN wants them
+    pieces = zip(lstm, flat.split([each.numel() for each in lstm.values()]), strict=True)
+    state = {name: piece.view(lstm[name].shape) for name, piece in pieces}
+    table = torch.zeros(4, 6)
+    state |= {"even": table[:, ::2], "odd": table[:, 1::2], "row": table[2], "end": table[2, 3:]}
+    contents = list_contents(saved(tmp_path / "lstm.pt", kind, state))
+    tied = {name: each.tied_to for name, each in by_key(contents).items() if each.tied_to}
+    assert tied == {"row": "even", "end": "even"}
+    assert sum(each.byte_count for each in contents.tensors if each.key in lstm) == flat.nbytes
+
+
+def test_an_empty_tensor_does_not_share_the_storage_of_its_neighbour(tmp_path: Path) -> None:
+    state = {"a": torch.ones(3), "empty": torch.empty(0, 3), "z": torch.ones(2)}
+    contents = list_contents(saved(tmp_path / "empty.safetensors", "safetensors", state))
+    assert [tensor.tied_to for tensor in contents.tensors] == ["", "", ""]
+
+
+def test_a_training_checkpoint_says_where_the_weights_are_and_what_else_is_there(tmp_path: Path) -> None:
+    weights = {"model.conv.weight": torch.ones(4, 3), "model.conv.bias": torch.zeros(4)}
+    moments = {0: {"exp_avg": torch.ones(4, 3)}}
+    checkpoint = {"state_dict": weights, "epoch": 3, "note": "hi\x1b[31m", "lr": 0.5, "last": torch.ones(2, 2)}
+    checkpoint |= {"optimizer": {"state": moments}, "pytorch-lightning_version": "2.1.0"}
+    path = saved(tmp_path / "last.ckpt", "torch", checkpoint)
+    contents = list_contents(path)
+    assert [(part.key, part.is_weights, part.prefix) for part in contents.parts] == [
+        ("state_dict", True, "model.conv"),
+        ("", False, ""),
+        ("optimizer", False, ""),
+    ]
+    assert by_part(contents) == {"state_dict": list(weights), "": ["last"], "optimizer": ["state.0.exp_avg"]}
+    assert {entry.key: (entry.kind, entry.summary) for entry in contents.entries} == {
+        "state_dict": ("dict", "2 entries, 2 tensors"),
+        "epoch": ("int", "3"),
+        "note": ("str", r"hi\x1b[31m"),
+        "lr": ("float", "0.5"),
+        "last": ("Tensor", "2x2 float32"),
+        "optimizer": ("dict", "1 entry, 1 tensor"),
+        "pytorch-lightning_version": ("str", "2.1.0"),
+    }
+    assert contents.producer == "torch.save, zip format 3, Lightning 2.1.0"
+    assert contents.warnings == ()
+
+
+def test_every_set_of_weights_is_listed_and_the_key_chooses(tmp_path: Path) -> None:
+    weights = {"a.w": torch.ones(2), "a.b": torch.zeros(1)}
+    checkpoint: dict[str, Any] = {
+        "model": weights,
+        "ema": {"a.w": torch.full((2,), float("nan")), "a.b": weights["a.b"]},
+    }
+    checkpoint |= {"teacher": {"v": torch.ones(3)}, "metrics": {"best": torch.tensor(0.5)}, "epoch": 3}
+    path = saved(tmp_path / "several.pt", "torch", checkpoint)
+    contents = list_contents(path)
+    assert by_part(contents) == {
+        "model": ["a.w", "a.b"],
+        "ema": ["a.w", "a.b"],
+        "teacher": ["v"],
+        "metrics": ["best"],
+    }
+    assert [part.is_weights for part in contents.parts] == [True, True, True, False]
+    assert [part.prefix for part in contents.parts] == ["a", "a", "", ""]
+    assert [tensor.tied_to for tensor in contents.parts[1].tensors] == ["", "model.a.b"]
+    assert [list_contents(path, key).nonfinite_count for key in ("model", "ema", "teacher")] == [0, 2, 0]
+    assert by_part(list_contents(path, "ema.a")) == {"ema.a": ["w", "b"]}
+    with pytest.raises(NothingMatchedError, match="nowhere"):
+        list_contents(path, "nowhere")
+
+
+def test_what_is_not_finite_in_the_optimiser_is_counted(tmp_path: Path) -> None:
+    layer = nn.Linear(2, 1)
+    optimiser = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimiser.step()
+    optimiser.state[layer.weight]["exp_avg_sq"][0, 1] = float("nan")
+    checkpoint = {"model": layer.state_dict(), "optimizer_states": [optimiser.state_dict()]}
+    contents = list_contents(saved(tmp_path / "training.pt", "torch", checkpoint))
+    assert contents.nonfinite_count == 1
+    weights, beside = contents.parts
+    assert (weights.nonfinite_count, beside.nonfinite_count, beside.key) == (0, 1, "optimizer_states")
+    assert [each.key for each in beside.tensors if each.nan_count] == ["[0].state.0.exp_avg_sq"]
+    alone = list_contents(saved(tmp_path / "optimizer.pt", "torch", optimiser.state_dict()))
+    assert [(part.key, part.is_weights, part.nonfinite_count) for part in alone.parts] == [("state", False, 1)]
+
+
+@pytest.mark.parametrize("kind", ["torch", "legacy torch"])
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (torch.ones(2), ["(tensor)"]),
+        (nn.Parameter(torch.ones(2)), ["(tensor)"]),
+        ({0: torch.ones(1), 1: torch.ones(2), (2, "a"): torch.ones(3)}, ["0", "1", "(2, a)"]),
+        ([torch.ones(1), (torch.ones(2),)], ["[0]", "[1][0]"]),
+        ({"models": [{"w": torch.ones(1)}, {"w": torch.ones(1)}]}, ["models[0].w", "models[1].w"]),
+        ({"w": torch.ones(1), "inner": {"b": torch.ones(1)}}, ["w", "inner.b"]),
+        ({f"layer{at}": {"w": torch.ones(1)} for at in range(20)}, [f"layer{at}.w" for at in range(20)]),
+    ],
+    ids=["a tensor", "a parameter", "keys that are no names", "a list", "a list of dicts", "a dict inside", "a tree"],
+)
+def test_tensors_are_listed_however_they_are_kept(tmp_path: Path, kind: Kind, content: Any, names: list[str]) -> None:
+    assert by_part(list_contents(saved(tmp_path / "file.pt", kind, content))) == {"": names}
+
+
+def test_a_tensor_without_data_and_one_that_is_expanded_are_listed(tmp_path: Path) -> None:
+    state = {"shape": torch.ones(3, device="meta"), "wide": torch.ones(1).expand(1000, 1000), "w": torch.zeros(2)}
+    contents = list_contents(saved(tmp_path / "odd.pt", "torch", state))
+    listed = by_key(contents)
+    assert [(name, each.byte_count, each.nan_count, each.max) for name, each in listed.items()] == [
+        ("shape", 12, None, None),
+        ("wide", 4, 0, 1),
+        ("w", 8, 0, 0),
+    ]
+    assert contents.warnings == ("odd.pt: 1 tensor has no data, only a shape (saved on the meta device).",)
+
+
+def sharded(folder: Path, kind: Literal["safetensors", "torch"], listed: dict[str, int]) -> Path:
+    """Save `a` in a first file, `b` and `c` in a second, and an index of the names that it is to list."""
+    ending = "safetensors" if kind == "safetensors" else "bin"
+    first, second = (f"model-{number}-of-2.{ending}" for number in (1, 2))
+    saved(folder / first, kind, {"net.a": torch.ones(2, 3)})
+    saved(folder / second, kind, {"net.b": torch.tensor([1.0, float("inf")]), "net.c": torch.ones(5).half()})
+    index = folder / f"model.{ending}.index.json"
+    weight_map = {name: (first, second)[number] for name, number in listed.items()}
+    index.write_text(json.dumps({"metadata": {"total_size": 42}, "weight_map": weight_map}), "utf-8")
+    return index
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_shards_are_listed_as_one(tmp_path: Path, kind: Literal["safetensors", "torch"]) -> None:
+    index = sharded(tmp_path, kind, {"net.a": 0, "net.b": 1, "net.c": 1})
+    contents = list_contents(index)
+    assert contents.kind == f"{kind} index"
+    assert contents.byte_count == sum(path.stat().st_size for path in tmp_path.glob("model-*"))
+    assert {each.key: (each.byte_count, each.inf_count) for each in contents.tensors} == {
+        "net.a": (24, 0),
+        "net.b": (8, 1),
+        "net.c": (10, 0),
+    }
+    assert (whole(contents).prefix, contents.nonfinite_count, contents.warnings) == ("net", 1, ())
+    with pytest.raises(UsageError, match="index of several"):
+        list_contents(index, "net")
+
+
+def test_a_tensor_that_the_index_does_not_list_is_told(tmp_path: Path) -> None:
+    contents = list_contents(sharded(tmp_path, "safetensors", {"net.a": 0, "net.b": 1}))
+    assert contents.warnings == ("model-2-of-2.safetensors: the index does not list net.c.",)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_a_tensor_that_no_shard_holds_is_an_error(tmp_path: Path, kind: Literal["safetensors", "torch"]) -> None:
+    index = sharded(tmp_path, kind, {"net.a": 0, "net.b": 1, "net.c": 1, "net.d": 1})
+    with pytest.raises(CheckpointError, match=r"lacks 'net\.d'"):
+        list_contents(index)
+
+
+def test_metadata_of_safetensors_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(1)}, path, metadata={"format": "pt", "licence": "MIT"})
+    assert list_contents(path).metadata == {"format": "pt", "licence": "MIT"}
+
+
+@pytest.mark.parametrize("kind", ["torch", "legacy torch"])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_the_packed_weights_of_a_quantised_network_are_listed_too(tmp_path: Path, kind: Kind) -> None:
+    packed = torch.quantize_per_tensor(torch.ones(3, 4), 0.1, 0, torch.qint8)
+    bias = torch.tensor([1.0, float("nan"), 2.0])
+    state = {"fc.scale": torch.tensor(1.0), "fc._packed": (packed, bias), "fc.dtype": torch.qint8}
+    listed = by_key(list_contents(saved(tmp_path / "quantised.pt", kind, state)))
+    assert {name: (each.dtype, each.byte_count, each.nan_count) for name, each in listed.items()} == {
+        "fc.scale": ("float32", 4, 0),
+        "fc._packed[0]": ("qint8", 12, 0),
+        "fc._packed[1]": ("float32", 12, 1),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_sparse_tensors_count_what_is_stored(tmp_path: Path) -> None:
+    eye = torch.eye(3)
+    eye[1, 1] = float("nan")
+    state = {"coo": eye.to_sparse(), "csr": eye.to_sparse_csr(), "whole": torch.eye(3).int().to_sparse()}
+    listed = by_key(list_contents(saved(tmp_path / "sparse.pt", "torch", state)))
+    assert {name: (each.shape, each.byte_count, each.nan_count) for name, each in listed.items()} == {
+        "coo": ((3, 3), 12, 1),
+        "csr": ((3, 3), 12, 1),
+        "whole": ((3, 3), 12, 0),
+    }
+
+
+def test_a_single_name_has_no_prefix_and_parts_of_names_are_none(tmp_path: Path) -> None:
+    one = list_contents(saved(tmp_path / "one.pt", "torch", {"a.b": torch.ones(1)}))
+    two = list_contents(saved(tmp_path / "two.pt", "torch", {"layer1.w": torch.ones(1), "layer2.w": torch.ones(1)}))
+    assert (whole(one).prefix, whole(two).prefix) == ("", "")
+
+
+def test_the_network_that_fits_is_named_with_its_class_count(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        state = torchvision.models.squeezenet1_1(num_classes=7).state_dict()
+    contents = list_contents(
+        saved(tmp_path / "w.pt", "torch", {f"module.{name}": each for name, each in state.items()})
+    )
+    [fitting] = whole(contents).architectures
+    assert fitting.startswith("squeezenet1_1 (num_classes=7)")
+    assert whole(contents).prefix == "module"
+
+
+def test_names_that_no_network_has_fit_none(tmp_path: Path) -> None:
+    contents = list_contents(saved(tmp_path / "w.pt", "torch", {"strange": torch.ones(2)}))
+    assert whole(contents).architectures == ()
+
+
+@pytest.mark.parametrize("content", [nn.Linear(2, 3), [], 5, {}, {"epoch": 3}], ids=lambda it: type(it).__name__)
+def test_what_holds_no_tensors_or_runs_code_is_refused(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(UntrustedFileError if isinstance(content, nn.Module) else CheckpointError, match=r"w\.pt"):
+        list_contents(tmp_path / "w.pt")
+
+
+def test_a_file_that_is_written_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "w.pt", "torch", {"w": torch.ones(2)})
+
+    def write_meanwhile(*arguments: Any, **options: Any) -> Any:
+        path.write_bytes(path.read_bytes() + b" ")
+        return attempt(*arguments, **options)
+
+    monkeypatch.setattr(isolation, "attempt", write_meanwhile)
+    with pytest.raises(CheckpointError):
+        list_contents(path)
+
+
+def test_a_file_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.zeros(2000, 1000)
+    views = {f"{at}": table[at:] for at in range(2000)}  # a file of 8 MB that shows 8 GB
+    monkeypatch.setattr(isolation, "_SPARE_SECONDS", 1)
+    path = saved(tmp_path / "views.pt", "torch", views)
+    with pytest.raises(CheckpointError, match="takes far longer than a file of its size should"):
+        list_contents(path)

@@ -1,0 +1,361 @@
+import os
+import random
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hookscope.errors import (
+    CheckpointError,
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    UntrustedFileError,
+    UsageError,
+)
+from hookscope.models import LoadedModel, build_on_meta, load_model
+from hookscope.models.python_source import parse_arguments
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width=4, channels=3):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, width, 3)
+
+    def forward(self, x):
+        return self.conv(x)
+
+def build(width=4, channels=3):
+    return Net(width, channels)
+
+def needs(depth):
+    return Net(depth)
+
+ready = Net(2)
+number = 5
+"""
+
+
+def write(folder: Path, text: str, name: str = "net.py") -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dedent(text))
+    return str(path)
+
+
+def load(source: str, factory: str = "build", **options: Any) -> LoadedModel:
+    return load_model(f"{source}:{factory}", **options)
+
+
+# ----------------------------------------------------------------------------------------------------------- arguments
+
+
+def test_arguments_are_literals_or_else_text() -> None:
+    texts = ["width=2", "rate=1e-3", "sizes=[1, 2]", "pool=None", "flag=True", "name=relu", "equation=a=b", "empty="]
+    assert parse_arguments(texts) == {
+        "width": 2,
+        "rate": 1e-3,
+        "sizes": [1, 2],
+        "pool": None,
+        "flag": True,
+        "name": "relu",
+        "equation": "a=b",
+        "empty": "",
+    }
+
+
+def test_arguments_are_never_evaluated_as_code() -> None:
+    assert parse_arguments(["x=__import__('os')"]) == {"x": "__import__('os')"}
+
+
+@pytest.mark.parametrize("texts", [["width"], ["=2"], ["a b=2"], ["width=2", "width=3"], ["a-b=1"]])
+def test_malformed_and_repeated_arguments_are_usage_errors(texts: list[str]) -> None:
+    with pytest.raises(UsageError, match="--model-arg"):
+        parse_arguments(texts)
+
+
+# ---------------------------------------------------------------------------------------------------------------- good
+
+
+@pytest.mark.parametrize("factory", ["build", "Net"])
+def test_function_and_class_are_called_with_the_arguments(tmp_path: Path, factory: str) -> None:
+    loaded = load(write(tmp_path, NET), factory, model_arguments=["width=2", "channels=1"])
+    assert loaded.module.conv.weight.shape == (2, 1, 3, 3)
+    assert loaded.info.name == f"net.py:{factory}"
+    assert loaded.info.kind == "Net"
+    assert loaded.info.parameter_count == 2 * 9 + 2
+    assert loaded.info.arguments == {"width": 2, "channels": 1}
+    assert loaded.info.weights == f"as built by net.py:{factory}"
+    assert loaded.info.random is False
+    assert loaded.info.sha256 is None
+    assert loaded.preprocessing.channels == 1
+    assert loaded.warnings == ()
+    assert loaded.module.training
+
+
+def test_module_in_the_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, NET), "ready")
+    assert loaded.module.conv.out_channels == 2
+
+
+def test_dotted_factory_is_followed(tmp_path: Path) -> None:
+    source = NET + "class Zoo:\n    small = staticmethod(lambda: Net(1))\n"
+    assert load(write(tmp_path, source), "Zoo.small").module.conv.out_channels == 1
+
+
+def test_weights_are_those_of_the_users_own_seeded_script(tmp_path: Path) -> None:
+    source = write(tmp_path, NET)
+    torch.manual_seed(5)
+    expected = torch.nn.Conv2d(3, 4, 3).weight
+    assert torch.equal(load(source, seed=5).module.conv.weight, expected)
+    assert not torch.equal(load(source, seed=6).module.conv.weight, expected)
+
+
+def test_random_numbers_outside_go_on_as_if_nothing_was_built(tmp_path: Path) -> None:
+    source = write(tmp_path, NET + "import random, numpy\nrandom.random(); numpy.random.rand()\n")
+
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    expected = draw()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    load(source)
+    assert draw() == expected
+
+
+def test_file_imports_its_siblings_and_leaves_no_trace_in_the_path(tmp_path: Path) -> None:
+    write(
+        tmp_path / "a", "import blocks\ndef build():\n    import late_block\n    return blocks.make(late_block.WIDTH)\n"
+    )
+    write(tmp_path / "a", "import torch\ndef make(width): return torch.nn.Linear(1, width)\n", "blocks.py")
+    write(tmp_path / "a", "WIDTH = 3\n", "late_block.py")
+    path, bytecode = list(sys.path), sys.dont_write_bytecode
+    assert load(str(tmp_path / "a" / "net.py")).module.out_features == 3
+    assert sys.path == path
+    assert sys.dont_write_bytecode == bytecode
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["blocks.py", "late_block.py", "net.py"]
+
+
+def test_siblings_of_two_files_are_kept_apart(tmp_path: Path) -> None:
+    for folder, width in (("a", 3), ("b", 4)):
+        write(
+            tmp_path / folder, "import block_width, torch\ndef build(): return torch.nn.Linear(1, block_width.WIDTH)\n"
+        )
+        write(tmp_path / folder, f"WIDTH = {width}\n", "block_width.py")
+    for folder, width in (("a", 3), ("a", 3), ("b", 4), ("a", 3)):
+        assert load(str(tmp_path / folder / "net.py")).module.out_features == width
+
+
+def test_installed_packages_below_the_folder_stay_imported(tmp_path: Path) -> None:
+    packages = tmp_path / "venv" / "site-packages"
+    write(packages, "", "installed_here.py")
+    source = f"import sys, torch\nsys.path.append({str(packages)!r})\nimport installed_here\nready = torch.nn.ReLU()\n"
+    load(write(tmp_path, source), "ready")
+    first = sys.modules["installed_here"]
+    load(write(tmp_path, source), "ready")
+    assert sys.modules.pop("installed_here") is first
+
+
+def test_edited_file_is_read_anew(tmp_path: Path) -> None:
+    source = write(tmp_path, NET)
+    load(source)
+    write(tmp_path, NET.replace("width=4", "width=7"))
+    assert load(source).module.conv.out_channels == 7
+
+
+def test_dataclass_network_finds_its_module(tmp_path: Path) -> None:
+    source = """
+    from __future__ import annotations
+    import dataclasses, torch
+
+    @dataclasses.dataclass(eq=False)
+    class Net(torch.nn.Module):
+        width: int = 2
+        def __post_init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(1, self.width)
+    """
+    assert load(write(tmp_path, source), "Net").module.fc.out_features == 2
+
+
+def test_module_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "mypackage_here", NET, "inner.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # as in a console script
+    loaded = load("mypackage_here.inner", model_arguments=["width=6"])
+    assert loaded.module.conv.out_channels == 6
+    assert loaded.info.name == "mypackage_here.inner:build"
+
+
+def test_installed_module_is_found() -> None:
+    loaded = load_model("torch.nn:Linear", model_arguments=["in_features=2", "out_features=3"])
+    assert loaded.module.weight.shape == (3, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def test_state_dict_file_goes_into_the_network(tmp_path: Path) -> None:
+    source = write(tmp_path, NET)
+    trained = load(source, seed=9).module
+    torch.save({"state_dict": trained.state_dict(), "epoch": 1}, tmp_path / "trained.pt")
+    for loaded in (
+        load(source, weights=str(tmp_path / "trained.pt")),
+        load_model(str(tmp_path / "trained.pt"), arch=f"{source}:build"),
+    ):
+        assert torch.equal(loaded.module.conv.weight, trained.conv.weight)
+        assert loaded.info.weights == "trained.pt"
+        assert loaded.info.sha256
+        assert "'state_dict'" in loaded.notes[0]
+    assert loaded.info.name == "trained.pt (net.py:build)"
+
+
+def test_state_dict_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, NET)
+    torch.save(load(source).module.state_dict(), tmp_path / "trained.pt")
+    with pytest.raises(CheckpointError, match=r"file \(4, 3, 3, 3\), network \(2, 3, 3, 3\)"):
+        load(source, weights=str(tmp_path / "trained.pt"), model_arguments=["width=2"])
+
+
+def test_weights_name_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no weights 'IMAGENET1K_V1'"):
+        load(write(tmp_path, NET), weights="IMAGENET1K_V1")
+
+
+def test_pickled_module_as_weights_is_refused(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")
+    with pytest.raises(UntrustedFileError):
+        load(write(tmp_path, NET), weights=str(tmp_path / "module.pt"))
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("import torch\ndef build(:\n    pass\n", "net.py:2: SyntaxError"),
+        ("x = 1\ny = 1 / 0\n", "net.py:2: ZeroDivisionError: division by zero"),
+        ("import no_such_package_anywhere\n", "net.py:1: ModuleNotFoundError"),
+        ("def build():\n    raise RuntimeError('first\\nsecond')\n", "net.py:2: RuntimeError: first"),
+        ("import torch\ndef build():\n    return torch.nn.Linear(-1, 2)\n", "net.py:3: RuntimeError"),
+        ("import sys\nsys.exit(3)\n", "net.py:2: SystemExit: 3"),
+        ("def build():\n    raise KeyError\n", "net.py:2: KeyError"),
+    ],
+)
+def test_error_in_the_users_code_is_named_with_its_place(tmp_path: Path, text: str, place: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load(write(tmp_path, text))
+    assert place in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_error_in_a_sibling_names_the_sibling(tmp_path: Path) -> None:
+    write(tmp_path, "value = undefined\n", "broken_sibling.py")
+    with pytest.raises(ModelError, match=r"broken_sibling\.py:1: NameError"):
+        load(write(tmp_path, "import broken_sibling\n"))
+
+
+def test_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
+    modules, path = set(sys.modules), list(sys.path)
+    with pytest.raises(ModelError):
+        load(write(tmp_path, "x = 1 / 0\n"))
+    assert set(sys.modules) == modules
+    assert sys.path == path
+
+
+def test_missing_factory_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"has no 'biuld'\. Nearest: 'build'"):
+        load(write(tmp_path, NET), "biuld")
+
+
+def test_missing_file_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        load(str(tmp_path / "absent.py"))
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(InputError, match="not a file"):
+        load(str(tmp_path / "folder.py"))
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(InputError, match="not a file"):
+        load(str(tmp_path / "pipe.py"))
+    with pytest.raises(InputError, match="not a path"):
+        load("a\0.py")
+
+
+@pytest.mark.parametrize(
+    "source", ["no_such_package_anywhere", "no_such_package_anywhere.inner", "torch.no_such_inner"]
+)
+def test_missing_module_is_not_found(source: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"No module 'no_such_package_anywhere|No module 'torch\.no_such"):
+        load(source)
+
+
+def test_package_that_lacks_a_dependency_raises_as_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "import no_such_package_anywhere\n", "half_installed.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="no_such_package_anywhere"):
+        load("half_installed")
+
+
+@pytest.mark.parametrize("arguments", [[], ["depth=1", "other=2"], ["width=1"]])
+def test_arguments_that_the_factory_does_not_take_are_usage_errors(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"net\.py:needs\(depth\) cannot be called"):
+        load(write(tmp_path, NET), "needs", model_arguments=arguments)
+
+
+def test_factory_that_makes_something_else_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="returned a list"):
+        load(write(tmp_path, "def build(): return [1]\n"))
+    with pytest.raises(UsageError, match="returned a NoneType"):
+        load(write(tmp_path, "def build(): pass\n"))
+    with pytest.raises(UsageError, match="is a int"):
+        load(write(tmp_path, NET), "number")
+    with pytest.raises(UsageError, match="takes no --model-arg"):
+        load(write(tmp_path, NET), "ready", model_arguments=["width=2"])
+
+
+# ---------------------------------------------------------------------------------------------------------------- meta
+
+
+def test_network_is_made_on_the_meta_device(tmp_path: Path) -> None:
+    loaded = build_on_meta(f"{write(tmp_path, NET)}:build", model_arguments=["width=2"])
+    assert loaded.module.conv.weight.is_meta
+    assert loaded.info.weights == "not loaded"
+    assert loaded.info.parameter_count == 2 * 27 + 2
+    assert loaded.module(torch.zeros(1, 3, 5, 5, device="meta")).shape == (1, 2, 3, 3)
+
+
+def test_factory_that_needs_values_ends_up_on_the_meta_device_too(tmp_path: Path) -> None:
+    source = NET + "def reads():\n    return Net(int(torch.tensor([3.0]).item()))\n"
+    loaded = build_on_meta(f"{write(tmp_path, source)}:reads")
+    assert loaded.module.conv.weight.is_meta
+    assert loaded.module.conv.out_channels == 3
+
+
+def test_module_that_others_hold_keeps_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, NET, "shared_here.py")
+    monkeypatch.chdir(tmp_path)
+    assert build_on_meta("shared_here:ready").module.conv.weight.is_meta
+    assert not load("shared_here", "ready").module.conv.weight.is_meta
+
+
+def test_factory_that_gives_up_on_the_meta_device_is_run_again(tmp_path: Path) -> None:
+    source = NET + "def exits():\n    if torch.empty(()).is_meta:\n        raise SystemExit\n    return Net()\n"
+    assert build_on_meta(f"{write(tmp_path, source)}:exits").module.conv.weight.is_meta
+
+
+def test_factory_that_fails_everywhere_is_a_model_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"net\.py:2: ValueError: no"):
+        build_on_meta(f"{write(tmp_path, 'def build():{}    raise ValueError({!r})'.format(chr(10), 'no'))}:build")

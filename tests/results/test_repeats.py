@@ -1,0 +1,329 @@
+"""Modules that pass their input through: which rows repeat which, and what folding leaves."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.pytree import tensors_in
+from hookscope.hooks.selection import module_index, unwrap
+from hookscope.inputs import Batch
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.results.inspection import GradientInspection, InputRecord, Inspection, LayerRow, row_label
+from hookscope.results.repeats import fold_repeats
+from tests.networks import BY_HAND, TORCHVISION, Network
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
+    pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated"),
+]
+
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(4, 4)
+
+
+def repeats(run: Inspection | GradientInspection) -> dict[str, str]:
+    return {row.label: row.repeats for row in run.rows if row.repeats}
+
+
+def gradient_repeats(run: GradientInspection) -> dict[str, str]:
+    return {f"{row.label} {row.role}": row.repeats for row in run.gradients if row.repeats}
+
+
+def also(run: Inspection | GradientInspection) -> dict[str, tuple[str, ...]]:
+    return {row.label: row.also for row in run.rows if row.also}
+
+
+def labels(rows: Any) -> list[str]:
+    return [row.label for row in rows]
+
+
+# --- which rows repeat which ---
+
+
+def test_a_row_repeats_the_first_that_showed_the_tensor() -> None:
+    network = nn.Sequential(linear(), nn.Dropout(), nn.Identity(), nn.ReLU(), nn.Identity())
+    assert repeats(inspect(network, X)) == {"1": "0", "2": "0", "4": "3"}
+
+
+def test_what_an_unselected_module_returned_is_repeated_by_nothing() -> None:
+    network = nn.Sequential(linear(), nn.Identity(), nn.Identity())
+    assert repeats(inspect(network, X, ["identity"])) == {"2": "1"}
+    assert repeats(inspect(network, X, ["1"])) == {}
+
+
+def test_a_container_that_returns_what_its_last_child_returned_repeats_nothing() -> None:
+    network = nn.Sequential(nn.Sequential(linear()), nn.Sequential(nn.Identity(), nn.Identity()))
+    assert repeats(inspect(network, X, ["*"])) == {"1.0": "0.0", "1.1": "0.0", "1": "0.0"}
+
+
+def test_what_was_overwritten_since_is_not_the_tensor_that_was_shown() -> None:
+    network = nn.Sequential(linear(), nn.ReLU(inplace=True), nn.Identity())
+    assert repeats(inspect(network, X)) == {"2": "1"}
+
+
+class AtFirst(nn.Module):
+    """Pass the input through at the first call only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x if self.calls == 1 else x + 1
+
+
+def batches() -> list[Batch]:
+    record = InputRecord("tensor", None, None, (4,), ())
+    return [Batch((X[index : index + 1],), (index,), (record,)) for index in range(2)]
+
+
+def test_a_row_that_differs_in_one_batch_repeats_nothing() -> None:
+    run = inspect(nn.Sequential(linear(), AtFirst()), batches())
+    assert repeats(run) == {}
+    assert run.rows[1].flags == ()
+
+
+def test_a_row_that_was_not_there_in_every_batch_repeats_nothing() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.done = linear(), nn.Identity(), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            if self.done:
+                return x
+            self.done = True
+            return torch.as_tensor(self.second(x))
+
+    assert repeats(inspect(Skips(), batches())) == {}
+
+
+def test_of_two_outputs_the_one_that_is_passed_through_repeats_its_row() -> None:
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x + 1
+
+    assert repeats(inspect(nn.Sequential(linear(), Pair()), X)) == {"1[0]": "0"}
+
+
+# --- gradients ---
+
+
+class Residual(nn.Module):
+    """An output that is used twice: through two modules that pass it through, and as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.path, self.last = linear(), nn.Dropout(), nn.Identity(), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return x + self.last(self.path(self.drop(x)))
+
+
+@pytest.mark.parametrize("include_inputs", [False, True])
+def test_gradients_repeat_the_first_of_the_tensor_with_the_same(include_inputs: bool) -> None:
+    network = Residual()
+    run = inspect_gradients(network, X, "sum", include_inputs=include_inputs)
+    # With the loss summed, the gradient along the branch is the column sums of the last weights; the skip adds ones.
+    along = network.last.weight.sum(0).expand(2, 4)
+    measured = {row.label: row.gradient.l2 for row in run.gradients if row.role == "output"}
+    assert measured["drop"] == measured["path"] == pytest.approx(along.norm().item())
+    assert measured["first"] == pytest.approx((along + 1).norm().item())
+    assert repeats(run) == {"drop": "first", "path": "first"}
+    expected = {"path output": "drop"}
+    assert gradient_repeats(run) == (expected | {"path[0] input": "drop"} if include_inputs else expected)
+    folded = fold_repeats(run)
+    assert also(folded) == {"drop": ("path",)}
+    assert labels(folded.rows) == ["first", "drop", "last"]
+    assert "path[0]" not in labels(folded.gradients)
+
+
+def test_a_chain_with_one_gradient_is_one_row() -> None:
+    run = inspect_gradients(nn.Sequential(linear(), nn.Dropout(), nn.Identity(), linear()), X)
+    assert gradient_repeats(run) == {"1 output": "0", "2 output": "0"}
+    assert also(fold_repeats(run)) == {"0": ("1", "2")}
+
+
+@pytest.mark.parametrize("include_inputs", [False, True])
+def test_a_container_of_modules_that_pass_through_passes_through_under_gradients_too(include_inputs: bool) -> None:
+    network = nn.Sequential(linear(), nn.Sequential(nn.Identity(), nn.Sequential(nn.Dropout())), nn.Tanh())
+    run = inspect_gradients(network, X, layers=["*"], include_inputs=include_inputs)
+    passing = [row.label for row in run.rows if "pass-through" in row.flags]
+    assert passing == ["1.0", "1.1.0", "1.1", "1"]
+    assert repeats(run) == dict.fromkeys(passing, "0")
+
+
+def test_inputs_of_a_call_that_differ_from_its_output_keep_the_call() -> None:
+    class Peeks(nn.Module):
+        """Pass the input through, and use it for another output as well."""
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, 2 * x
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.peeks = linear(), Peeks()
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = self.peeks(self.first(x))
+            return torch.as_tensor(left + right)
+
+    run = inspect_gradients(Both(), X, "sum", include_inputs=True)
+    assert repeats(run) == {"peeks[0]": "first"}
+    assert labels(fold_repeats(run).rows) == ["first", "peeks[0]", "peeks[1]"]
+
+
+# --- folding ---
+
+
+def test_rows_are_numbered_anew_and_maps_follow_them() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Identity(), nn.ReLU(), nn.Dropout())
+    run = fold_repeats(inspect(network, torch.ones(1, 1, 4, 4), grids_for=1))
+    assert [(row.index, row.label, row.also) for row in run.rows] == [(0, "0", ("1",)), (1, "2", ("3",))]
+    assert [(maps.row, maps.label) for maps in run.feature_maps] == [(0, "0"), (1, "2")]
+    assert fold_repeats(run) == run
+
+
+def test_gradients_are_numbered_anew_in_both_orders() -> None:
+    network = nn.Sequential(linear(), nn.Identity(), nn.ReLU(), nn.Dropout(), linear())
+    run = fold_repeats(inspect_gradients(network, X, grids_for=1))
+    assert [(row.index, row.backward_index, row.label) for row in run.gradients] == [
+        (0, 2, "0"),
+        (1, 1, "2"),
+        (2, 0, "4"),
+    ]
+    assert [(maps.row, maps.label) for maps in run.gradient_maps if not maps.input_index] == [
+        (0, "0"),
+        (1, "2"),
+        (2, "4"),
+    ]
+    assert fold_repeats(run) == run
+
+
+def test_what_takes_a_row_that_is_left_out_takes_the_one_that_stays() -> None:
+    network = nn.Sequential(linear(), nn.Dropout(), nn.Identity(), nn.ReLU(), linear())
+    nn.init.constant_(network[0].bias, -100)  # type: ignore[union-attr,arg-type]
+    run = fold_repeats(inspect_gradients(network, X))
+    assert [(row.label, row.taken_by) for row in run.gradients] == [("0", ("3",)), ("3", ("4",)), ("4", ("",))]
+
+
+# --- over many networks ---
+
+
+def arguments(network: Network) -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return network.build().eval(), network.args()
+
+
+def expected_repeats(model: nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
+    """Return which outputs repeat which, seen by plain hooks that keep every tensor, so that none is mistaken."""
+    network = unwrap(model)
+    modules, _ = module_index(network)
+    calls = dict.fromkeys(modules, 0)
+    began: list[tuple[nn.Module, list[Tensor], list[int | None]]] = []
+    shown: list[tuple[Tensor, int | None, str]] = []
+    found: dict[str, str] = {}
+
+    def version(tensor: Tensor) -> int | None:
+        return None if tensor.is_inference() else tensor._version
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = [tensor for _, tensor in tensors_in((args, kwargs))]
+        began.append((module, given, [version(each) for each in given]))
+
+    def after(name: str, module: nn.Module, output: object) -> None:
+        while began[-1][0] is not module:
+            began.pop()
+        _, given, versions = began.pop()
+        untouched = versions == [version(each) for each in given]
+        for slot, tensor in tensors_in(output):
+            label = row_label(name, calls[name], slot)
+            earlier = [each for known, then, each in shown if known is tensor and then == version(tensor) is not None]
+            if earlier and untouched and any(each is tensor for each in given):
+                found[label] = earlier[0]
+            shown.append((tensor, version(tensor), label))
+        calls[name] += 1
+
+    handles = [each.register_forward_pre_hook(before, with_kwargs=True) for each in modules.values()]
+    handles += [
+        each.register_forward_hook(lambda module, _, output, name=name: after(name, module, output))
+        for name, each in modules.items()
+    ]
+    with torch.no_grad():
+        try:
+            model(*args)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found
+
+
+CHOSEN = ("vit_b_16", "swin_t", "efficientnet_b0", "vgg11_bn", "googlenet", "convnext_tiny", "mvit_v2_s")
+MANY = {**BY_HAND, **{name: each for name, each in TORCHVISION.items() if name in CHOSEN}}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_rows_repeat_what_plain_hooks_see_to_be_the_same_tensor(name: str) -> None:
+    model, args = arguments(MANY[name])
+    record = InputRecord("tensor", None, None, (), ())
+    values: dict[str, Tensor] = {}
+    try:
+        run = inspect(
+            model,
+            Batch(args, (0,), (record,)),
+            ["*"],
+            on_tensor=lambda label, tensor, _: values.update({label: tensor.clone()}),
+        )
+    except ForwardError as error:
+        run = error.inspection
+    found = repeats(run)
+    for label, other in found.items():
+        assert torch.equal(values[label], values[other])
+    if run.failure is None and "compiled" not in name:
+        assert found == expected_repeats(*arguments(MANY[name]))
+    folded = fold_repeats(run)
+    stays = [*labels(folded.rows), *(each for row in folded.rows for each in row.also)]
+    assert sorted(stays) == sorted(labels(run.rows))
+    assert [row.index for row in folded.rows] == [*range(len(folded.rows))]
+
+
+def passing(rows: tuple[LayerRow, ...]) -> list[tuple[str, bool, str]]:
+    return [(row.label, "pass-through" in row.flags, row.repeats) for row in rows]
+
+
+@pytest.mark.parametrize("include_inputs", [False, True])
+@pytest.mark.parametrize("name", MANY)
+def test_the_same_rows_pass_through_with_gradients_as_without(name: str, include_inputs: bool) -> None:
+    record = InputRecord("tensor", None, None, (), ())
+    model, args = arguments(MANY[name])
+    try:
+        run = inspect_gradients(model, Batch(args, (0,), (record,)), layers=["*"], include_inputs=include_inputs)
+    except PassError as error:
+        run = error.inspection
+    model, args = arguments(MANY[name])
+    try:
+        plain = inspect(model, Batch(args, (0,), (record,)), ["*"])
+    except ForwardError as error:
+        plain = error.inspection
+    assert passing(run.rows) == passing(plain.rows)

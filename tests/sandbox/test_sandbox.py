@@ -1,0 +1,326 @@
+"""Work in processes of its own: whatever a worker does, it is told how it ended, and the others finish."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookscope.sandbox import Ending, Limits, machine_memory_bytes, run_jobs, running, usable_cores
+
+ENOUGH = Limits(seconds=60)
+
+
+def act(item: tuple[Any, ...]) -> Any:
+    """Do what the item names; run in a worker."""
+    name, *arguments = item
+    return globals()[name](*arguments)
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def own_process() -> int:
+    return os.getpid()
+
+
+def kill_itself(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def leave(code: int) -> None:
+    os._exit(code)
+
+
+def exit_politely() -> None:
+    sys.exit(4)
+
+
+def hang(witness: str = "") -> None:
+    if witness:
+        Path(witness).write_text(str(os.getpid()), encoding="utf-8")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def hang_with_child(witness: str) -> None:
+    child = os.fork()
+    if child == 0:
+        hang()
+    Path(witness).write_text(f"{os.getpid()} {child}", encoding="utf-8")
+    hang()
+
+
+def take(byte_count: int) -> int:
+    return len(bytearray(byte_count))
+
+
+def raise_error(message: str) -> None:
+    raise KeyError(message)
+
+
+def give_function() -> Callable[[], int]:
+    return lambda: 1
+
+
+def talk() -> str:
+    sys.stdout.write("worker's stdout\n")
+    os.write(1, b"worker's descriptor 1\n")
+    sys.stderr.write("worker's stderr\n")
+    return "done"
+
+
+def read_stdin() -> str:
+    return sys.stdin.read()
+
+
+def fork_and_wait() -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def is_imported(name: str) -> bool:
+    return name in sys.modules
+
+
+def core_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_CORE)[0]
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def meet(folder: str, name: str, other: str) -> bool:
+    """Wait for another worker that does the same at the same time."""
+    Path(folder, name).touch()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if Path(folder, other).exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def outcomes(*items: tuple[Any, ...], limits: Limits = ENOUGH, **options: Any) -> list[Any]:
+    """Run items; return what came of each, in their order."""
+    finished = dict(run_jobs(act, items, limits, **options))
+    assert sorted(finished) == list(range(len(items)))
+    return [finished[position] for position in range(len(items))]
+
+
+def is_running(process: int) -> bool:
+    """Tell whether a process runs; a zombie, whom nobody has waited for, does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    for _ in range(3000):  # not by the clock: a machine may stand still for a minute
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_every_item_gives_its_result() -> None:
+    assert outcomes(*(("square", number) for number in range(5)), at_once=2) == [0, 1, 4, 9, 16]
+
+
+def test_no_items_give_nothing() -> None:
+    assert outcomes() == []
+
+
+def test_every_worker_is_a_process_of_its_own() -> None:
+    processes = outcomes(("own_process",), ("own_process",), ("own_process",))
+    assert len({os.getpid(), *processes}) == 4
+
+
+def test_items_run_at_the_same_time_when_asked_for(tmp_path: Path) -> None:
+    assert outcomes(("meet", str(tmp_path), "a", "b"), ("meet", str(tmp_path), "b", "a"), at_once=2) == [True, True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
+def test_a_worker_that_is_killed_says_by_what_and_the_others_finish(number: signal.Signals) -> None:
+    first, killed, last = outcomes(("square", 2), ("kill_itself", int(number)), ("square", 3))
+    assert (first, last) == (4, 9)
+    assert isinstance(killed, Ending)
+    assert killed.cause == "killed"
+    assert number.name in killed.reason
+
+
+@pytest.mark.parametrize(("item", "code"), [(("leave", 0), 0), (("leave", 3), 3), (("exit_politely",), 4)])
+def test_a_worker_that_leaves_without_a_result_is_told_from_one_that_has_none(item: tuple[Any, ...], code: int) -> None:
+    left, after = outcomes(item, ("square", 3))
+    assert left == Ending("killed", f"it ended with exit code {code} before it had a result")
+    assert after == 9
+
+
+def test_a_result_of_none_is_a_result() -> None:
+    assert outcomes(("variable", "HOOKSCOPE_TEST_UNSET")) == [None]
+
+
+def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish(tmp_path: Path) -> None:
+    witness = tmp_path / "processes"
+    late, after = outcomes(("hang_with_child", str(witness)), ("square", 3), limits=Limits(seconds=1))
+    assert late == Ending("time", "it was not done after 1 s")
+    assert after == 9
+    processes = [int(each) for each in witness.read_text(encoding="utf-8").split()]
+    assert len(processes) == 2
+    assert wait_until(lambda: not any(map(is_running, processes)))
+
+
+def test_a_worker_that_takes_too_much_memory_says_so_and_the_others_finish() -> None:
+    limits = Limits(seconds=60, memory_bytes=256 * 2**20)
+    large, small = outcomes(("take", 300 * 2**20), ("take", 100 * 2**20), limits=limits)
+    assert large == Ending("memory", "it needs more memory than 0.25 GiB")
+    assert small == 100 * 2**20
+
+
+def test_the_memory_limit_is_on_top_of_what_the_imports_take() -> None:
+    taken = 200 * 2**20
+    limits = Limits(seconds=60, memory_bytes=taken + 64 * 2**20)
+    # torch alone maps more than the limit.
+    assert outcomes(("take", taken), limits=limits, preload=["torch"]) == [taken]
+
+
+def test_torch_running_out_of_memory_is_told_from_a_bug() -> None:
+    limits = Limits(seconds=60, memory_bytes=512 * 2**20)
+    (ended,) = outcomes(("torch_zeros", 2**30), limits=limits, preload=["torch"])
+    assert ended == Ending("memory", "it needs more memory than 0.5 GiB")
+
+
+def torch_zeros(byte_count: int) -> None:
+    import torch
+
+    torch.zeros(byte_count, dtype=torch.uint8)
+
+
+def test_what_a_worker_raises_comes_with_its_traceback() -> None:
+    raised, after = outcomes(("raise_error", "no such key"), ("square", 3))
+    assert raised.cause == "raised"
+    assert "KeyError: 'no such key'" in raised.traceback
+    assert "in raise_error" in raised.traceback
+    assert after == 9
+
+
+def test_a_result_that_cannot_be_sent_is_reported() -> None:
+    raised, after = outcomes(("give_function",), ("square", 3))
+    assert raised.cause == "raised"
+    assert "lambda" in raised.traceback
+    assert after == 9
+
+
+def test_an_item_that_cannot_be_sent_is_reported() -> None:
+    raised, after = outcomes(("square", lambda: 1), ("square", 3))
+    assert raised.cause == "raised"
+    assert after == 9
+
+
+def test_imports_that_fail_are_reported() -> None:
+    first, second = outcomes(("square", 2), ("square", 3), preload=["hookscope_has_no_such_module"])
+    for ended in (first, second):
+        assert ended.cause == "raised"
+        assert "No module named 'hookscope_has_no_such_module'" in ended.traceback
+
+
+def test_modules_are_imported_before_the_work() -> None:
+    assert outcomes(("is_imported", "wave")) == [False]
+    assert outcomes(("is_imported", "wave"), preload=["wave"]) == [True]
+
+
+def test_workers_get_their_environment() -> None:
+    environment = {"HOOKSCOPE_TEST": "given"}
+    assert outcomes(("variable", "HOOKSCOPE_TEST"), environment=environment) == ["given"]
+    assert "HOOKSCOPE_TEST" not in os.environ
+
+
+def test_workers_print_to_stderr_only(capfd: pytest.CaptureFixture[str]) -> None:
+    assert outcomes(("talk",)) == ["done"]
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    for line in ("worker's stdout", "worker's descriptor 1", "worker's stderr"):
+        assert line in captured.err
+
+
+def test_workers_have_nothing_to_read() -> None:
+    assert outcomes(("read_stdin",)) == [""]
+
+
+def test_workers_may_fork() -> None:
+    assert outcomes(("fork_and_wait",)) == [7]
+
+
+def test_a_limited_worker_leaves_no_core_file() -> None:
+    assert outcomes(("core_limit",), limits=Limits(60, 2**30)) == [0]
+
+
+def test_modules_in_the_current_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    witness = tmp_path / "witness"
+    for name in ("json", "pickle", "subprocess", "wave", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(witness)!r}, 'w')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert outcomes(("square", 3), preload=["wave"]) == [9]
+    assert not witness.exists()
+
+
+def test_leaving_early_kills_the_workers(tmp_path: Path) -> None:
+    witness = tmp_path / "process"
+    running = run_jobs(act, [("hang", str(witness)), ("square", 2)], ENOUGH, at_once=2)
+    with closing(running):
+        assert next(running) == (1, 4)
+        assert wait_until(lambda: witness.exists() and witness.read_text(encoding="utf-8") != "")
+    assert wait_until(lambda: not is_running(int(witness.read_text(encoding="utf-8"))))
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    witness = tmp_path / "process"
+    program = (
+        "from tests.sandbox.test_sandbox import ENOUGH, act, run_jobs\n"
+        f"list(run_jobs(act, [('hang', {str(witness)!r})], ENOUGH))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    assert wait_until(lambda: witness.exists() and witness.read_text(encoding="utf-8") != "")
+    parent.kill()
+    parent.wait()
+    assert wait_until(lambda: not is_running(int(witness.read_text(encoding="utf-8"))))
+
+
+def test_where_python_cannot_fork_every_item_has_a_host_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_CAN_FORK", False)
+    first, killed, second = outcomes(("own_process",), ("kill_itself", int(signal.SIGSEGV)), ("own_process",))
+    assert len({os.getpid(), first, second}) == 3
+    assert killed == Ending("killed", "it was ended by SIGSEGV")
+
+
+def test_workers_run_with_stderr_closed(tmp_path: Path) -> None:
+    witness = tmp_path / "outcome"
+    program = (
+        "from pathlib import Path\n"
+        "from tests.sandbox.test_sandbox import outcomes\n"
+        f"Path({str(witness)!r}).write_text(repr(outcomes(('talk',))))\n"
+    )
+    command = f'exec {sys.executable} -c "$PROGRAM" 2>&-'
+    environment = os.environ | {"PROGRAM": program}
+    subprocess.run(["sh", "-c", command], cwd=Path(__file__).parents[2], env=environment, timeout=60, check=True)
+    assert witness.read_text(encoding="utf-8") == "['done']"
+
+
+def test_the_machine_has_memory_and_cores() -> None:
+    memory = machine_memory_bytes()
+    assert memory is not None
+    assert 2**28 < memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert usable_cores() == len(os.sched_getaffinity(0))

@@ -1,0 +1,750 @@
+"""Statistics against NumPy in float64.
+
+Tolerances. Counts, extremes, zero and dead-channel shares are exact. Sums are accumulated in the tensor's own
+precision, at least float32, whose unit roundoff is 6e-8; sums of squares run over rows short enough to stay good to
+1e-6, and the one-pass variance may lose a factor of eleven before the centred form takes over. Hence 1e-5 relative for
+the mean absolute value, L2 and the standard deviation, and for the mean 1e-5 of the mean absolute value, since terms
+of both signs cancel.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of, key_of
+from hookscope.results.inspection import QUANTILE_LEVELS, TensorStatistics
+from hookscope.statistics import (
+    Pending,
+    Reducer,
+    Reduction,
+    _reduce_without_looking,
+    collect,
+    merge,
+    plain,
+    reduce_tensor,
+    summarise,
+)
+from hookscope.statistics.binning import count_in_bins
+
+RELATIVE = 1e-5
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+EIGHT_BIT_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+
+
+def measure(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics:
+    return summarise(collect([reduce_tensor(tensor, channel_axis)]))[0]
+
+
+def reduction_of(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
+    return plain(collect([reduce_tensor(tensor, channel_axis)])[0])
+
+
+def exact(tensor: Tensor) -> NDArray[np.float64]:
+    """Return the values in float64, which holds every one of the narrower dtypes exactly."""
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return tensor.numpy().astype(np.float64)
+    return tensor.detach().double().numpy()
+
+
+def check(
+    statistics: TensorStatistics, values: NDArray[np.float64], channel_axis: int | None = None, rounding: float = 0.0
+) -> None:
+    """Compare statistics with a plain float64 computation on `values`, which are right to a relative `rounding`."""
+    finite = values[np.isfinite(values)]
+    if not rounding:
+        same_distribution(statistics.distribution, values)
+    assert statistics.unmeasured is None
+    assert statistics.element_count == values.size
+    assert statistics.nan_count == np.isnan(values).sum()
+    assert statistics.inf_count == np.isinf(values).sum()
+    assert statistics.zero_fraction == (values == 0).sum() / values.size
+    if channel_axis is not None:
+        by_channel = np.moveaxis(values, channel_axis, 0).reshape(values.shape[channel_axis], -1)
+        assert statistics.channel_axis == channel_axis
+        assert statistics.channel_count == values.shape[channel_axis]
+        assert statistics.dead_channel_count == (by_channel == 0).all(axis=1).sum()
+    if not finite.size:
+        for name in ("mean", "std", "min", "max", "mean_abs", "l2", "quantiles"):
+            assert getattr(statistics, name) is None
+        return
+    # A power of two near the largest value, so that NumPy's squares neither overflow nor vanish.
+    scale = 2.0 ** math.frexp(np.abs(finite).max())[1]
+    scaled = finite / scale
+    mean_abs = np.abs(scaled).mean() * scale
+    assert statistics.min == pytest.approx(finite.min(), rel=rounding, abs=0)
+    assert statistics.max == pytest.approx(finite.max(), rel=rounding, abs=0)
+    assert statistics.mean_abs == pytest.approx(mean_abs, rel=RELATIVE, abs=0)
+    assert statistics.mean == pytest.approx(scaled.mean() * scale, rel=0, abs=RELATIVE * mean_abs)
+    assert statistics.l2 == pytest.approx(np.sqrt((scaled**2).sum()) * scale, rel=RELATIVE, abs=0)
+    # NumPy's own mean of equal values may be off by a rounding, which is all that is left of such a deviation.
+    floor = 1e-15 * np.abs(finite).max()
+    assert statistics.std == pytest.approx(scaled.std() * scale, rel=RELATIVE, abs=floor)
+
+
+def same_distribution(found: Distribution | None, values: NDArray[np.float64]) -> None:
+    """Compare a distribution with that of float64 values by its definition."""
+    expected = distribution_of(values[np.isfinite(values)])
+    if expected is None or found is None:
+        assert found is expected
+        return
+    assert (found.low, found.high, found.count) == (expected.low, expected.high, expected.count)
+    assert (found.values is None) == (expected.values is None)
+    if found.values is not None:
+        assert np.array_equal(found.values, expected.values)
+    for ours, theirs in zip(found.binned(), expected.binned(), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
+
+
+def random_tensor(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+shapes = st.lists(st.integers(1, 40), min_size=0, max_size=4).filter(lambda shape: math.prod(shape) <= 60_000)
+seeds = st.integers(0, 2**31)
+
+
+# --- values ---
+
+
+@settings(max_examples=150, deadline=None)
+@given(shape=shapes, seed=seeds, dtype=st.sampled_from(FLOATS), zeros=st.sampled_from([0.0, 0.5, 0.99, 1.0]))
+def test_measures_random_values_of_any_shape(shape: list[int], seed: int, dtype: torch.dtype, zeros: float) -> None:
+    tensor = random_tensor(shape, seed, dtype)
+    tensor[torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed)) < zeros] = 0
+    axis = len(shape) // 2 if shape else None
+    check(measure(tensor, axis), exact(tensor), axis)
+
+
+@settings(max_examples=300, deadline=None)
+@given(values=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=8), elements=st.floats(width=32)))
+def test_measures_any_float32_values(values: NDArray[np.float32]) -> None:
+    check(measure(torch.from_numpy(values), 0), values.astype(np.float64), 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    values=hnp.arrays(
+        np.float64,
+        hnp.array_shapes(max_dims=2, max_side=8),
+        # float64 statistics are sums of float64 squares: beyond these no square is a normal number.
+        elements=st.floats(-1e150, 1e150).map(lambda value: value if abs(value) > 1e-150 else 0.0),
+    )
+)
+def test_measures_any_float64_values_whose_squares_are_normal(values: NDArray[np.float64]) -> None:
+    check(measure(torch.from_numpy(values), 0), values, 0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 100, 8192, 8193, 10_007, 65_536, 1_000_003])
+@pytest.mark.parametrize("value", [0.1, -0.1, 1.0, 3.7e4, -1e25, 1e-25, 1e-42])
+def test_constant_values_have_no_deviation_and_no_accumulated_error(value: float, count: int) -> None:
+    statistics = measure(torch.full((count,), value))
+    stored = float(np.float32(value))
+    assert statistics.std == 0
+    assert statistics.min == statistics.max == stored
+    assert statistics.mean == pytest.approx(stored, rel=1e-6)
+    assert statistics.mean_abs == pytest.approx(abs(stored), rel=1e-6)
+    assert statistics.l2 == pytest.approx(abs(stored) * math.sqrt(count), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [10, 1000, 8192, 8200, 100_003, 1_048_576])
+@pytest.mark.parametrize("mean", [30.0, 1e3, 1e4, -1e4, 1e5, 1e6, 1.5e7])
+def test_a_deviation_survives_a_huge_mean(mean: float, count: int) -> None:
+    tensor = (mean + random_tensor([count], seed=count, dtype=torch.float64)).float()
+    check(measure(tensor), exact(tensor))
+
+
+@pytest.mark.parametrize("count", [64, 5000, 20_011, 394_102])
+@pytest.mark.parametrize("every", [3, 5000])
+@pytest.mark.parametrize("value", [0.1, 7.85])
+def test_a_deviation_of_two_neighbouring_floats(value: float, every: int, count: int) -> None:
+    tensor = torch.full((count,), value)
+    tensor[::every] = torch.nextafter(torch.tensor(value), torch.tensor(10.0))
+    check(measure(tensor), exact(tensor))
+
+
+@pytest.mark.parametrize("exponent", [-44, -38, -25, -20, -17, -15, -14, -5, 5, 14, 15, 16, 17, 18, 19, 25, 37])
+@pytest.mark.parametrize("count", [7, 8192, 100_003])
+def test_squares_neither_vanish_nor_overflow(exponent: int, count: int) -> None:
+    tensor = (random_tensor([count], seed=1, dtype=torch.float64).clamp(-9, 9) * 10.0**exponent).float()
+    check(measure(tensor), exact(tensor))
+
+
+@pytest.mark.parametrize("exponent", range(13, 20))
+@pytest.mark.parametrize("count", [200_000, 2**20])
+def test_squares_that_are_all_large_do_not_overflow_together(exponent: int, count: int) -> None:
+    tensor = random_tensor([count], seed=1).sign() * 9.9 * 10.0**exponent
+    check(measure(tensor), exact(tensor))
+
+
+def test_an_outlier_does_not_hide_the_rest() -> None:
+    tensor = torch.full((50_000,), 0.1)
+    tensor[17] = 1e12
+    check(measure(tensor), exact(tensor))
+
+
+def test_half_precision_sums_do_not_overflow() -> None:
+    tensor = torch.full((100_000,), 60_000.0, dtype=torch.float16)
+    tensor[::2] = -60_000.0
+    check(measure(tensor), exact(tensor))
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BIT_FLOATS, ids=str)
+def test_measures_eight_bit_floats(dtype: torch.dtype) -> None:
+    tensor = random_tensor([3, 700], seed=2).mul(3).to(dtype)
+    statistics = measure(tensor, 0)
+    assert statistics.dtype == str(dtype).removeprefix("torch.")
+    check(statistics, exact(tensor.float()), 0)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_measures_integers(dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    low, high = max(info.min, -(2**40)), min(info.max, 2**40)
+    values = np.random.default_rng(3).integers(low, high, size=(4, 5, 60), endpoint=True)
+    values[:, 2] = 0
+    tensor = torch.from_numpy(values.astype(str(dtype).removeprefix("torch.")))
+    check(measure(tensor, 1), exact(tensor), 1)
+
+
+def test_measures_booleans_as_zeros_and_ones() -> None:
+    tensor = torch.tensor([[True, False, False], [True, False, True]])
+    statistics = measure(tensor, 1)
+    check(statistics, exact(tensor), 1)
+    assert (statistics.mean, statistics.zero_fraction, statistics.dead_channel_count) == (0.5, 0.5, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 2000), min_size=1, max_size=30),
+    exponent=st.integers(-140, 110),
+    poison=st.lists(st.sampled_from([complex(math.nan, 1), complex(1, math.nan), complex(-math.inf, 2)]), max_size=3),
+)
+def test_measures_complex_values_by_modulus(lengths: list[int], exponent: int, poison: list[complex]) -> None:
+    directions = [3 + 4j, -4 + 3j, 5j, -5 + 0j]  # all of modulus 5
+    values = [length * directions[index % 4] for index, length in enumerate(lengths)]
+    moduli = [5.0 * length for length in lengths] + [abs(value) for value in poison]
+    tensor = torch.tensor(values, dtype=torch.complex128) * 2.0**exponent
+    tensor = torch.cat([tensor, torch.tensor(poison, dtype=torch.complex128)]).to(torch.complex64)
+    expected = np.array(moduli)
+    expected[: len(lengths)] *= 2.0**exponent
+    check(measure(tensor, 0), expected, 0)
+
+
+def test_a_modulus_may_exceed_what_its_parts_can_hold() -> None:
+    largest = torch.finfo(torch.float32).max
+    statistics = measure(torch.complex(torch.tensor([largest]), torch.tensor([largest])))
+    assert statistics.inf_count == 0
+    assert statistics.max == pytest.approx(math.sqrt(2) * largest)
+
+
+@pytest.mark.parametrize("repeats", [1, 100_000])
+def test_measures_conjugated_and_negated_views(repeats: int) -> None:
+    tensor = torch.tensor([3 + 4j, -5j, 0j]).repeat(repeats).conj()
+    check(measure(tensor), np.array([5.0, 5.0, 0.0] * repeats))
+    check(measure(tensor.imag), np.array([-4.0, 5.0, 0.0] * repeats))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_measures_half_precision_complex_values() -> None:
+    check(measure(torch.tensor([3 + 4j, -5j, 0j]).to(torch.complex32)), np.array([5.0, 5.0, 0.0]))
+
+
+def test_negative_zero_is_a_zero() -> None:
+    statistics = measure(torch.tensor([[-0.0, 0.0], [-0.0, 1.0]]), 1)
+    assert (statistics.zero_fraction, statistics.dead_channel_count) == (0.75, 1)
+    statistics = measure(torch.tensor([-0.0, -0.0, -1.0]))
+    assert statistics.zero_fraction == 2 / 3
+
+
+def test_a_subnormal_is_not_a_zero() -> None:
+    tensor = torch.tensor([1e-45, 0.0, 1e-42, -3e-40])
+    check(measure(tensor, 0), exact(tensor), 0)
+    tensor = torch.cat([tensor, torch.ones(4)])
+    check(measure(tensor, 0), exact(tensor), 0)
+
+
+# --- values that are not finite ---
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=shapes.filter(lambda shape: math.prod(shape) > 0),
+    seed=seeds,
+    dtype=st.sampled_from([*FLOATS, torch.float8_e5m2]),
+    poison=st.lists(st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=5),
+)
+def test_takes_statistics_over_the_finite_values(
+    shape: list[int], seed: int, dtype: torch.dtype, poison: list[float]
+) -> None:
+    tensor = random_tensor(shape, seed)
+    flat = tensor.view(-1)
+    for offset, value in enumerate(poison):
+        flat[(seed + 31 * offset) % flat.numel()] = value
+    tensor = tensor.to(dtype)
+    axis = len(shape) - 1 if shape else None
+    check(measure(tensor, axis), exact(tensor.float() if tensor.itemsize == 1 else tensor), axis)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("count", [1, 5000, 70_000])
+def test_without_finite_values_only_counts_remain(value: float, count: int) -> None:
+    check(measure(torch.full((2, count), value), 0), np.full((2, count), value), 0)
+
+
+def test_quantiles_leave_out_values_that_are_not_finite() -> None:
+    statistics = measure(torch.tensor([math.nan, 1.0, math.inf, 3.0]))
+    assert statistics.distribution is not None
+    assert statistics.distribution.count == 2
+    assert statistics.quantiles == pytest.approx(np.quantile([1.0, 3.0], QUANTILE_LEVELS))
+
+
+# --- sizes ---
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 5), (3, 4, 0, 7)])
+def test_an_empty_tensor_has_no_statistics_and_is_not_an_error(shape: tuple[int, ...]) -> None:
+    statistics = measure(torch.empty(shape), 1 if len(shape) > 1 else None)
+    assert (statistics.shape, statistics.element_count, statistics.unmeasured) == (shape, 0, None)
+    assert statistics.mean is None
+    assert statistics.std is None
+    assert statistics.quantiles is None
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1, 1)])
+@pytest.mark.parametrize("value", [0.0, -2.5])
+def test_one_element_deviates_by_nothing(shape: tuple[int, ...], value: float) -> None:
+    statistics = measure(torch.full(shape, value), 1 if len(shape) > 1 else None)
+    assert statistics.shape == shape
+    assert (statistics.mean, statistics.std, statistics.l2) == (value, 0, abs(value))
+    assert statistics.quantiles == (value,) * len(QUANTILE_LEVELS)
+
+
+@pytest.mark.parametrize("position", [0, 2**24 + 7])
+def test_counts_stay_exact_beyond_the_integers_of_float32(position: int) -> None:
+    tensor = torch.ones(1, 2**24 + 8)
+    tensor[0, position] = 0  # leaves an odd number of ones, which float32 does not have
+    pendings = [reduce_tensor(tensor, 0), reduce_tensor(torch.tensor([0.0, -1.0, 2.0]))]
+    large, small = summarise(collect(pendings))
+    assert large.zero_fraction == 1 / tensor.numel()
+    assert (large.nan_count, large.inf_count, large.dead_channel_count) == (0, 0, 0)
+    assert large.mean == pytest.approx(1, abs=RELATIVE)
+    assert large.std == pytest.approx(1 / math.sqrt(tensor.numel()), rel=RELATIVE)
+    assert large.l2 == pytest.approx(math.sqrt(tensor.numel() - 1), rel=RELATIVE)
+    assert small.zero_fraction == 1 / 3
+
+
+# --- memory layouts ---
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    seed=seeds,
+    data=st.data(),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_the_order_in_memory_does_not_matter(
+    shape: list[int], seed: int, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    tensor = random_tensor(shape, seed, dtype).relu()
+    tensor = tensor.permute(data.draw(st.permutations(range(len(shape)))))
+    for axis in range(tensor.dim()):
+        if data.draw(st.booleans()):
+            tensor = tensor.narrow(axis, tensor.shape[axis] // 2, tensor.shape[axis] - tensor.shape[axis] // 2)
+    if data.draw(st.booleans()):
+        tensor = tensor[..., ::2]
+    if data.draw(st.booleans()):
+        tensor = tensor.unsqueeze(0).expand(3, *tensor.shape)
+    axis = data.draw(st.integers(0, tensor.dim() - 1))
+    check(measure(tensor, axis), exact(tensor), axis)
+
+
+def test_channels_last_memory_is_measured_by_logical_channels() -> None:
+    tensor = random_tensor([2, 6, 9, 11], seed=6)
+    tensor[:, 4] = 0
+    tensor = tensor.to(memory_format=torch.channels_last)
+    statistics = measure(tensor, 1)
+    check(statistics, exact(tensor), 1)
+    assert statistics.shape == (2, 6, 9, 11)
+    assert statistics.dead_channel_count == 1
+
+
+def test_an_expanded_tensor_counts_every_repetition() -> None:
+    tensor = torch.tensor([[0.0], [2.0]]).expand(2, 5000)
+    check(measure(tensor, 0), exact(tensor), 0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("to_layout", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+def test_a_sparse_tensor_is_measured_with_the_zeros_it_implies(to_layout: str) -> None:
+    dense = random_tensor([40, 50], seed=7) * (random_tensor([40, 50], seed=8) > 1)
+    statistics = measure(getattr(dense, to_layout)(), 1)
+    check(statistics, exact(dense))
+    assert statistics.shape == (40, 50)
+    assert statistics.channel_count is None
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_measures_block_sparse_and_hybrid_tensors() -> None:
+    dense = torch.zeros(8, 6)
+    dense[2:4, 0:3] = random_tensor([2, 3], seed=9)
+    check(measure(dense.to_sparse_bsr((2, 3))), exact(dense))
+    check(measure(dense.to_sparse(1), 1), exact(dense))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_entries_of_a_sparse_tensor_at_one_place_are_summed_first() -> None:
+    tensor = torch.sparse_coo_tensor(torch.tensor([[0, 0, 1]]), [1.0, 2.0, -3.0], (4,))
+    assert not tensor.is_coalesced()
+    check(measure(tensor), np.array([3.0, -3.0, 0.0, 0.0]))
+    assert not tensor.is_coalesced()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_the_zeros_of_a_huge_sparse_tensor_are_counted_without_being_stored() -> None:
+    side = 2**20
+    tensor = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [5, 6, 7]]), [1.0, 2.0, 3.0], (side, side))
+    reduction = reduction_of(tensor)
+    assert reduction.distribution is not None
+    assert [each.tolist() for each in reduction.distribution.binned()] == [
+        [0, key_of(0), key_of(1), key_of(1) + 16],  # 1, 2 and 3, which is 2 and half of 2 more
+        [side**2 - 3, 1, 1, 1],
+    ]
+    statistics = summarise([reduction])[0]
+    assert statistics.element_count == side**2
+    assert statistics.zero_fraction == 1 - 3 / side**2
+    assert statistics.mean == pytest.approx(6 / side**2)
+    assert statistics.quantiles == (0.0,) * len(QUANTILE_LEVELS)
+    empty = measure(torch.sparse_coo_tensor(torch.empty(2, 0, dtype=torch.int64), [], (side, side)))
+    assert (empty.zero_fraction, empty.max, empty.std) == (1, 0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_a_nested_tensor_is_measured_over_its_parts(layout: torch.layout) -> None:
+    parts = [random_tensor([2, 3], 10), random_tensor([4, 3], 11)]
+    tensor = torch.nested.nested_tensor(parts, layout=layout)
+    statistics = measure(tensor)
+    check(statistics, exact(torch.cat(parts)).reshape(-1))
+    assert statistics.shape == (2, -1, 3)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_quantised_tensor_is_measured_by_the_values_it_stands_for(per_channel: bool) -> None:
+    values = torch.tensor([[0.0, 0.52, -1.0], [2.0, 0.0, 0.24]])
+    if per_channel:
+        tensor = torch.quantize_per_channel(values, torch.tensor([0.5, 0.25]), torch.tensor([0, 0]), 0, torch.qint8)
+        expected = np.array([[0.0, 0.5, -1.0], [2.0, 0.0, 0.25]])
+    else:
+        tensor = torch.quantize_per_tensor(values, 0.5, 10, torch.quint8)
+        expected = np.array([[0.0, 0.5, -1.0], [2.0, 0.0, 0.0]])
+    statistics = measure(tensor, 1)
+    check(statistics, expected, 1)
+    assert statistics.dtype == ("qint8" if per_channel else "quint8")
+
+
+def test_a_meta_tensor_has_a_shape_and_a_reason() -> None:
+    statistics = measure(torch.empty(2, 3, device="meta"), 1)
+    assert (statistics.shape, statistics.dtype, statistics.element_count) == ((2, 3), "float32", 6)
+    assert statistics.unmeasured == "a meta tensor holds no data"
+    assert statistics.mean is None
+
+
+def test_a_dtype_without_arithmetic_gives_the_reason_instead_of_raising() -> None:
+    tensor = torch.zeros(2, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    statistics = measure(tensor)
+    assert (statistics.shape, statistics.dtype) == ((2, 4), "float4_e2m1fn_x2")
+    assert statistics.unmeasured
+    assert "\n" not in statistics.unmeasured
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, seed=seeds, dtype=st.sampled_from([*FLOATS, *EIGHT_BIT_FLOATS, torch.int64]), cut=st.booleans())
+def test_reading_a_tensor_never_changes_it(shape: list[int], seed: int, dtype: torch.dtype, cut: bool) -> None:
+    memory = random_tensor([math.prod(shape)], seed).mul(1e4 if seed % 2 else 1).to(dtype)
+    tensor = memory.view(shape)
+    if cut and shape:
+        tensor = tensor.transpose(0, -1)
+    before, version = memory.view(torch.uint8).clone(), memory._version
+    measure(tensor, 0 if shape else None)
+    assert memory._version == version
+    assert torch.equal(memory.view(torch.uint8), before)
+
+
+def test_a_tensor_in_a_graph_is_read_without_adding_to_it() -> None:
+    tensor = torch.ones(3, requires_grad=True) * 2
+    measure(tensor, 0)
+    assert tensor.grad_fn is not None
+    assert tensor.grad_fn.name() == "MulBackward0"
+
+
+# --- the path for accelerators: no branch on data, all in the tensor's dtype ---
+
+
+def measure_as_on_an_accelerator(tensor: Tensor) -> TensorStatistics:
+    """Measure a dense float tensor through the reductions that an accelerator would run."""
+    channels_view = (1, tensor.shape[0], math.prod(tensor.shape[1:]))
+    rows = tensor.reshape(1, -1)
+    known = Reduction(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), rows.numel(), 0)
+    scalars, counts = _reduce_without_looking(rows, channels_view)
+    return summarise(collect([Pending(known, 0, scalars, counts, count_in_bins(rows))]))[0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    values=hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=9), elements=st.floats(width=32)),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_the_path_without_branches_measures_any_float32_values(values: NDArray[np.float32], dtype: torch.dtype) -> None:
+    check(measure_as_on_an_accelerator(torch.from_numpy(values).to(dtype)), values.astype(np.float64))
+
+
+@pytest.mark.parametrize("count", [1, 100, 300_003])
+@pytest.mark.parametrize("mean", [0.0, 1e4, 1.5e7])
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_the_path_without_branches_is_as_accurate(mean: float, count: int, scale: float) -> None:
+    tensor = ((mean + random_tensor([count], 12, torch.float64)) * scale).float()
+    check(measure_as_on_an_accelerator(tensor), exact(tensor))
+
+
+def test_the_path_without_branches_counts_exactly() -> None:
+    tensor = torch.ones(2**24 + 7)
+    tensor[: 2**24 + 3] = math.nan
+    tensor[-1] = math.inf
+    statistics = measure_as_on_an_accelerator(tensor)
+    assert (statistics.nan_count, statistics.inf_count) == (2**24 + 3, 1)
+    assert (statistics.mean, statistics.std) == (1, 0)
+
+
+# --- distributions ---
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=seeds, count=st.integers(1, EXACT_LIMIT), dtype=st.sampled_from(FLOATS))
+def test_quantiles_of_few_values_are_exact(seed: int, count: int, dtype: torch.dtype) -> None:
+    tensor = random_tensor([count], seed, dtype)
+    expected = np.quantile(exact(tensor), QUANTILE_LEVELS)
+    assert measure(tensor).quantiles == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [0, 7, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_is_counted_that_was_not_asked_for(count: int, dtype: torch.dtype) -> None:
+    reducer = Reducer()
+    reductions = [reducer.reduce(random_tensor([count], 1, dtype)), reducer.reduce(torch.eye(3).to_sparse())]
+    reducer.settle()
+    for reduction in collect(reductions):
+        assert reduction.distribution is None
+        assert summarise([reduction])[0].quantiles is None
+
+
+# --- merging ---
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 12), st.integers(1, 30)),
+    seed=seeds,
+    cuts=st.lists(st.integers(0, 9), max_size=4),
+    poison=st.sampled_from([0.0, 0.1, 1.0]),
+    scale=st.sampled_from([1e-25, 1.0, 1e4, 1e25]),
+)
+def test_merging_any_split_equals_measuring_the_whole(
+    shape: tuple[int, int, int], seed: int, cuts: list[int], poison: float, scale: float
+) -> None:
+    tensor = random_tensor(shape, seed).relu() * scale
+    tensor[:, 0] = 0
+    generator = torch.Generator().manual_seed(seed)
+    tensor[torch.rand(shape, generator=generator) < poison / 2] = math.nan
+    tensor[torch.rand(shape, generator=generator) < poison / 2] = -math.inf
+    edges = sorted({0, *(cut for cut in cuts if cut < shape[0]), shape[0]})
+    parts = [tensor[start:stop] for start, stop in itertools.pairwise(edges)]
+    merged, *others = map(plain, collect([reduce_tensor(part, 1) for part in parts]))
+    for other in others:
+        merged = merge(merged, other)
+    statistics = summarise([merged])[0]
+    check(statistics, exact(tensor), 1)
+    same_distribution(statistics.distribution, exact(tensor))
+
+
+@pytest.mark.parametrize("scales", [(1e-20, 1e20), (1e20, 1e-20), (1.0, 1e10)])
+def test_merging_values_of_different_magnitude(scales: tuple[float, float]) -> None:
+    parts = [random_tensor([3, 4, 500], seed) * scale for seed, scale in enumerate(scales)]
+    merged = merge(reduction_of(parts[0], 1), reduction_of(parts[1], 1))
+    check(summarise([merged])[0], exact(torch.cat(parts)), 1)
+
+
+def test_a_deviation_survives_many_merges_around_a_huge_mean() -> None:
+    parts = [(1e4 + random_tensor([1, 2, 700], seed, torch.float64)).float() for seed in range(40)]
+    merged = reduction_of(parts[0], 1)
+    for part in parts[1:]:
+        merged = merge(merged, reduction_of(part, 1))
+    check(summarise([merged])[0], exact(torch.cat(parts)), 1)
+
+
+def test_a_channel_is_dead_only_if_it_is_zero_in_every_part() -> None:
+    first, second = torch.zeros(1, 3, 4), torch.zeros(1, 3, 4)
+    first[0, 0, 0], second[0, 2, 3] = 1, -1
+    assert summarise([merge(reduction_of(first, 1), reduction_of(second, 1))])[0].dead_channel_count == 1
+
+
+def test_channels_are_dropped_where_their_number_differs() -> None:
+    parts = [random_tensor([1, 3, 4], 1), random_tensor([1, 5, 4], 2)]
+    statistics = summarise([merge(reduction_of(parts[0], 1), reduction_of(parts[1], 1))])[0]
+    assert (statistics.channel_axis, statistics.channel_count, statistics.dead_channel_count) == (None, None, None)
+    check(statistics, np.concatenate([exact(part).reshape(-1) for part in parts]))
+
+
+@pytest.mark.parametrize("empty_first", [False, True])
+def test_an_empty_part_changes_nothing(empty_first: bool) -> None:
+    parts = [random_tensor([2, 3], 1), torch.empty(0, 3)]
+    if empty_first:
+        parts.reverse()
+    statistics = summarise([merge(reduction_of(parts[0], 1), reduction_of(parts[1], 1))])[0]
+    assert statistics.shape == tuple(parts[0].shape)
+    check(statistics, exact(torch.cat(parts)), 1)
+
+
+def test_what_could_not_be_measured_once_stays_unmeasured() -> None:
+    known, unknown = reduction_of(torch.ones(2, 3), 1), reduction_of(torch.empty(2, 3, device="meta"), 1)
+    for merged in (merge(known, unknown), merge(unknown, known)):
+        statistics = summarise([merged])[0]
+        assert statistics.unmeasured == "a meta tensor holds no data"
+        assert statistics.mean is None
+
+
+def test_a_small_part_weighs_as_little_as_it_is() -> None:
+    large, small = torch.zeros(1, 200_000), torch.ones(1, 1000)
+    quantiles = summarise([merge(reduction_of(large), reduction_of(small))])[0].quantiles
+    assert quantiles == (0.0,) * len(QUANTILE_LEVELS)
+
+
+# --- one reducer for many tensors ---
+
+KINDS = [
+    ((3, 5), 1),
+    ((2, 3, 4), 1),
+    ((2, 3, 4), 2),
+    ((3, 5), None),
+    ((1, 64, 30, 30), 1),
+    ((2, 5, 120, 110), 1),  # too large to be staged
+    ((), None),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tensors=st.lists(
+        st.tuples(
+            st.sampled_from(KINDS),
+            st.sampled_from([*FLOATS, torch.bool, torch.int64]),
+            st.sampled_from(["plain", "zeros", "constant", "poisoned", "tiny", "huge", "far", "transposed"]),
+        ),
+        max_size=14,
+    ),
+    seed=seeds,
+)
+def test_tensors_in_a_row_do_not_disturb_each_other(
+    tensors: list[tuple[tuple[tuple[int, ...], int | None], torch.dtype, str]], seed: int
+) -> None:
+    reducer = Reducer(distributions=True)
+    reductions, expected = [], []
+    for index, ((shape, axis), dtype, values) in enumerate(tensors):
+        tensor = random_tensor(shape, seed + index, torch.float64)
+        if values == "zeros":
+            tensor = tensor.relu()
+        elif values == "constant":
+            tensor = torch.full(shape, 0.1, dtype=torch.float64)
+        elif values == "poisoned" and tensor.numel() and dtype.is_floating_point:
+            tensor.view(-1)[-1] = math.nan
+        elif values == "far":
+            tensor = tensor + 1e4
+        elif values in ("tiny", "huge") and dtype in (torch.float32, torch.float64):
+            tensor = tensor * (1e-25 if values == "tiny" else 1e25)
+        tensor = tensor.to(dtype)
+        if values == "transposed" and tensor.dim() > 1:
+            tensor = tensor.transpose(0, -1).contiguous().transpose(0, -1)
+        expected.append((exact(tensor).copy(), axis))
+        reductions.append(reducer.reduce(tensor, axis))
+        tensor.zero_()  # as an in-place layer would a moment later
+    reducer.settle()
+    for statistics, (known, axis) in zip(summarise(collect(reductions)), expected, strict=True):
+        check(statistics, known, axis)
+
+
+def test_many_small_tensors_overflow_the_stage_unharmed() -> None:
+    reducer = Reducer(distributions=True)
+    parts = [random_tensor([1, 3, 100, 100], seed) + seed for seed in range(25)]
+    reductions = [reducer.reduce(part, 1) for part in parts]
+    reducer.settle()
+    for part, statistics in zip(parts, summarise(collect(reductions)), strict=True):
+        check(statistics, exact(part), 1)
+
+
+def test_a_reducer_serves_inside_and_outside_of_inference_mode() -> None:
+    reducer, tensors = Reducer(distributions=True), [random_tensor([3, 5], 1), random_tensor([1, 3, 400, 400], 2)]
+    with torch.inference_mode():
+        reductions = [reducer.reduce(tensor, 1) for tensor in tensors]
+        reductions += [reducer.reduce(tensor.clone(), 1) for tensor in tensors]
+    reductions += [reducer.reduce(tensor, 1) for tensor in tensors]
+    reducer.settle()
+    for index, statistics in enumerate(summarise(collect(reductions))):
+        check(statistics, exact(tensors[index % 2]), 1)
+
+
+def test_what_cannot_be_reduced_together_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory\nmore about it")
+
+    monkeypatch.setattr("hookscope.statistics.reducer.reduce_rows", fail)
+    reducer = Reducer()
+    reductions = [reducer.reduce(torch.ones(size).half()) for size in (2, 2, 3)]
+    reducer.settle()
+    for statistics in summarise(collect(reductions)):
+        assert statistics.unmeasured == "RuntimeError: out of memory"
+
+
+def test_default_dtype_and_device_do_not_matter() -> None:
+    tensor = random_tensor([3, 5], 1, torch.float32)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            statistics = measure(tensor, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    check(statistics, exact(tensor), 1)
+
+
+# --- collecting ---
+
+
+def test_collecting_keeps_the_order_and_mixes_dtypes_and_gaps() -> None:
+    tensors = [
+        random_tensor([5, 6], 1),
+        torch.empty(0, 2),
+        torch.empty(3, device="meta"),
+        random_tensor([7], 2, torch.float64) * 1e-9,
+        torch.tensor([2**53 - 1, 0]),
+        torch.tensor([math.nan]),
+    ]
+    collected = summarise(collect([reduce_tensor(tensor) for tensor in tensors]))
+    assert [statistics.shape for statistics in collected] == [tuple(tensor.shape) for tensor in tensors]
+    for index in (0, 3, 4, 5):
+        check(collected[index], exact(tensors[index]))
+    assert collected[4].quantiles is not None
+    assert collected[4].quantiles[3] == (2**53 - 1) / 2
+    assert collect([]) == []
+    assert summarise([]) == []
