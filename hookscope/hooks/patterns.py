@@ -18,6 +18,7 @@ class Pattern:
     Attributes:
         text: As the user wrote it.
         matches: Tells whether a (dotted name, class name) is meant.
+        is_word: Whether it is a plain word, which may stand anywhere in a name.
         exclude: Whether matching modules are taken away instead.
         position: Which of the matching modules, in execution order; None for all.
         by_position_alone: Whether it is a bare position, which counts among what is selected without a pattern.
@@ -25,6 +26,7 @@ class Pattern:
 
     text: str
     matches: Callable[[str, str], bool]
+    is_word: bool
     exclude: bool
     position: int | None
     by_position_alone: bool
@@ -33,10 +35,10 @@ class Pattern:
 def parse_pattern(text: str) -> Pattern:
     """Parse a `--layer` value.
 
-    A plain word matches a case-insensitive part of the dotted name or the class name. `*?[]` make it a glob over the
-    whole of either, `/…/` a regular expression searched in either. `name:` and `type:` narrow it to one of them, a
-    leading `!` excludes, a trailing `@3` or `@-1` takes one match by its position in execution order; `@3` alone counts
-    among what is selected without a pattern.
+    A plain word matches a case-insensitive part of the dotted name or the class name; see `select_layers` for what it
+    leaves out. `*?[]` make it a glob over the whole of either, `/…/` a regular expression searched in either. `name:`
+    and `type:` narrow it to one of them, a leading `!` excludes, a trailing `@3` or `@-1` takes one match by its
+    position in execution order; `@3` alone counts among what is selected without a pattern.
 
     Args:
         text: What the user wrote.
@@ -61,7 +63,12 @@ def parse_pattern(text: str) -> Pattern:
         raise UsageError(f"--layer {text!r} is empty: give a part of a layer's name or type, e.g. --layer conv.")
     test = _test(body, text)
     return Pattern(
-        text, lambda name, kind: (in_name and test(name)) or (in_type and test(kind)), exclude, position, not body
+        text,
+        lambda name, kind: (in_name and test(name)) or (in_type and test(kind)),
+        not (_is_regex(body) or _GLOB.search(body)),
+        exclude,
+        position,
+        not body,
     )
 
 

@@ -51,8 +51,9 @@ def select_layers(
 
     Args:
         model: The network; names are those of its `named_modules()`.
-        patterns: `--layer` values, see `parse_pattern`. Without one that includes, modules that own parameters and
-            leaves are meant; see `default_layers`.
+        patterns: `--layer` values, see `parse_pattern`. Of a layer that a plain word matches, such as "conv", parts
+            without parameters that do not match by themselves are left out: its padding. Without a pattern that
+            includes, modules that own parameters and leaves are meant; see `default_layers`.
         execution_order: Gives the names of all modules in the order in which they first finish; asked only when a
             pattern chooses by position.
 
@@ -87,6 +88,8 @@ def select_from(
             if (pattern.matches(name, kind) or any(pattern.matches(other, kind) for other in aliases.get(name, ())))
             and (not pattern.by_position_alone or name in default)
         ]
+        if pattern.is_word and not pattern.exclude:
+            matching = _without_inner_parts(matching, pattern, modules)
         if not matching:
             raise LayerNotFoundError(_no_match(pattern.text, modules, kinds))
         if pattern.position is not None:
@@ -102,6 +105,29 @@ def select_from(
     if not selected:
         raise LayerNotFoundError(f"The patterns {', '.join(map(repr, patterns))} leave no layer: drop an exclusion.")
     return {name: module for name, module in modules.items() if name in selected}
+
+
+def _without_inner_parts(matching: Sequence[str], pattern: Pattern, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Leave out what a word matches only by the name of the layer around it, and which has no parameters.
+
+    A convolution's padding is no convolution. The layer around it owns parameters, and matches by itself: "layer1"
+    means everything below.
+    """
+
+    def matches_by_itself(name: str) -> bool:
+        return pattern.matches(name.rpartition(".")[2], type(modules[name]).__name__)
+
+    def is_inner(name: str) -> bool:
+        around = name.rpartition(".")[0]
+        return (
+            around in modules
+            and bool(_parameters(modules[around]))
+            and next(modules[name].parameters(), None) is None
+            and matches_by_itself(around)
+            and not matches_by_itself(name)
+        )
+
+    return [name for name in matching if not is_inner(name)]
 
 
 def default_layers(modules: Mapping[str, nn.Module]) -> set[str]:

@@ -194,6 +194,36 @@ def test_conv_selects_the_36_convolutions_of_resnet34(resnet34: nn.Module) -> No
     assert set(selected) == {name for name, module in resnet34.named_modules() if isinstance(module, nn.Conv2d)}
 
 
+class Padded(nn.Conv2d):
+    """A convolution that pads by a module in it, as those with "same" padding do."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4, 3)
+        self.border = nn.ZeroPad2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.border(x))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["conv"], ["stage.conv"]),
+        (["type:padded"], ["stage.conv"]),
+        (["conv", "border"], ["stage.conv", "stage.conv.border"]),
+        (["ZeroPad"], ["stage.conv.border"]),
+        (["conv.border"], ["stage.conv.border"]),
+        (["*conv*"], ["stage.conv", "stage.conv.border"]),
+        (["/conv/"], ["stage.conv", "stage.conv.border"]),
+        (["stage"], ["stage", "stage.conv", "stage.conv.border", "stage.act"]),
+        (["stage", "!conv"], ["stage", "stage.act"]),
+    ],
+)
+def test_a_word_means_a_layer_without_the_padding_in_it(patterns: list[str], expected: list[str]) -> None:
+    stage = nn.Sequential(OrderedDict([("conv", Padded()), ("act", nn.ReLU())]))
+    assert names(*patterns, model=nn.Sequential(OrderedDict([("stage", stage)]))) == expected
+
+
 def test_selected_modules_are_the_networks_own_in_its_own_order() -> None:
     model = network()
     selected = select_layers(model, ["norm", "head.0"])
