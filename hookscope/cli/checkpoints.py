@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, open_regular, read_weight_map
+from hookscope.checkpoints.folders import files_below, files_matching
 from hookscope.errors import CheckpointError, NothingMatchedError
-from hookscope.inputs.folders import files_below, files_matching
 from hookscope.text import printable
 
 _INDEX_SUFFIX = ".index.json"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from hookscope.checkpoints.folders import files_below, files_matching
 from hookscope.errors import NothingMatchedError
-from hookscope.inputs.folders import files_below, files_matching
 from hookscope.inputs.pictures import looks_like_picture
 from hookscope.text import printable
 
