@@ -39,8 +39,8 @@ Repeats = Annotated[
     bool,
     typer.Option(
         "--repeats",
-        help="Keep the rows of modules that return what they are given, such as dropout in eval mode, although they "
-        "repeat another row.",
+        help="Also show modules that return their input, such as dropout in eval mode, although their rows repeat "
+        "another one.",
     ),
 ]
 Weights = Annotated[

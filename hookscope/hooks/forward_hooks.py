@@ -127,7 +127,8 @@ class Capture(Generic[T]):
 
         It has to where a module's output is a view whose base is modified in place later: the next forward pass returns
         a copy there. The model then computes the same, unless it counts on the copy sharing memory with the base; see
-        `give_up_copies`.
+        `give_up_copies`. It also has to where an alias was modified in place and its original used later: the next
+        pass returns a view there.
 
         Args:
             loss: What the backward pass will begin with.

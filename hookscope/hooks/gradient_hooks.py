@@ -174,7 +174,7 @@ class GradientWatch(Generic[T]):
     _aliasing: bool = True
     _view_at: set[SiteKey] = field(default_factory=set)
     _aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=dict)
-    _no_views: list[_Alias] = field(default_factory=list)
+    _made_aliases: list[_Alias] = field(default_factory=list)
     _views: list[_View] = field(default_factory=list)
     _parts: dict[SiteKey, _Parts] = field(default_factory=dict)
     _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
@@ -201,7 +201,7 @@ class GradientWatch(Generic[T]):
         self._handles.clear()
         self._latest = None
         self._views.clear()
-        self._no_views.clear()
+        self._made_aliases.clear()
         self._parts.clear()
         self._aliases.clear()
 
@@ -213,9 +213,9 @@ class GradientWatch(Generic[T]):
         modified there is no such node: the next forward pass returns a copy there. If an alias that is no view was
         modified, and its original used later, the next forward pass returns a view there.
         """
-        overwritten = [alias for alias in self._no_views if alias.counter._version != alias.version]
+        overwritten = [alias for alias in self._made_aliases if alias.counter._version != alias.version]
         lost = [view for view in self._views if view.counter._version != view.version]
-        self._no_views.clear()
+        self._made_aliases.clear()
         self._views.clear()
         if not (overwritten or lost):
             return False
@@ -304,7 +304,7 @@ class GradientWatch(Generic[T]):
                 alias: Tensor = _Aliased.apply(tensor)
                 of = (tensor.grad_fn, tensor.output_nr)
                 node: Any = alias.grad_fn
-                self._no_views.append(_new(_Alias, (key, _counter(alias), alias._version, node, of)))
+                self._made_aliases.append(_new(_Alias, (key, _counter(alias), alias._version, node, of)))
             else:
                 with torch._C._EnableTorchFunction():  # a subclass decides on the class of its views
                     alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]

@@ -326,7 +326,7 @@ def _differentiable(tensor: Tensor) -> bool:
 
 @dataclass(slots=True)
 class _Told:
-    """Who is told of each gradient, and what waits until it is sure that the pass counts.
+    """The caller's `on_tensor`, and gradients held back from it until the pass is known to count.
 
     Attributes:
         on_tensor: Called with label and gradient; None for nobody.
@@ -535,10 +535,7 @@ def _verified(run: _Run, batch: Batch, done: _Pass, began: Preserved) -> Verific
 
 
 def _protected(run: _Run, batch: Batch, failed: _Failed) -> _Failed:
-    """Say which layers are to blame for a backward pass that needs what was overwritten, and see its gradients.
-
-    They are those that the model would have if it did not overwrite what it needs.
-    """
+    """Name the layers behind an overwritten saved tensor, and take the gradients that there would be without it."""
     if run.losses:  # the earlier batches were differentiated, so the gradients of parameters are partly theirs
         return failed
 
@@ -574,7 +571,7 @@ def _overwriting_text(run: _Run, found: Overwriting) -> str:
     return (
         f"{run.subject.info.name} cannot be differentiated, with or without hookscope: {by} overwrites in place what "
         f"{called(found.saved_by)} saved for its backward pass ({found.node}). Let it work on a copy "
-        f"(inplace=False). The gradients shown are those without the overwriting."
+        f"(inplace=False). The gradients shown are what they would be then."
     )
 
 

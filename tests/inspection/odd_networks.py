@@ -113,6 +113,38 @@ def pickled_as_it_runs(net: Any, x: Tensor) -> Tensor:
     return torch.load(file, weights_only=False)(x) + net.block(x)
 
 
+# --- what was passed through is overwritten ---
+
+
+def beside_a_view(net: Any, x: Tensor) -> Tensor:
+    hidden = net.linear(x)
+    view = hidden.view(-1)
+    torch.relu_(net.same(hidden))
+    return view * view
+
+
+def original_used_after(net: Any, x: Tensor) -> Tensor:
+    hidden = net.linear(x)
+    return torch.relu_(net.same(hidden)) + hidden * 3
+
+
+def original_returned(net: Any, x: Tensor) -> Tensor:
+    hidden: Tensor = net.linear(x)
+    torch.relu_(net.same(hidden))
+    return hidden
+
+
+def passed_through_twice(net: Any, x: Tensor) -> Tensor:
+    first = net.same(net.linear(x))
+    return torch.relu_(net.other(first)) + first * 5
+
+
+def original_used_before(net: Any, x: Tensor) -> Tensor:
+    hidden = net.linear(x)
+    doubled = hidden * 2
+    return torch.relu_(net.same(hidden)) + doubled
+
+
 # --- objects ---
 
 
@@ -295,6 +327,13 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "overwritten after identity": overwritten_after_identity,
     "overwritten after several": overwritten_after_several,
     "added after identity": net(added_to_what_was_passed_through, block=Block, same=nn.Identity),
+    "overwritten beside a view": net(beside_a_view, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
+    "overwritten, original used after": net(original_used_after, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
+    "overwritten, original returned": net(original_returned, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
+    "overwritten, passed through twice": net(
+        passed_through_twice, linear=lambda: nn.Linear(3, 3), same=nn.Identity, other=nn.Dropout
+    ),
+    "overwritten, original used before": net(original_used_before, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
     "used before and after": net(used_before_and_after, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
     "reshaped in place": net(reshaped_in_place, linear=lambda: nn.Linear(3, 3), unsqueezes=Unsqueezes),
     "vmap": net(batched, block=Block),

@@ -96,7 +96,8 @@ function filter() {
   later = appearing.filter(([place]) => !seen(place)).map(([, tr]) => tr);
   for (const tr of later) tr.classList.add("later");
   if (later.length) requestAnimationFrame(() => setTimeout(bringLater));
-  $("matched").value = count === rows.length ? `${count} rows` : `${count} of ${rows.length} rows`;
+  const all = `${rows.length} ${rows.length === 1 ? "row" : "rows"}`;
+  $("matched").value = count === rows.length ? all : `${count} of ${all}`;
   $("none").hidden = count > 0;
 }
 
