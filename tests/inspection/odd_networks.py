@@ -119,30 +119,30 @@ def pickled_as_it_runs(net: Any, x: Tensor) -> Tensor:
 def beside_a_view(net: Any, x: Tensor) -> Tensor:
     hidden = net.linear(x)
     view = hidden.view(-1)
-    torch.relu_(net.same(hidden))
+    torch.sigmoid_(net.same(hidden))
     return view * view
 
 
 def original_used_after(net: Any, x: Tensor) -> Tensor:
     hidden = net.linear(x)
-    return torch.relu_(net.same(hidden)) + hidden * 3
+    return torch.sigmoid_(net.same(hidden)) + hidden * 3
 
 
 def original_returned(net: Any, x: Tensor) -> Tensor:
     hidden: Tensor = net.linear(x)
-    torch.relu_(net.same(hidden))
+    torch.sigmoid_(net.same(hidden))
     return hidden
 
 
 def passed_through_twice(net: Any, x: Tensor) -> Tensor:
     first = net.same(net.linear(x))
-    return torch.relu_(net.other(first)) + first * 5
+    return torch.sigmoid_(net.other(first)) + first * 5
 
 
 def original_used_before(net: Any, x: Tensor) -> Tensor:
     hidden = net.linear(x)
     doubled = hidden * 2
-    return torch.relu_(net.same(hidden)) + doubled
+    return torch.sigmoid_(net.same(hidden)) + doubled
 
 
 # --- objects ---
