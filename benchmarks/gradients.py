@@ -16,7 +16,8 @@ from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import NETWORKS, TIMM_NETWORKS, label, seeded
 from benchmarks.same_work import TOLERANCES, Found, Rows, judge
 from benchmarks.timing import CLOCKS, Run, interleaved
-from hookscope.results.inspection import GradientRow, row_label
+from hookscope.results.activations import row_label
+from hookscope.results.gradients import GradientRow
 
 Prepare = Callable[[nn.Module, Tensor, Tensor, Sequence[GradientRow]], Callable[[], Found]]
 

@@ -14,7 +14,7 @@ from benchmarks.networks import seeded
 from benchmarks.processes import run
 from benchmarks.timing import fitted, interleaved, spread
 from hookscope.inputs import Batch
-from hookscope.results.inspection import InputRecord
+from hookscope.results.inputs import InputRecord
 
 _LAYERED = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 _BATCHES = (1, 2, 4, 8, 16, 32)

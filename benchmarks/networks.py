@@ -9,7 +9,8 @@ from torchvision.models import get_model
 
 import hookscope
 from benchmarks.same_work import Rows
-from hookscope.results.inspection import GradientRow, LayerRow, row_label
+from hookscope.results.activations import LayerRow, row_label
+from hookscope.results.gradients import GradientRow
 
 NETWORKS = ("resnet34", "vgg16", "densenet121", "vit_b_16", "efficientnet_b0", "swin_t")
 

@@ -17,7 +17,7 @@ from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import seeded
 from benchmarks.timing import interleaved, spread
 from hookscope.render.grids import draw_grid, encode_png
-from hookscope.results.inspection import FeatureMaps
+from hookscope.results.activations import FeatureMaps
 
 Drawn = Mapping[str, tuple[bytes, int]]
 """By label: the PNG, and how many channels are on it."""

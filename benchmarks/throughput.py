@@ -16,7 +16,7 @@ from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import seeded
 from benchmarks.timing import interleaved
 from hookscope.inputs import find_inputs, load_batches, to_device
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 SAMPLES = Path(__file__).parent.parent / "sample_images"
 _SIZE = (1500, 1000)  # of a photograph, width and height

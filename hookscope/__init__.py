@@ -45,34 +45,27 @@ if TYPE_CHECKING:
     from hookscope.render.plots import gradient_flow, gradient_histograms, parameter_ratios
     from hookscope.render.tables import inspection_to_json, rows_to_csv
     from hookscope.render.terminal import layer_table
+    from hookscope.results.activations import Activations, FeatureMaps, LayerRow
     from hookscope.results.check import CheckReport, Finding, RuleOutcome
-    from hookscope.results.inspection import (
-        FeatureMaps,
-        GradientInspection,
-        GradientRow,
-        Inspection,
-        LayerRow,
-        LossRecord,
-        ParameterRow,
-        Preprocessing,
-        TensorStatistics,
-    )
+    from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
+    from hookscope.results.inputs import Preprocessing
+    from hookscope.results.statistics import TensorStatistics
     from hookscope.statistics import tensor_statistics
 
 __all__ = [
+    "Activations",
     "Batch",
     "CheckReport",
     "CheckpointError",
     "FeatureMaps",
     "Finding",
     "ForwardError",
-    "GradientInspection",
     "GradientRow",
     "GradientSite",
+    "Gradients",
     "HookscopeError",
     "ImageError",
     "InputError",
-    "Inspection",
     "Intervention",
     "LayerNotFoundError",
     "LayerRow",
@@ -148,17 +141,10 @@ _HOMES = {
     "render.plots": ("gradient_flow", "gradient_histograms", "parameter_ratios"),
     "render.tables": ("inspection_to_json", "rows_to_csv"),
     "render.terminal": ("layer_table",),
-    "results.inspection": (
-        "FeatureMaps",
-        "GradientInspection",
-        "GradientRow",
-        "Inspection",
-        "LayerRow",
-        "LossRecord",
-        "ParameterRow",
-        "Preprocessing",
-        "TensorStatistics",
-    ),
+    "results.activations": ("Activations", "FeatureMaps", "LayerRow"),
+    "results.gradients": ("GradientRow", "Gradients", "LossRecord", "ParameterRow"),
+    "results.inputs": ("Preprocessing",),
+    "results.statistics": ("TensorStatistics",),
     "hooks.tensor_gradients": ("TensorGradients", "tensor_gradients"),
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}

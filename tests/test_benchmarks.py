@@ -22,7 +22,7 @@ from benchmarks.networks import layer_rows, shapes_of, statistics_of
 from benchmarks.plot import draw
 from benchmarks.same_work import Rows, failed, judge
 from benchmarks.timing import fitted, interleaved, spread
-from hookscope.results.inspection import LayerRow
+from hookscope.results.activations import LayerRow
 
 ROOT = Path(__file__).parents[1]
 MACHINE = Machine("AMD EPYC", 2, 2, "cpu", "", "Linux x86_64", "3.11.7", {"hookscope": "0.1.0", "torch": "2.15.0"})

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from hookscope.checks.context import Terms, output_of
 from hookscope.checks.verdicts.activations import dead_channel_shares, has_enough_values, saturated_shares
 from hookscope.checks.verdicts.reading import counted
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import Examination, Finding
-from hookscope.results.inspection import Inspection, LayerRow
 
 
 def dead_channels(examination: Examination, terms: Terms) -> Iterator[Finding]:
@@ -58,10 +58,10 @@ def _above(terms: Terms, share: float, row: LayerRow, what: str) -> Iterator[Fin
         yield from terms.object_to(subject, f"'{row.label}' ({row.kind}): {share:.1%} {what} (limit {limit:.0%}).")
 
 
-def _inputs(forward: Inspection) -> str:
+def _inputs(forward: Activations) -> str:
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
 
 
-def _forward(examination: Examination) -> Inspection:
+def _forward(examination: Examination) -> Activations:
     assert examination.forward is not None  # noqa: S101 - judging skips these rules without one
     return examination.forward

@@ -16,8 +16,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hookscope.errors import UsageError
+from hookscope.results.activations import LayerRow
 from hookscope.results.check import Examination
-from hookscope.results.inspection import QUANTILE_LEVELS, GradientInspection, InputRecord, LayerRow
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.text import one_line, printable, safe_text, strict_json
 
 SCHEMA_VERSION = 2  # quantiles of version 1 are of a sample
@@ -164,7 +167,7 @@ def measured_rows(examination: Examination) -> tuple[tuple[LayerRow, BaselineRow
     )
 
 
-def gradients_of(gradients: GradientInspection | None) -> BaselineGradients | None:
+def gradients_of(gradients: Gradients | None) -> BaselineGradients | None:
     """Return what the gradients of a run belong to; None if it took none."""
     if gradients is None or gradients.loss is None:
         return None
@@ -185,7 +188,7 @@ def inputs_of(records: Iterable[InputRecord]) -> tuple[BaselineInput, ...]:
     )
 
 
-def _gradient_norms(gradients: GradientInspection | None) -> Mapping[str, float | None]:
+def _gradient_norms(gradients: Gradients | None) -> Mapping[str, float | None]:
     if gradients is None:
         return {}
     return {row.label: row.gradient.l2 for row in gradients.gradients if row.role == "output"}

@@ -7,8 +7,8 @@ from typing import Literal
 from hookscope.checks.rules import Rule
 from hookscope.checks.settings import CheckSettings, RuleSettings
 from hookscope.hooks.patterns import Pattern, parse_pattern
+from hookscope.results.activations import LayerRow
 from hookscope.results.check import Finding, Level, StoredValues
-from hookscope.results.inspection import LayerRow
 from hookscope.text import safe_text
 
 

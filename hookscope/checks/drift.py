@@ -19,7 +19,7 @@ from hookscope.checks.rules import RULES
 from hookscope.errors import UsageError
 from hookscope.results.check import Examination, Finding
 from hookscope.results.distribution import Distribution, quantile_resolution
-from hookscope.results.inspection import QUANTILE_LEVELS
+from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.text import printable, shape_text
 
 # Share of the rows that must have kept name, type and shape. Below it the network is another one (resnet18 and resnet34

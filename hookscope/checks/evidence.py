@@ -10,8 +10,8 @@ from hookscope.render.check_json import checks_to_json
 from hookscope.render.grids import draw_grid, encode_png, grid_name
 from hookscope.render.plots import encode_png as encode_figure
 from hookscope.render.tables import rows_to_csv
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckReport, Examination
-from hookscope.results.inspection import Inspection, LayerRow
 from hookscope.runs.directory import new_run
 
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: whoever looks for
@@ -50,7 +50,7 @@ def write_evidence(
         run.finish({"verb": "check", "checkpoint": report.checkpoint, "layers": [row.label for row in rows]})
 
 
-def failing_rows(report: CheckReport, forward: Inspection | None) -> tuple[LayerRow, ...]:
+def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:
     """Return the rows of the layers that findings of level "fail" are about: their outputs, or their parameters."""
     rows = forward.rows if forward is not None else ()
     names = {row.label for row in rows} | {row.layer for row in rows}
@@ -60,7 +60,7 @@ def failing_rows(report: CheckReport, forward: Inspection | None) -> tuple[Layer
     return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
 
 
-def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Inspection) -> None:
+def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Activations) -> None:
     rows = forward.rows[:_MOST_DRAWN]
     (folder / "plots").mkdir()
     figure = activation_histograms(rows, forward.model.name)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hookscope.checks.context import Subject, Terms
 from hookscope.checks.verdicts import Limits, judge
 from hookscope.results.check import Finding
-from hookscope.results.inspection import GradientInspection, Verdict, parameter_owner
+from hookscope.results.gradients import Gradients, Verdict, parameter_owner
 
 # What `judge` leaves out once it has found a graver thing, which would be its cause.
 _SILENCED_BY: Mapping[str, Sequence[str]] = {
@@ -17,7 +17,7 @@ _SILENCED_BY: Mapping[str, Sequence[str]] = {
 }
 
 
-def gradient_verdicts(gradients: GradientInspection, terms: Mapping[str, Terms]) -> tuple[Verdict, ...]:
+def gradient_verdicts(gradients: Gradients, terms: Mapping[str, Terms]) -> tuple[Verdict, ...]:
     """Judge a backward pass once, for all rules, with the limits that hold for the whole network.
 
     Args:
@@ -46,7 +46,7 @@ def cause_of_silence(rule: str, verdicts: Sequence[Verdict]) -> Verdict | None:
     return next(causes, None)
 
 
-def gradient_findings(gradients: GradientInspection, verdicts: Sequence[Verdict], terms: Terms) -> Iterator[Finding]:
+def gradient_findings(gradients: Gradients, verdicts: Sequence[Verdict], terms: Terms) -> Iterator[Finding]:
     """Return the verdicts by one rule as findings; a verdict that is a warning stays one at level "fail".
 
     What silences the rule is its own finding.
@@ -60,7 +60,7 @@ def gradient_findings(gradients: GradientInspection, verdicts: Sequence[Verdict]
         yield from terms.object_to(_subject(gradients, cause.where), message, cause.level)
 
 
-def _subject(gradients: GradientInspection, where: str) -> Subject:
+def _subject(gradients: Gradients, where: str) -> Subject:
     """Return what a verdict is about: an output, a parameter, a module, or the whole network."""
     for row in gradients.rows:
         if row.label == where:

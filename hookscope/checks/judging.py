@@ -31,7 +31,7 @@ from hookscope.errors import (
     UsageError,
 )
 from hookscope.results.check import CheckReport, Examination, Finding, RuleOutcome
-from hookscope.results.inspection import Verdict
+from hookscope.results.gradients import Verdict
 
 _JUDGES: Mapping[str, Callable[[Examination, Terms], Iterator[Finding]]] = {
     "non-finite-parameter": non_finite_parameter,

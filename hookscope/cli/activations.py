@@ -59,7 +59,7 @@ from hookscope.cli.running import (
     draw_grids,
     feed_of,
     find_files,
-    pass_over,
+    ignore_error,
     report_all,
     run_record,
     save_tensors,
@@ -71,7 +71,8 @@ from hookscope.text import safe_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.results.inspection import Comparison, Inspection
+    from hookscope.results.activations import Activations
+    from hookscope.results.comparison import Comparison
 
 _TENSORS = "activations.safetensors"
 
@@ -216,7 +217,7 @@ def activations(
 
 
 def _run(
-    inspected: "Callable[..., Inspection]",
+    inspected: "Callable[..., Activations]",
     feed: Feed,
     batch_size: int,
     edits: Sequence[str],
@@ -224,7 +225,7 @@ def _run(
     *,
     repeats: bool,
     **options: Any,
-) -> "tuple[Inspection, Comparison | None]":
+) -> "tuple[Activations, Comparison | None]":
     """Run the model over all inputs, without edits first if there are any; return what both differ in.
 
     Args:
@@ -240,7 +241,7 @@ def _run(
     from hookscope.results.repeats import fold_repeats
 
     try:
-        plain = inspected(inputs=feed.batches(batch_size, pass_over), on_error=pass_over) if edits else None
+        plain = inspected(inputs=feed.batches(batch_size, ignore_error), on_error=ignore_error) if edits else None
         batches = feed.batches(batch_size, failures.append)
         inspection = inspected(inputs=batches, edits=edits, on_error=failures.append, **options)
     except ForwardError as error:
@@ -250,7 +251,7 @@ def _run(
 
 
 def _show(
-    inspection: "Inspection",
+    inspection: "Activations",
     comparison: "Comparison | None",
     tables: "Console",
     messages: "Console",
@@ -280,7 +281,7 @@ def _show(
         messages.print(terminal.failure_panel(inspection.failure))
 
 
-def _write_tables(folder: Path, inspection: "Inspection", comparison: "Comparison | None") -> list[str]:
+def _write_tables(folder: Path, inspection: "Activations", comparison: "Comparison | None") -> list[str]:
     """Write the rows, and what edits changed; return the names of the files."""
     from hookscope.render import tables
 

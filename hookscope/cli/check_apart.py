@@ -11,7 +11,7 @@ from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.results.check import CheckReport, Examination
-from hookscope.sandbox import Ending, Limits, run_jobs, usable_cores
+from hookscope.sandbox import Limits, WorkerFailure, run_jobs, usable_cores
 from hookscope.text import printable
 
 # torchvision recognises networks by their names and shapes; matplotlib waits until there is evidence to draw.
@@ -71,7 +71,7 @@ def check_apart(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Gener
     running = run_jobs(_check, jobs, limits, at_once=at_once, preload=_PRELOAD, environment=environment)
     with closing(running):
         for position, outcome in running:
-            yield position, _unfinished(jobs[position], outcome) if isinstance(outcome, Ending) else outcome
+            yield position, _unfinished(jobs[position], outcome) if isinstance(outcome, WorkerFailure) else outcome
 
 
 def _check(job: CheckJob) -> Checked:
@@ -103,7 +103,7 @@ def _check(job: CheckJob) -> Checked:
         return Checked(report)
 
 
-def _unfinished(job: CheckJob, ending: Ending) -> Checked:
+def _unfinished(job: CheckJob, ending: WorkerFailure) -> Checked:
     """Return the verdict on a checkpoint whose worker has none."""
     remedies = {
         "time": " Give it more with --timeout.",

@@ -15,7 +15,8 @@ from hookscope.text import safe_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.results.inspection import GradientInspection, Inspection
+    from hookscope.results.activations import Activations
+    from hookscope.results.gradients import Gradients
 
 _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
 
@@ -38,7 +39,7 @@ class Outlets:
         self,
         run: Path,
         drawn: Sequence[str],
-        inspection: "Inspection | GradientInspection",
+        inspection: "Activations | Gradients",
         consoles: "tuple[Console, Console]",
         *,
         json: bool,
@@ -67,9 +68,9 @@ class Outlets:
             if not quiet:
                 consoles[0].print(page_line(self.page, size), soft_wrap=True)
         if self.show:
-            from hookscope.results.inspection import Inspection
+            from hookscope.results.activations import Activations
 
-            maps = inspection.feature_maps if isinstance(inspection, Inspection) else inspection.gradient_maps
+            maps = inspection.feature_maps if isinstance(inspection, Activations) else inspection.gradient_maps
             show_grids(maps, pictures, *consoles, json=json)
 
 

@@ -62,7 +62,7 @@ from hookscope.cli.running import (
     draw_grids,
     feed_of,
     find_files,
-    pass_over,
+    ignore_error,
     report_all,
     run_record,
     save_tensors,
@@ -78,7 +78,9 @@ if TYPE_CHECKING:
     from hookscope.inputs import Batch
     from hookscope.losses import Loss
     from hookscope.models import LoadedModel
-    from hookscope.results.inspection import Comparison, GradientInspection, InputGradients, InputRecord
+    from hookscope.results.comparison import Comparison
+    from hookscope.results.gradients import Gradients, InputGradients
+    from hookscope.results.inputs import InputRecord
 
 _TENSORS = "gradients.safetensors"
 _LIMITS = ", ".join(f"{each.name}={each.default:g}" for each in fields(Limits))
@@ -299,7 +301,7 @@ class _Outcome:
         failures: Inputs that cannot be used, and what the model raised.
     """
 
-    inspection: "GradientInspection"
+    inspection: "Gradients"
     complete: bool
     comparison: "Comparison | None" = None
     by_input: "tuple[InputGradients, ...]" = ()
@@ -308,7 +310,7 @@ class _Outcome:
 
 
 def _run(
-    differentiate: "Callable[..., GradientInspection]",
+    differentiate: "Callable[..., Gradients]",
     feed: Feed,
     batch_size: int,
     edits: Sequence[str],
@@ -343,9 +345,9 @@ def _run(
     failures: list[HookscopeError] = []
     collector = TensorCollector(advance)
     try:
-        batches = feed.batches(batch_size, pass_over)
+        batches = feed.batches(batch_size, ignore_error)
         common = {"include_inputs": include_inputs, "distributions": True, "verify": verify}
-        plain = differentiate(inputs=batches, on_error=pass_over, **common) if edits else None
+        plain = differentiate(inputs=batches, on_error=ignore_error, **common) if edits else None
         inspection = differentiate(
             inputs=feed.batches(batch_size, failures.append),
             edits=edits,
@@ -370,7 +372,7 @@ def _run(
                 failures.append(UnfitInputError([safe_text(record.name)], f"alone, for --per-image: {error}"))
 
         by_input = gradients_by_input(
-            lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, pass_over), report_alone
+            lambda batch: differentiate(inputs=batch, edits=edits), feed.batches(1, ignore_error), report_alone
         )
     shown = {row.label for row in inspection.gradients if row.role == "output"}
     by_input = tuple(

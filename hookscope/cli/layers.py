@@ -27,7 +27,8 @@ from hookscope.errors import ModelError
 
 if TYPE_CHECKING:
     from hookscope.models import LoadedModel
-    from hookscope.results.inspection import Failure, ModuleRow
+    from hookscope.results.activations import Failure
+    from hookscope.results.network import ModuleRow
 
 
 def layers(

@@ -19,7 +19,7 @@ from hookscope.text import safe_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.results.inspection import FeatureMaps
+    from hookscope.results.activations import FeatureMaps
 
 # Our choice: what somebody scrolls through, and how large a grid is a preview.
 _MOST_SHOWN = 6

@@ -23,14 +23,10 @@ if TYPE_CHECKING:
     from hookscope.errors import ImageError
     from hookscope.inputs import Batch, NamedInput
     from hookscope.models import LoadedModel
-    from hookscope.results.inspection import (
-        Comparison,
-        FeatureMaps,
-        GradientInspection,
-        InputRecord,
-        Inspection,
-        Preprocessing,
-    )
+    from hookscope.results.activations import Activations, FeatureMaps
+    from hookscope.results.comparison import Comparison
+    from hookscope.results.gradients import Gradients
+    from hookscope.results.inputs import InputRecord, Preprocessing
 
 
 # Inputs whose pictures a run keeps: as many as its report shows. Our choice.
@@ -113,7 +109,7 @@ class Feed:
         return names
 
 
-def pass_over(_error: HookscopeError) -> None:
+def ignore_error(_error: HookscopeError) -> None:
     """Say nothing of an input that cannot be used: for runs besides the one that is reported, which says so."""
 
 
@@ -248,7 +244,7 @@ def unreported(error: ModelError, failures: "Sequence[HookscopeError]") -> bool:
     return all(getattr(each, "reason", None) != str(error) for each in failures)
 
 
-Run = TypeVar("Run", "Inspection", "GradientInspection")
+Run = TypeVar("Run", "Activations", "Gradients")
 
 
 def compared(

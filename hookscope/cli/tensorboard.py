@@ -23,8 +23,10 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from torch.utils.tensorboard import RecordWriter
 
 from hookscope.errors import OutputError
+from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import edges_of
-from hookscope.results.inspection import FeatureMaps, GradientInspection, Inspection, TensorStatistics
+from hookscope.results.gradients import Gradients
+from hookscope.results.statistics import TensorStatistics
 from hookscope.text import printable, safe_text
 
 # So many neighbouring bins of a distribution make one here. Our choice: each is then some 10 % wide, like those of
@@ -42,7 +44,7 @@ _STATISTICS = (
 )
 
 
-def write_run(folder: Path, inspection: Inspection | GradientInspection, pictures: Sequence[Path]) -> None:
+def write_run(folder: Path, inspection: Activations | Gradients, pictures: Sequence[Path]) -> None:
     """Write scalars and histograms of every activation, gradient and parameter's gradient, the loss, and the grids.
 
     Args:
@@ -75,17 +77,17 @@ def write_run(folder: Path, inspection: Inspection | GradientInspection, picture
             partial.unlink()
 
 
-def _values(inspection: Inspection | GradientInspection, pictures: Sequence[Path]) -> Iterator[Summary.Value]:
+def _values(inspection: Activations | Gradients, pictures: Sequence[Path]) -> Iterator[Summary.Value]:
     rows = inspection.rows
     yield from _statistics("activation", [row.label for row in rows], [row.activation for row in rows])
-    if isinstance(inspection, GradientInspection):
+    if isinstance(inspection, Gradients):
         yield from _gradients(inspection)
         yield from _grids("gradient grids", inspection.gradient_maps, pictures)
     else:
         yield from _grids("activation grids", inspection.feature_maps, pictures)
 
 
-def _gradients(inspection: GradientInspection) -> Iterator[Summary.Value]:
+def _gradients(inspection: Gradients) -> Iterator[Summary.Value]:
     if inspection.loss is not None:
         yield Summary.Value(tag="loss", simple_value=inspection.loss.value)
     for what, role in (("gradient", "output"), ("input gradient", "input")):

@@ -30,7 +30,7 @@ from hookscope.inputs.finding import IMAGE_SUFFIXES, TENSOR_SUFFIXES, find_input
 from hookscope.inputs.loading import MAX_FILE_BYTES, load_input, read_tensor
 from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
 from hookscope.inputs.options import preprocessing_from_options
-from hookscope.results.inspection import MAX_PIXELS
+from hookscope.results.inputs import MAX_PIXELS
 
 __all__ = [
     "IMAGE_SUFFIXES",

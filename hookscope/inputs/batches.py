@@ -13,7 +13,7 @@ from hookscope.errors import ImageError, UsageError
 from hookscope.inputs.loading import load_input, looks_like_tensor
 from hookscope.inputs.prefetch import Ahead
 from hookscope.inputs.tensors import input_rank
-from hookscope.results.inspection import InputKind, InputRecord, Preprocessing
+from hookscope.results.inputs import InputKind, InputRecord, Preprocessing
 from hookscope.text import one_line, shape_text
 
 

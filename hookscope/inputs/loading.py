@@ -15,7 +15,7 @@ from hookscope.errors import ImageError
 from hookscope.inputs.pictures import is_quiet_picture, read_picture
 from hookscope.inputs.preparing import check_suits_pictures, prepare_picture
 from hookscope.inputs.tensors import prepare_tensor, read_numpy, read_stored
-from hookscope.results.inspection import MAX_PIXELS, InputRecord, Preprocessing
+from hookscope.results.inputs import MAX_PIXELS, InputRecord, Preprocessing
 from hookscope.text import one_line
 
 # Our choice: three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB).

@@ -12,7 +12,7 @@ import torch
 from hookscope.errors import ImageError, UsageError
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.loading import load_argument
-from hookscope.results.inspection import InputRecord, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.text import printable, shape_text
 
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None, "null": None}

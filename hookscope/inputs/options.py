@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 
 def preprocessing_from_options(

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from hookscope.inputs.loading import is_quiet, load_input, load_quietly
-from hookscope.results.inspection import InputRecord, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing
 
 Loaded = tuple[torch.Tensor, InputRecord]
 

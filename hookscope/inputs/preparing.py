@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 

@@ -12,7 +12,7 @@ import torch
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.isolation import read_vetted
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError
-from hookscope.results.inspection import InputKind, Preprocessing
+from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import one_line, printable
 
 _ALONE = "save the tensor alone with torch.save, numpy.save or safetensors"

@@ -20,7 +20,7 @@ from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import place_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.failures import broke_off, error_line, is_out_of_memory, locate, the_models_own
+from hookscope.inspection.failures import error_line, failure_message, is_out_of_memory, locate, reraise_internal
 from hookscope.inspection.forward import execution_order
 from hookscope.inspection.gradient_rows import (
     Gradient,
@@ -36,9 +36,9 @@ from hookscope.inspection.rows import (
     Key,
     Recorder,
     Row,
-    absorb,
     feature_maps,
     layer_rows,
+    merge_observations,
     predictions,
     uncalled,
 )
@@ -52,16 +52,9 @@ from hookscope.inspection.verification import (
 )
 from hookscope.losses import LossValue, choose_loss
 from hookscope.models import LoadedModel
-from hookscope.results.inspection import (
-    Failure,
-    GradientInspection,
-    GradientRow,
-    InputRecord,
-    LayerRow,
-    Prediction,
-    Verification,
-    row_label,
-)
+from hookscope.results.activations import Failure, LayerRow, Prediction, Verification, row_label
+from hookscope.results.gradients import GradientRow, Gradients
+from hookscope.results.inputs import InputRecord
 from hookscope.statistics import Measured, Reducer, Reduction
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
@@ -81,7 +74,7 @@ class PassError(ModelError):
         inspection: What was seen until then; its `failure` says where it broke off, if it did.
     """
 
-    def __init__(self, message: str, inspection: GradientInspection) -> None:
+    def __init__(self, message: str, inspection: Gradients) -> None:
         """Carry the partial inspection with the message."""
         super().__init__(message)
         self.inspection = inspection
@@ -153,7 +146,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     on_tensor: Callable[[str, Tensor], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
     on_error: Callable[[UnfitInputError], None] | None = None,
-) -> GradientInspection:
+) -> Gradients:
     """Run a model forward and backward, and report on the gradients of its layers and parameters.
 
     The loss is the one the model has by itself, to the last bit, and so are the gradients of parameters; only where the
@@ -277,7 +270,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     verification = run.verification if verify else None
     device, dtype = subject.placed
     broke = failed is not None and failed.failure is not None
-    inspection = GradientInspection(
+    inspection = Gradients(
         model=subject.info,
         inputs=tuple(run.records),
         loss=loss_record(run.losses),
@@ -590,7 +583,7 @@ def _begin_again(run: _Run, began: Preserved) -> None:
 def _absorb(run: _Run) -> None:
     """Absorb what the latest batch showed: for the last one there is time while the parameters are read."""
     absorb_gradients(run.gradients, run.captured.gradients, len(run.losses))
-    absorb(run.rows, run.captured.restart())
+    merge_observations(run.rows, run.captured.restart())
 
 
 def _axis(measured: Measured | None) -> int | None:
@@ -624,9 +617,9 @@ def _forward(run: _Run, batch: Batch) -> tuple[object, LossValue | None, _Failed
                 output = run.subject.network(*given[0], **given[1])
                 del given
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
-            error = the_models_own(raised)
+            error = reraise_internal(raised)
             failure = locate(run.subject.modules, error)
-            return None, None, _Failed(broke_off(run.subject.info.name, failure, error), failure, error)
+            return None, None, _Failed(failure_message(run.subject.info.name, failure, error), failure, error)
         try:
             with _autocast(run):
                 value = _loss_of(run.loss, output, batch)
@@ -734,12 +727,12 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
     try:
         loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
-        error = the_models_own(raised)
+        error = reraise_internal(raised)
         failure = locate(run.subject.modules, error)
         if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
             failure = _after_the_last_gradient(run, error)
         overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
-        return _Failed(broke_off(name, failure, error, "backward"), failure, error, overwritten)
+        return _Failed(failure_message(name, failure, error, "backward"), failure, error, overwritten)
     finally:
         run.captured.listen(on=False)
         for leaf, gradient in foreign:

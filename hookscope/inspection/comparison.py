@@ -2,16 +2,19 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from hookscope.results.inspection import Change, Comparison, GradientInspection, Inspection, TensorStatistics
+from hookscope.results.activations import Activations
+from hookscope.results.comparison import Change, Comparison
+from hookscope.results.gradients import Gradients
 from hookscope.results.repeats import Key
+from hookscope.results.statistics import TensorStatistics
 
 _Named = tuple[str, str]
 """(what, label)."""
 
 
 def compare(
-    before: Inspection | GradientInspection,
-    after: Inspection | GradientInspection,
+    before: Activations | Gradients,
+    after: Activations | Gradients,
     edits: Sequence[str],
     left_out: Collection[Key] = (),
 ) -> Comparison:
@@ -36,22 +39,18 @@ def compare(
     return Comparison(tuple(edits), _losses(before, after), (before.predictions, after.predictions), changes, len(keys))
 
 
-def _losses(
-    before: Inspection | GradientInspection, after: Inspection | GradientInspection
-) -> tuple[float, float] | None:
-    if not isinstance(before, GradientInspection) or not isinstance(after, GradientInspection):
+def _losses(before: Activations | Gradients, after: Activations | Gradients) -> tuple[float, float] | None:
+    if not isinstance(before, Gradients) or not isinstance(after, Gradients):
         return None
     return None if before.loss is None or after.loss is None else (before.loss.value, after.loss.value)
 
 
-def _statistics(
-    run: Inspection | GradientInspection, left_out: Collection[Key]
-) -> Iterator[tuple[_Named, TensorStatistics]]:
+def _statistics(run: Activations | Gradients, left_out: Collection[Key]) -> Iterator[tuple[_Named, TensorStatistics]]:
     calls = {key[:2] for key in left_out}
     for row in run.rows:
         if (row.layer, row.call, row.slot) not in left_out:
             yield ("activation", row.label), row.activation
-    if isinstance(run, GradientInspection):
+    if isinstance(run, Gradients):
         for gradient in run.gradients:
             key = (gradient.layer, gradient.call, gradient.slot)
             if key[:2] not in calls if gradient.role == "input" else key not in left_out:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
-from hookscope.results.inspection import Failure
+from hookscope.results.activations import Failure
 
 # The rooms whose code runs inside the model's, in hooks: what is raised there is no error of the model.
 _HOOKSCOPES_OWN = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("hooks", "inspection", "statistics"))
@@ -48,7 +48,7 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-def the_models_own(error: BaseException) -> BaseException:
+def reraise_internal(error: BaseException) -> BaseException:
     """Return the error if the model raised it; one that comes out of a hook is ours, and is raised again."""
     trace = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is the call of the model
     while trace is not None:
@@ -67,7 +67,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def broke_off(model: str, failure: Failure, error: BaseException, phase: str = "forward") -> str:
+def failure_message(model: str, failure: Failure, error: BaseException, phase: str = "forward") -> str:
     """Return the sentence for an error message.
 
     Args:

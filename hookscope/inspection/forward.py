@@ -17,23 +17,25 @@ from hookscope.hooks.selection import module_index, select_from, unwrap
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.edit_placement import place_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.failures import broke_off, locate, the_models_own
+from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, Subject, count_parameters, queue_of, subject_of
 from hookscope.inspection.rows import (
     Key,
     Recorder,
     Row,
-    absorb,
     fast_path_warning,
     feature_maps,
     layer_rows,
+    merge_observations,
     predictions,
     uncalled,
 )
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 from hookscope.models import LoadedModel
-from hookscope.results.inspection import Failure, InputRecord, Inspection, ModuleRow, Prediction, Verification
+from hookscope.results.activations import Activations, Failure, Prediction, Verification
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModuleRow
 from hookscope.statistics import Measured, Reducer
 
 
@@ -44,7 +46,7 @@ class ForwardError(ModelError):
         inspection: What was seen until then; its `failure` says where it broke off.
     """
 
-    def __init__(self, message: str, inspection: Inspection) -> None:
+    def __init__(self, message: str, inspection: Activations) -> None:
         """Carry the partial inspection with the message."""
         super().__init__(message)
         self.inspection = inspection
@@ -65,7 +67,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
     on_error: Callable[[UnfitInputError], None] | None = None,
-) -> Inspection:
+) -> Activations:
     """Run a model over its inputs in eval mode, without gradients, and report on the outputs of its layers.
 
     The model comes out as it went in, also after an exception: `preserved` in `hookscope.inspection.state` says what is
@@ -118,11 +120,11 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     seconds = time.perf_counter() - began
 
     if broken is not None:
-        absorb(run.rows, broken.seen)
+        merge_observations(run.rows, broken.seen)
         run.records.extend(broken.records)
     results = layer_rows(subject, run.rows)
     device, dtype = subject.placed
-    inspection = Inspection(
+    inspection = Activations(
         model=subject.info,
         inputs=tuple(run.records),
         rows=results,
@@ -198,14 +200,14 @@ def _run_batches(run: _Run, queue: BatchQueue, finished: Callable[[int], None]) 
         run.recorder.settle()
         seen = run.captured.restart()
         if error is None:
-            absorb(run.rows, seen)
+            merge_observations(run.rows, seen)
             if to_verify:
                 run.verification = _verified(run, batch, output, seen)
             run.records.extend(batch.records)
             run.best.extend(predictions(output, run.subject.info.categories, places, run.output_key))
         else:
             failure = locate(run.subject.modules, error)
-            message = broke_off(run.subject.info.name, failure, error)
+            message = failure_message(run.subject.info.name, failure, error)
             if queue.on_error is None:
                 return _Broken(batch.records, seen, error, failure, message)
             if queue.set_aside(batch, message, error):
@@ -222,7 +224,7 @@ def _outcome(network: nn.Module, batch: Batch) -> tuple[object, BaseException | 
         with torch.no_grad():
             return network(*batch.args, **batch.kwargs), None
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
-        return None, the_models_own(raised)
+        return None, reraise_internal(raised)
 
 
 def _verified(run: _Run, batch: Batch, output: object, observations: Sequence[Observation[Measured]]) -> Verification:
@@ -329,7 +331,7 @@ def _passes(
                 copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite what it is given
                 network(*copies[0], **copies[1])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-            the_models_own(error)
+            reraise_internal(error)
             failure = locate(dict(network.named_modules()), error)
     passes: dict[str, _FirstCall] = {}
     for seen in captured.observations:

@@ -12,7 +12,8 @@ from hookscope.errors import UnfitInputError, UsageError
 from hookscope.hooks.selection import module_index, owned_parameters, unwrap
 from hookscope.inputs import Batch, part_of
 from hookscope.models import LoadedModel
-from hookscope.results.inspection import InputRecord, ModelInfo
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
 from hookscope.text import safe_text
 
 

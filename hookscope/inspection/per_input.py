@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable
 
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError
-from hookscope.results.inspection import GradientInspection, InputGradients, InputRecord
+from hookscope.results.gradients import Gradients, InputGradients
+from hookscope.results.inputs import InputRecord
 
 
 def gradients_by_input(
-    differentiate: Callable[[Iterable[Batch]], GradientInspection],
+    differentiate: Callable[[Iterable[Batch]], Gradients],
     batches: Iterable[Batch],
     on_error: Callable[[InputRecord, PassError], None] | None = None,
 ) -> tuple[InputGradients, ...]:

@@ -11,17 +11,10 @@ from hookscope.hooks.gradient_hooks import plain_arithmetic
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.network import Subject
 from hookscope.losses import Output, output_at
+from hookscope.results.activations import FeatureMaps, Flag, LayerRow, Prediction, UncalledLayer, row_label
 from hookscope.results.frozen import quick_constructor
-from hookscope.results.inspection import (
-    FeatureMaps,
-    Flag,
-    GradientRow,
-    LayerRow,
-    Prediction,
-    TensorStatistics,
-    UncalledLayer,
-    row_label,
-)
+from hookscope.results.gradients import GradientRow
+from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Fused, Measured, Reducer, Reduction, collect, merge, plain, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
 
@@ -51,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedActivation:
     """One input's activation, cloned in the hook."""
 
     key: Key
@@ -73,7 +66,7 @@ class Recorder:
     on_tensor: Callable[[str, Tensor, int | None], None] | None
     reducer: Reducer = field(default_factory=Reducer)
     axes: AxisReader = field(default_factory=AxisReader)
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[SavedActivation] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
     def start(self, indices: tuple[int, ...]) -> None:
@@ -120,12 +113,14 @@ class Recorder:
             if self.max_channels is not None and axis is not None:
                 values = values.narrow(axis - 1, 0, min(self.max_channels, channel_count))  # noqa: PLW2901
             grids = tuple(self.axes.grids)
-            self.kept.append(Kept(key, index, values.detach().clone(), axis, channel_count, shape, grids, note))
+            self.kept.append(
+                SavedActivation(key, index, values.detach().clone(), axis, channel_count, shape, grids, note)
+            )
             if note:
                 break
 
 
-def absorb(rows: dict[Key, Row], observations: Sequence[Observation[Measured]]) -> None:
+def merge_observations(rows: dict[Key, Row], observations: Sequence[Observation[Measured]]) -> None:
     """Merge one forward pass into the rows; new ones are appended in execution order."""
     reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
     for layer, call, slot, value, passed_through, in_place, repeats in observations:
@@ -244,7 +239,7 @@ def fast_path_warning(modules: Mapping[str, nn.Module], selected: Mapping[str, n
     return ()
 
 
-def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[Kept]) -> tuple[FeatureMaps, ...]:
+def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[SavedActivation]) -> tuple[FeatureMaps, ...]:
     """Arrange for drawing what was kept of the rows."""
     if not kept:
         return ()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.failures import error_line
-from hookscope.results.inspection import Verification
+from hookscope.results.activations import Verification
 from hookscope.statistics.storage import stored_values
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
-from hookscope.results.inspection import ModelInfo, Preprocessing
+from hookscope.results.inputs import Preprocessing
+from hookscope.results.network import ModelInfo
 from hookscope.text import printable
 
 

@@ -26,7 +26,7 @@ from hookscope.models.checkpoint import WAYS_ON, files_of
 from hookscope.models.locate_state_dict import Part, parts_of
 from hookscope.models.shards import check_names, read_index
 from hookscope.models.values import ValueReader, Values
-from hookscope.results.inspection import CheckpointContents, StoredEntry, StoredPart, StoredTensor
+from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import printable, shape_text
 
 # What training libraries leave at the top of their checkpoints, and what they are called.

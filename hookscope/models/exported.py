@@ -22,7 +22,8 @@ from hookscope.errors import CheckpointError
 from hookscope.models.construction import LoadedModel, exception_line, parameter_count, seeded
 from hookscope.models.importing import importable
 from hookscope.models.input_spec import default_preprocessing, with_channels
-from hookscope.results.inspection import ModelInfo, Preprocessing
+from hookscope.results.inputs import Preprocessing
+from hookscope.results.network import ModelInfo
 from hookscope.text import printable
 
 # What pickle says of a class, or function, that is no longer where it was.

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from hookscope.errors import UsageError
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 _COLOURS = 3
 

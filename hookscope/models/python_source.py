@@ -33,7 +33,7 @@ from hookscope.models.construction import (
 from hookscope.models.importing import importable
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.statedict import load_into
-from hookscope.results.inspection import ModelInfo
+from hookscope.results.network import ModelInfo
 from hookscope.text import printable
 
 _numbers = itertools.count()

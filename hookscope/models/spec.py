@@ -14,7 +14,7 @@ from hookscope.models.construction import FileOptions, LoadedModel, parameter_co
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.statedict import foreign_names
-from hookscope.results.inspection import ModelInfo
+from hookscope.results.network import ModelInfo
 from hookscope.text import printable
 
 

@@ -24,7 +24,7 @@ from hookscope.models.download import DownloadError, fetch, is_cached, unreachab
 from hookscope.models.input_spec import with_channels
 from hookscope.models.statedict import load_into
 from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
 
 # hookscope gives these itself, or they would be a way around --weights.

@@ -10,7 +10,7 @@ from torchvision.models import WeightsEnum
 
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import FileOptions, parameter_count
-from hookscope.results.inspection import ModelInfo
+from hookscope.results.network import ModelInfo
 from hookscope.text import printable
 
 ALTERED = "trained ones are not tried together with --model-arg or other input channels."

@@ -38,7 +38,7 @@ from hookscope.models.download import DownloadError, fetch, is_cached, unreachab
 from hookscope.models.input_spec import set_input_channels, with_channels
 from hookscope.models.statedict import fits, load_into
 from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
-from hookscope.results.inspection import InputKind, Preprocessing
+from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import printable
 
 DEMO = "demo"

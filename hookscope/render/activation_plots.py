@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from hookscope.render.histograms import even_edges
 from hookscope.render.plot_axes import BLUE, our_style, plain, say
-from hookscope.results.inspection import LayerRow
+from hookscope.results.activations import LayerRow
 
 _ACROSS = 4
 _BINS = 41

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hookscope.render.columns import Column, draw_table, fitted, kept_positions, number_text
-from hookscope.results.inspection import InputGradients
+from hookscope.results.gradients import InputGradients
 from hookscope.text import safe_text
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hookscope.errors import gravest
 from hookscope.results.check import CheckReport, RuleOutcome
-from hookscope.results.inspection import ModelInfo
+from hookscope.results.network import ModelInfo
 from hookscope.text import strict_json
 
 SCHEMA_VERSION = 1

@@ -18,7 +18,7 @@ from hookscope.render.columns import (
     number_text,
     percent_text,
 )
-from hookscope.results.inspection import CheckpointContents, StoredEntry, StoredPart, StoredTensor
+from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import safe_text, shape_text, strict_json
 
 SCHEMA_VERSION = 2

@@ -20,21 +20,15 @@ from hookscope.render.columns import (
     percent_text,
 )
 from hookscope.render.terminal import folded_lines, repeats_words, title_lines, verification_line
-from hookscope.results.inspection import (
-    GradientInspection,
-    GradientRow,
-    LossRecord,
-    ParameterRow,
-    TensorStatistics,
-    Verdict,
-    Verification,
-)
+from hookscope.results.activations import Verification
+from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow, Verdict
+from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text, shape_text
 
 _LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
 
 
-def gradient_table(inspection: GradientInspection, *, width: int, full: bool = False) -> RenderableType:
+def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> RenderableType:
     """Return the gradients of outputs, and of inputs if measured, in forward order under a title, fitted to `width`.
 
     A row says in words what is not plain about it: no gradient, zero, NaN or Inf, the verdicts that name it.
@@ -65,7 +59,7 @@ def gradient_table(inspection: GradientInspection, *, width: int, full: bool = F
     return Group(*title, _flagged_table(columns, rows, found, width, full=full), *folded_lines(rows))
 
 
-def parameter_table(inspection: GradientInspection, *, width: int, full: bool = False) -> RenderableType:
+def parameter_table(inspection: Gradients, *, width: int, full: bool = False) -> RenderableType:
     """Return the gradients of the parameters in the order of `named_parameters()`, fitted to `width`.
 
     Args:
@@ -108,7 +102,7 @@ def loss_lines(loss: LossRecord | None, verification: Verification | None) -> Re
     return line if verification is None else Group(line, verification_line(verification, with_loss=True))
 
 
-def verdicts_panel(inspection: GradientInspection) -> RenderableType:
+def verdicts_panel(inspection: Gradients) -> RenderableType:
     """Return the verdicts in a frame, the gravest first, or a line that says there are none."""
     verdicts = inspection.verdicts
     if not verdicts:

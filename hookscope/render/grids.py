@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from hookscope.render.palettes import colour_levels, distinct_colour, is_diverging
 from hookscope.render.tiles import KEY, Tiles, tiles_text
-from hookscope.results.inspection import FeatureMaps
+from hookscope.results.activations import FeatureMaps
 from hookscope.text import slug
 
 Indices = NDArray[np.uint8]  # palette indices, (height, width)

@@ -17,7 +17,8 @@ from rich.text import Text
 from hookscope.render import gradient_tables, plots, terminal
 from hookscope.render.columns import counted
 from hookscope.render.grids import draw_grid, encode_png
-from hookscope.results.inspection import FeatureMaps, GradientInspection, Inspection
+from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.gradients import Gradients
 from hookscope.text import safe_text, shape_text
 
 # So wide that no column is left out and no name shortened.
@@ -37,16 +38,16 @@ def result_html(result: object) -> str:
     Raises:
         TypeError: If it is none of those that show themselves.
     """
-    if isinstance(result, Inspection):
+    if isinstance(result, Activations):
         return inspection_html(result)
-    if isinstance(result, GradientInspection):
+    if isinstance(result, Gradients):
         return gradient_inspection_html(result)
     if isinstance(result, FeatureMaps):
         return feature_maps_html(result)
     raise TypeError(f"{type(result).__name__} does not show itself as HTML")
 
 
-def inspection_html(inspection: Inspection) -> str:
+def inspection_html(inspection: Activations) -> str:
     """Return the layer table, what the terminal shows beside it, and the first grids."""
     parts = [
         terminal.warnings_panel(inspection.warnings),
@@ -59,7 +60,7 @@ def inspection_html(inspection: Inspection) -> str:
     return "".join([*_blocks(parts), *_grids(inspection.feature_maps, "feature_maps")])
 
 
-def gradient_inspection_html(inspection: GradientInspection) -> str:
+def gradient_inspection_html(inspection: Gradients) -> str:
     """Return the tables of gradients by layer and by parameter, loss, verdicts, gradient flow and the first grids."""
     parts = [
         terminal.warnings_panel(inspection.warnings),
@@ -88,7 +89,7 @@ def feature_maps_html(maps: FeatureMaps) -> str:
     return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(about)}")
 
 
-def _flow(inspection: GradientInspection) -> str:
+def _flow(inspection: Gradients) -> str:
     text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
     return _picture(plots.encode_png(plots.gradient_flow(inspection)), text)
 

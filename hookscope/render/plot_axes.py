@@ -22,7 +22,7 @@ from matplotlib.font_manager import get_font
 from matplotlib.ticker import FixedLocator, NullLocator
 from numpy.typing import NDArray
 
-from hookscope.results.inspection import GradientInspection, GradientStatus
+from hookscope.results.gradients import Gradients, GradientStatus
 from hookscope.text import safe_text
 
 # Okabe and Ito 2008, "Color Universal Design": told apart with every common colour vision, and by shape besides.
@@ -79,7 +79,7 @@ class _ShownFigure(Figure):
         return file.getvalue()
 
 
-def titled_figure(inspection: GradientInspection, what: str, height: float) -> Figure:
+def titled_figure(inspection: Gradients, what: str, height: float) -> Figure:
     """Return an empty figure, ten inches wide, under a title that names what was run."""
     figure = _ShownFigure(figsize=(10, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)

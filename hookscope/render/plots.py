@@ -33,7 +33,8 @@ from hookscope.render.plot_axes import (
     titled_figure,
 )
 from hookscope.results.distribution import Distribution
-from hookscope.results.inspection import GradientInspection, GradientRow, GradientStatus, ParameterRow, TensorStatistics
+from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, ParameterRow
+from hookscope.results.statistics import TensorStatistics
 
 _MOST_HISTOGRAMS = 12
 _MOST_BINS = 41
@@ -51,7 +52,7 @@ class _Point:
     minor: bool = False
 
 
-def gradient_flow(inspection: GradientInspection) -> Figure:
+def gradient_flow(inspection: Gradients) -> Figure:
     """Draw mean and greatest |gradient| over depth: of the layers' outputs above, of the parameters below.
 
     Biases and scales are pale marks beside the line of the weights. The axis is logarithmic. What it has no place for
@@ -71,7 +72,7 @@ def gradient_flow(inspection: GradientInspection) -> Figure:
     return figure
 
 
-def gradient_histograms(inspection: GradientInspection, layers: Sequence[str] = ()) -> Figure:
+def gradient_histograms(inspection: Gradients, layers: Sequence[str] = ()) -> Figure:
     """Draw how the gradients of some layers' outputs are distributed, at most twelve panels.
 
     Exact zeros are left out of the bars and counted in the title. Where the tails are long the axis is logarithmic on
@@ -99,7 +100,7 @@ def gradient_histograms(inspection: GradientInspection, layers: Sequence[str] = 
     return figure
 
 
-def parameter_ratios(inspection: GradientInspection) -> Figure:
+def parameter_ratios(inspection: Gradients) -> Figure:
     """Draw ‖g‖/‖w‖ of every parameter in the order they are defined, weights apart from biases and scales.
 
     The axis is logarithmic; a dashed line is the median of the weights. What has no ratio stands at the foot: a zero
@@ -134,7 +135,7 @@ def parameter_ratios(inspection: GradientInspection) -> Figure:
     return figure
 
 
-PLOTS: Mapping[str, Callable[[GradientInspection], Figure]] = {
+PLOTS: Mapping[str, Callable[[Gradients], Figure]] = {
     "gradient-flow": gradient_flow,
     "gradient-histograms": gradient_histograms,
     "parameter-ratios": parameter_ratios,
@@ -223,7 +224,7 @@ def _draw_histogram(axes: Axes, row: GradientRow) -> None:
     axes.set_title(f"{plain(row.label, 28)}\n{' · '.join(remarks)}", fontsize=8)
 
 
-def _failing(inspection: GradientInspection) -> dict[str, str]:
+def _failing(inspection: Gradients) -> dict[str, str]:
     """Return the rule of the first failing verdict for each place that one names."""
     failing: dict[str, str] = {}
     for verdict in inspection.verdicts:

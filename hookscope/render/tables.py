@@ -8,21 +8,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from hookscope.render.histograms import histogram
-from hookscope.results.inspection import (
-    QUANTILE_LEVELS,
-    Change,
-    Comparison,
-    GradientInspection,
-    GradientRow,
-    InputGradients,
-    Inspection,
-    LayerRow,
-    ModelInfo,
-    ModuleRow,
-    ParameterRow,
-    Prediction,
-    TensorStatistics,
-)
+from hookscope.results.activations import Activations, LayerRow, Prediction
+from hookscope.results.comparison import Change, Comparison
+from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
+from hookscope.results.network import ModelInfo, ModuleRow
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import safe_text, shape_text, strict_json
 
 SCHEMA_VERSION = 1
@@ -58,7 +48,7 @@ _NO_STATISTICS = TensorStatistics((), "none", 0)
 _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
 
 
-def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
+def inspection_to_dict(inspection: Activations) -> dict[str, Any]:
     """Return all of `inspection` but its feature maps as dicts, lists, text and numbers.
 
     Names are those of the results, with two differences: a prediction is one entry a class, and quantiles are keyed
@@ -70,7 +60,7 @@ def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
     }
 
 
-def gradient_inspection_to_dict(inspection: GradientInspection) -> dict[str, Any]:
+def gradient_inspection_to_dict(inspection: Gradients) -> dict[str, Any]:
     """Return all of `inspection` but its gradient maps as dicts, lists, text and numbers.
 
     Names are those of the results, with the differences of `inspection_to_dict`. A loss that is NaN or infinite
@@ -87,17 +77,17 @@ def gradient_inspection_to_dict(inspection: GradientInspection) -> dict[str, Any
     }
 
 
-def inspection_to_json(inspection: Inspection, extra: Mapping[str, Any] | None = None) -> str:
+def inspection_to_json(inspection: Activations, extra: Mapping[str, Any] | None = None) -> str:
     """Return `inspection` as strict JSON: `inspection_to_dict`, followed by the entries of `extra`."""
     return strict_json({**inspection_to_dict(inspection), **(extra or {})})
 
 
-def gradient_inspection_to_json(inspection: GradientInspection, extra: Mapping[str, Any] | None = None) -> str:
+def gradient_inspection_to_json(inspection: Gradients, extra: Mapping[str, Any] | None = None) -> str:
     """Return `inspection` as strict JSON: `gradient_inspection_to_dict`, followed by the entries of `extra`."""
     return strict_json({**gradient_inspection_to_dict(inspection), **(extra or {})})
 
 
-def rows_to_json(inspection: Inspection | GradientInspection) -> str:
+def rows_to_json(inspection: Activations | Gradients) -> str:
     """Return the layer rows and the layers that never ran as strict JSON, one row a line."""
     return strict_json(
         {
@@ -108,7 +98,7 @@ def rows_to_json(inspection: Inspection | GradientInspection) -> str:
     )
 
 
-def gradients_to_json(inspection: GradientInspection) -> str:
+def gradients_to_json(inspection: Gradients) -> str:
     """Return the gradients of layers and of parameters as strict JSON, one row a line."""
     return strict_json(
         {
@@ -119,7 +109,7 @@ def gradients_to_json(inspection: GradientInspection) -> str:
     )
 
 
-def rows_to_csv(inspection: Inspection | GradientInspection) -> str:
+def rows_to_csv(inspection: Activations | Gradients) -> str:
     """Return the layer rows as CSV with a header, one line a row.
 
     Shapes read "1x64x112x112"; a missing value is an empty cell; flags, aliases and labels are joined by ";". A name
@@ -129,12 +119,12 @@ def rows_to_csv(inspection: Inspection | GradientInspection) -> str:
     return _csv(_LAYER_COLUMNS, map(_record, inspection.rows))
 
 
-def gradients_to_csv(inspection: GradientInspection) -> str:
+def gradients_to_csv(inspection: Gradients) -> str:
     """Return the gradients of outputs and inputs as CSV with a header, one line a row, as `rows_to_csv` does."""
     return _csv(_GRADIENT_COLUMNS, map(_gradient_record, inspection.gradients))
 
 
-def parameters_to_csv(inspection: GradientInspection) -> str:
+def parameters_to_csv(inspection: Gradients) -> str:
     """Return the gradients of parameters as CSV with a header, one line a parameter, as `rows_to_csv` does."""
     return _csv(_PARAMETER_COLUMNS, map(_parameter_record, inspection.parameters))
 
@@ -257,7 +247,7 @@ def _json_number(value: float) -> float | str:
     return float(value) if math.isfinite(value) else str(float(value))
 
 
-def _circumstances(inspection: Inspection | GradientInspection) -> dict[str, Any]:
+def _circumstances(inspection: Activations | Gradients) -> dict[str, Any]:
     """Return what was run on what, and what came of it as a whole."""
     return {
         "schema_version": SCHEMA_VERSION,

@@ -25,19 +25,10 @@ from hookscope.render.columns import (
     quantile_text,
 )
 from hookscope.render.sparklines import MEANING, sparkline
-from hookscope.results.inspection import (
-    QUANTILE_LEVELS,
-    Failure,
-    Flag,
-    GradientInspection,
-    GradientRow,
-    Inspection,
-    LayerRow,
-    ModuleRow,
-    TensorStatistics,
-    UncalledLayer,
-    Verification,
-)
+from hookscope.results.activations import Activations, Failure, Flag, LayerRow, UncalledLayer, Verification
+from hookscope.results.gradients import GradientRow, Gradients
+from hookscope.results.network import ModuleRow
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import safe_text, shape_text
 
 _MEDIAN = QUANTILE_LEVELS.index(0.5)
@@ -53,7 +44,7 @@ _ALARMS: dict[Flag, str] = {
 }
 
 
-def layer_table(inspection: Inspection, *, width: int, full: bool = False) -> RenderableType:
+def layer_table(inspection: Activations, *, width: int, full: bool = False) -> RenderableType:
     """Return the layer rows in execution order as one table under a title, fitted to `width`.
 
     The wider the terminal, the more columns. Numbers are never cut or wrapped; over-long names lose their middle. A
@@ -149,7 +140,7 @@ def failure_panel(failure: Failure) -> RenderableType:
     return Panel(grid, title="The model raised", title_align="left", style="red")
 
 
-def predictions_lines(inspection: Inspection | GradientInspection, *, full: bool = False) -> RenderableType:
+def predictions_lines(inspection: Activations | Gradients, *, full: bool = False) -> RenderableType:
     """Return the top classes of every input, a line each: "cat.jpg: Egyptian cat 0.40 · tiger cat 0.23".
 
     Args:
@@ -208,7 +199,7 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
     return Group(Text(safe_text(title), style="bold"), table, Text(" · ".join(totals)))
 
 
-def title_lines(inspection: Inspection | GradientInspection) -> list[Text]:
+def title_lines(inspection: Activations | Gradients) -> list[Text]:
     """Return what heads every table: model, weights, inputs, and that the weights are random if they are."""
     model = inspection.model
     kind = f" ({safe_text(model.kind)})" if model.kind.lower() != model.name.lower() else ""

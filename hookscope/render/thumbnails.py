@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 
 def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> list[Image.Image]:

@@ -11,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
-from hookscope.results.inspection import GradientInspection, InputRecord, Inspection, ModelInfo
+from hookscope.results.activations import Activations
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
 from hookscope.text import safe_text
 
 Level = Literal["fail", "warn", "off"]
@@ -145,11 +148,11 @@ class Examination:
 
     model: ModelInfo
     stored: tuple[StoredValues, ...]
-    forward: Inspection | None
+    forward: Activations | None
     origin: NonFiniteOrigin | None = None
     channel_peaks: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     outputs: tuple[OutputValues, ...] = ()
-    gradients: GradientInspection | None = None
+    gradients: Gradients | None = None
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)

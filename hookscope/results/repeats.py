@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from hookscope.results.inspection import FeatureMaps, GradientInspection, GradientRow, Inspection, LayerRow, row_label
+from hookscope.results.activations import Activations, FeatureMaps, LayerRow, row_label
+from hookscope.results.gradients import GradientRow, Gradients
 
 Key = tuple[str, int, str]
 """(layer, call, slot) of an output."""
 
-Run = TypeVar("Run", Inspection, GradientInspection)
+Run = TypeVar("Run", Activations, Gradients)
 Row = TypeVar("Row", bound=LayerRow | GradientRow)
 
 
@@ -25,7 +26,7 @@ def fold_repeats(run: Run) -> Run:
     if not into:
         return run
     rows = _folded(run.rows, into)
-    if isinstance(run, Inspection):
+    if isinstance(run, Activations):
         return replace(run, rows=_numbered(rows), feature_maps=_of_rows(run.feature_maps, rows))
     calls = {(row.layer, row.call) for row in rows}
     stay = [each for each in run.gradients if each.role == "output" or (each.layer, each.call) in calls]
@@ -41,14 +42,14 @@ def fold_repeats(run: Run) -> Run:
     )
 
 
-def repeated(run: Inspection | GradientInspection) -> dict[Key, str]:
+def repeated(run: Activations | Gradients) -> dict[Key, str]:
     """Return the outputs that `fold_repeats` leaves out, each with the label of the row that stands for it.
 
     Their activation repeats an earlier one and, after a backward pass, so does their gradient, and those of the call's
     inputs where they were measured.
     """
     into = {_key(row): row.repeats for row in run.rows if row.repeats}
-    if isinstance(run, Inspection):
+    if isinstance(run, Activations):
         return into
     outputs = {_key(row): row.repeats for row in run.gradients if row.role == "output"}
     differing = {(row.layer, row.call) for row in run.gradients if row.role == "input" and not row.repeats}

@@ -11,12 +11,12 @@ unknown origin lie, and import the program's main module.
 
 from hookscope.sandbox.machine import machine_memory_bytes, usable_cores
 from hookscope.sandbox.memory import CAN_LIMIT_MEMORY, is_lack_of_memory, limit_memory
-from hookscope.sandbox.running import Ending, Limits, run_jobs
+from hookscope.sandbox.running import Limits, WorkerFailure, run_jobs
 
 __all__ = [
     "CAN_LIMIT_MEMORY",
-    "Ending",
     "Limits",
+    "WorkerFailure",
     "is_lack_of_memory",
     "limit_memory",
     "machine_memory_bytes",

@@ -49,7 +49,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class WorkerFailure:
     """How a worker ended that has no result.
 
     Attributes:
@@ -72,7 +72,7 @@ def run_jobs(
     at_once: int = 1,
     preload: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-) -> Generator[tuple[int, Result | Ending], None, None]:
+) -> Generator[tuple[int, Result | WorkerFailure], None, None]:
     """Do `work` on every item, each in a separate process; what it prints goes to stderr.
 
     Leaving early, by an exception or by closing the iterator, kills every process.
@@ -105,7 +105,7 @@ def run_jobs(
                 host = host if host is not None and host.is_alive else team.start()
                 outcome = host.outcome(request, limits)
             except Exception:  # noqa: BLE001 - a thread's exception would be lost, and the item with it
-                outcome = Ending("raised", _RAISED, traceback.format_exc())
+                outcome = WorkerFailure("raised", _RAISED, traceback.format_exc())
             finished.put((position, outcome))
 
     threads = [threading.Thread(target=work_off, daemon=True) for _ in range(min(at_once, len(items)))]
@@ -190,7 +190,7 @@ class _Host:
         self.process.wait()
 
     def outcome(self, request: bytes, limits: Limits) -> Any:
-        """Have a worker answer `request`; return its result, or an `Ending`."""
+        """Have a worker answer `request`; return its result, or a `WorkerFailure`."""
         if not self.is_ready:
             answer = self._answer()
             if answer is None or answer[0] != "ready":
@@ -225,21 +225,21 @@ class _Host:
         answer: tuple[str, Any] | None = None if frame is None else pickle.loads(frame)  # noqa: S301 - by our own host
         return answer
 
-    def _ending(self, answer: tuple[str, Any] | None, limits: Limits) -> Ending:
+    def _ending(self, answer: tuple[str, Any] | None, limits: Limits) -> WorkerFailure:
         """Say how a worker ended that gave no result: None for an answer means that its host is gone too."""
         if answer is None:
             self.kill()  # where the system has ended the host, its worker is left
             if self.is_late:
-                return Ending("time", f"it was not done after {limits.seconds:g} s")
-            return Ending("killed", _exit_text(self.process.wait()))
+                return WorkerFailure("time", f"it was not done after {limits.seconds:g} s")
+            return WorkerFailure("killed", _exit_text(self.process.wait()))
         kind, detail = answer
         if kind == "raised":
-            return Ending("raised", _RAISED, detail)
+            return WorkerFailure("raised", _RAISED, detail)
         if kind == "memory":
             limited = CAN_LIMIT_MEMORY and limits.memory_bytes is not None
             limit = f"than {(limits.memory_bytes or 0) / 2**30:.3g} GiB" if limited else "than there is"
-            return Ending("memory", f"it needs more memory {limit}")
-        return Ending("killed", _exit_text(detail))
+            return WorkerFailure("memory", f"it needs more memory {limit}")
+        return WorkerFailure("killed", _exit_text(detail))
 
 
 def _exit_text(code: int) -> str:

@@ -5,7 +5,7 @@ from hookscope.statistics.native import Fused, plain
 from hookscope.statistics.reducer import Measured, Pending, Reducer, collect, reduce_tensor
 from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.summary import summarise, tensor_statistics
-from hookscope.statistics.torch_reductions import reduce_without_looking as _reduce_without_looking
+from hookscope.statistics.torch_reductions import reduce_on_device as _reduce_without_looking
 
 __all__ = [
     "Fused",

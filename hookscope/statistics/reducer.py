@@ -19,7 +19,7 @@ from hookscope.statistics.binning import count_in_bins, distribution_of_counts
 from hookscope.statistics.native import Fused, FusedReducer, plain
 from hookscope.statistics.reduction import Reduction, with_zeros
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
-from hookscope.statistics.torch_reductions import completed, reduce_rows, reduce_without_looking
+from hookscope.statistics.torch_reductions import completed, reduce_on_device, reduce_rows
 
 # Up to this size a tensor is copied and reduced with others; measured.
 _SMALL = 2**17
@@ -50,7 +50,7 @@ class Pending(NamedTuple):
     Attributes:
         known: What is known without asking the device.
         row: Which row it is.
-        scalars: As `reduce_without_looking` gives them, (R, 7).
+        scalars: As `reduce_on_device` gives them, (R, 7).
         counts: Likewise, (R, 2 + C).
         binned: As `count_in_bins` gives them, (R, …); (R, 0) without distributions.
     """
@@ -186,7 +186,7 @@ def _pending(
     rows: Tensor, channels_view: tuple[int, int, int], known: Sequence[Reduction], *, distributions: bool
 ) -> list[Pending]:
     """Reduce tensors of one shape on an accelerator, one per row, (R, n)."""
-    scalars, counts = reduce_without_looking(rows, channels_view)
+    scalars, counts = reduce_on_device(rows, channels_view)
     binned = count_in_bins(rows) if distributions else rows[:, :0]
     return [Pending(each, row, scalars, counts, binned) for row, each in enumerate(known)]
 

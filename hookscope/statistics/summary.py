@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hookscope.results.distribution import Distribution, quantiles
 from hookscope.results.frozen import quick_constructor
-from hookscope.results.inspection import QUANTILE_LEVELS, TensorStatistics
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics.native import Fused
 from hookscope.statistics.reducer import collect, reduce_tensor
 from hookscope.statistics.reduction import Reduction

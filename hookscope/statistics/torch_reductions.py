@@ -95,7 +95,7 @@ def reduce_rows(
 
 def _reduce_rare(flat: Tensor, channels_view: tuple[int, int, int], known: Reduction) -> Reduction:
     """Reduce values that are not finite, or too large or too small to square in float32."""
-    scalars, counts = reduce_without_looking(flat.double().unsqueeze(0), channels_view)
+    scalars, counts = reduce_on_device(flat.double().unsqueeze(0), channels_view)
     return completed(known, scalars[0].tolist(), counts[0].numpy())
 
 
@@ -163,7 +163,7 @@ def _square_sums(rows: Tensor) -> list[float]:
     return [float(total) for total in sums.tolist()]
 
 
-def reduce_without_looking(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """Reduce any floating values with no branch on data, so that nobody waits for the device.
 
     Args:
@@ -192,7 +192,7 @@ def reduce_without_looking(rows: Tensor, channels_view: tuple[int, int, int]) ->
 
 
 def completed(known: Reduction, scalars: Sequence[float], counts: NDArray[np.int64]) -> Reduction:
-    """Complete a reduction with a row of what `reduce_without_looking` gave; it has no distribution."""
+    """Complete a reduction with a row of what `reduce_on_device` gave; it has no distribution."""
     exponent, mean, squared_deviations, low, high, abs_sum, square_sum = scalars
     finite_count, nan_count = counts[:2].tolist()
     scale = 2.0**exponent

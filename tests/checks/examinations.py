@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 
 from hookscope.checks import RULES, CheckSettings, Expectation, judge
+from hookscope.results.activations import Activations, LayerRow, Prediction
 from hookscope.results.check import CheckReport, Examination, OutputValues, RuleOutcome, StoredValues
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import (
-    GradientInspection,
-    InputRecord,
-    Inspection,
-    LayerRow,
-    ModelInfo,
-    Prediction,
-    TensorStatistics,
-)
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
+from hookscope.results.statistics import TensorStatistics
 from tests.checks.verdicts.conftest import chain
 
 CATEGORIES = ("tabby cat", "tiger cat", "crane", "tram", "crane", "otter")
@@ -102,7 +98,7 @@ def numbered(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
     return tuple(replace(each, index=index) for index, each in enumerate(rows))
 
 
-FORWARD = Inspection(MODEL, INPUTS, numbered(ROWS), predictions=(PREDICTION,))
+FORWARD = Activations(MODEL, INPUTS, numbered(ROWS), predictions=(PREDICTION,))
 
 HEALTHY = Examination(
     MODEL,
@@ -143,7 +139,7 @@ def with_prediction(**changes: Any) -> Examination:
     return replace(HEALTHY, forward=replace(FORWARD, predictions=(replace(PREDICTION, **changes),)))
 
 
-def with_gradients(gradients: GradientInspection | None, **changes: Any) -> Examination:
+def with_gradients(gradients: Gradients | None, **changes: Any) -> Examination:
     return replace(HEALTHY, gradients=gradients, **changes)
 
 

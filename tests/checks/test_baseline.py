@@ -29,8 +29,10 @@ from hookscope.checks.baseline import (
 from hookscope.errors import UsageError
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
+from hookscope.results.activations import Failure
 from hookscope.results.check import Examination
-from hookscope.results.inspection import Failure, InputRecord, ModelInfo
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
 
 EVERY_MODULE = ["name:/.*/"]
 

@@ -14,8 +14,8 @@ from hookscope.checks import CheckSettings, wanted_rules
 from hookscope.checks.checkpoint import check, check_checkpoint
 from hookscope.checks.evidence import failing_rows
 from hookscope.errors import UsageError
+from hookscope.results.activations import Activations
 from hookscope.results.check import CheckReport, Examination, Finding, RuleOutcome
-from hookscope.results.inspection import Inspection
 
 SETTINGS = CheckSettings(shape=(2, 3, 16, 16))
 
@@ -254,7 +254,7 @@ def test_warnings_have_no_failing_rows(network: Network) -> None:
     assert failing_rows(failed, None) == ()
 
 
-def forward_of(network: Network) -> Inspection:
+def forward_of(network: Network) -> Activations:
     seen: list[Examination] = []
     check_checkpoint(network, SETTINGS, frozenset({"forward"}), on_examined=seen.append)
     assert seen[0].forward is not None

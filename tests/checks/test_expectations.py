@@ -7,8 +7,8 @@ import pytest
 
 from hookscope.checks import CheckSettings, Expectation
 from hookscope.errors import UsageError
+from hookscope.results.activations import Activations
 from hookscope.results.check import Examination
-from hookscope.results.inspection import Inspection
 from tests.checks.examinations import (
     FORWARD,
     HEALTHY,
@@ -134,7 +134,7 @@ def test_a_picture_that_is_not_among_the_inputs_fails() -> None:
 
 
 def test_a_network_without_class_scores_fails_with_the_reason() -> None:
-    without: Inspection = replace(FORWARD, predictions=())
+    without: Activations = replace(FORWARD, predictions=())
     reason = {"expectation": "The network returned no row of class scores per input."}
     assert messages(replace(HEALTHY, forward=without, unmeasured=reason), top1=0) == [
         "'cat.jpg' cannot be judged: The network returned no row of class scores per input."

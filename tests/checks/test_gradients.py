@@ -7,7 +7,7 @@ import pytest
 from hookscope.checks import RULES, CheckSettings, LayerSettings, RuleSettings
 from hookscope.checks.verdicts import judge
 from hookscope.results.check import NonFiniteOrigin
-from hookscope.results.inspection import GradientInspection
+from hookscope.results.gradients import Gradients
 from tests.checks.examinations import EVERYTHING, judged, objections, outcomes, with_gradients
 from tests.checks.verdicts.conftest import chain, inspection, layer_row, logistic_chain, output_row, parameter, tensor
 
@@ -15,7 +15,7 @@ GRADIENT_RULES = frozenset(name for name, rule in RULES.items() if rule.needs ==
 NAN = tensor(1.0, nan_count=2)
 
 
-def imbalanced(ratio: float) -> GradientInspection:
+def imbalanced(ratio: float) -> Gradients:
     """Return weights of size 1 with gradients 1, 1 and `ratio`: flat at the ends, so that nothing vanishes."""
     gradients = {"a.weight": 1.0, "b.weight": ratio, "c.weight": 1.0}
     return inspection(parameters=[parameter(name, l2) for name, l2 in gradients.items()])

@@ -16,7 +16,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hookscope.render.grids import draw_grid
-from hookscope.results.inspection import FeatureMaps
+from hookscope.results.activations import FeatureMaps
 from tests.cli.conftest import CAT, Run, record_of, rows_of
 
 LARGEST_FILE = 200_000
@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from hookscope.cli.console import consoles
 from hookscope.cli.preview import show_grids
-from hookscope.results.inspection import FeatureMaps
+from hookscope.results.activations import FeatureMaps
 
 values = np.zeros((1, 1, 1), np.float32)
 maps = [

@@ -12,8 +12,10 @@ from torch import nn
 import hookscope
 from hookscope.cli.tensorboard import write_run
 from hookscope.losses import choose_loss
+from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import FeatureMaps, GradientInspection, Inspection, TensorStatistics
+from hookscope.results.gradients import Gradients
+from hookscope.results.statistics import TensorStatistics
 
 METRICS = ("mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "dead_channel_fraction", "nan_count")
 
@@ -24,12 +26,12 @@ def network() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def forward() -> Inspection:
+def forward() -> Activations:
     return hookscope.inspect(network(), torch.randn(2, 3, 8, 8), ["@0", "@1", "@-1"], grids_for=1, distributions=True)
 
 
 @pytest.fixture(scope="module")
-def backward() -> GradientInspection:
+def backward() -> Gradients:
     return hookscope.inspect_gradients(network(), torch.randn(2, 3, 8, 8), choose_loss("sum"), include_inputs=True)
 
 
@@ -67,13 +69,13 @@ def drawn(maps: tuple[FeatureMaps, ...], folder: Path) -> list[Path]:
     return paths
 
 
-def test_scalars_are_the_rows_numbers(forward: Inspection, tmp_path: Path) -> None:
+def test_scalars_are_the_rows_numbers(forward: Activations, tmp_path: Path) -> None:
     write_run(tmp_path / "logs", replace(forward, feature_maps=()), [])
     rows = ((row.label, row.activation) for row in forward.rows)
     assert scalars(read(tmp_path / "logs")) == expected("activation", rows)
 
 
-def test_gradients_have_loss_norms_and_ratios(backward: GradientInspection, tmp_path: Path) -> None:
+def test_gradients_have_loss_norms_and_ratios(backward: Gradients, tmp_path: Path) -> None:
     write_run(tmp_path, backward, [])
     assert backward.loss is not None
     wanted = {"loss": float(np.float32(backward.loss.value))}
@@ -90,7 +92,7 @@ def test_gradients_have_loss_norms_and_ratios(backward: GradientInspection, tmp_
     assert found["parameter gradient mean/3.bias"] == 2
 
 
-def test_histograms_count_every_value(forward: Inspection, tmp_path: Path) -> None:
+def test_histograms_count_every_value(forward: Activations, tmp_path: Path) -> None:
     write_run(tmp_path, replace(forward, feature_maps=()), [])
     accumulator = read(tmp_path)
     assert accumulator.Tags()["histograms"] == [f"activation/{row.label}" for row in forward.rows]
@@ -122,7 +124,7 @@ def test_histograms_count_every_value(forward: Inspection, tmp_path: Path) -> No
     ],
 )
 def test_odd_values_are_counted_or_left_out(
-    forward: Inspection, tmp_path: Path, values: np.ndarray, count: int | None
+    forward: Activations, tmp_path: Path, values: np.ndarray, count: int | None
 ) -> None:
     row = forward.rows[0]
     row = replace(row, activation=replace(row.activation, distribution=distribution_of(values)))
@@ -132,7 +134,7 @@ def test_odd_values_are_counted_or_left_out(
     assert [(each.num, sum(each.bucket)) for each in found] == ([] if count is None else [(count, count)])
 
 
-def test_grids_are_the_runs_own_pictures(forward: Inspection, tmp_path: Path) -> None:
+def test_grids_are_the_runs_own_pictures(forward: Activations, tmp_path: Path) -> None:
     paths = drawn(forward.feature_maps, tmp_path)
     write_run(tmp_path / "logs", forward, paths)
     accumulator = read(tmp_path / "logs")
@@ -146,7 +148,7 @@ def test_grids_are_the_runs_own_pictures(forward: Inspection, tmp_path: Path) ->
             assert np.array_equal(np.asarray(found.convert("RGB")), np.asarray(wanted.convert("RGB")))
 
 
-def test_hostile_names_stay_apart_in_one_group_on_one_line(forward: Inspection, tmp_path: Path) -> None:
+def test_hostile_names_stay_apart_in_one_group_on_one_line(forward: Activations, tmp_path: Path) -> None:
     names = ["../../etc", "a/b", "a\nb", "\x1b[31m", "x" * 300 + "1", "x" * 300 + "2", "relu#1", "relu", "\ud800"]
     rows = tuple(replace(forward.rows[0], layer=name) for name in names)
     rows = (*rows, replace(forward.rows[0], layer="relu", call=1))  # its label is another layer's name
@@ -160,13 +162,13 @@ def test_hostile_names_stay_apart_in_one_group_on_one_line(forward: Inspection, 
     assert "activation mean/relu#1 (2)" in tags
 
 
-def test_a_loss_that_is_not_finite_is_written_as_it_is(backward: GradientInspection, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_written_as_it_is(backward: Gradients, tmp_path: Path) -> None:
     assert backward.loss is not None
     write_run(tmp_path, replace(backward, loss=replace(backward.loss, value=float("nan"))), [])
     assert np.isnan(scalars(read(tmp_path))["loss"])
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(forward: Inspection, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(forward: Activations, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(hookscope.OutputError, match=r"^Cannot write '.*--tensorboard\.$"):
@@ -174,7 +176,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(forward: Inspection, tmp_pa
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_what_breaks_off_leaves_nothing_and_another_run_leaves_the_first(forward: Inspection, tmp_path: Path) -> None:
+def test_what_breaks_off_leaves_nothing_and_another_run_leaves_the_first(forward: Activations, tmp_path: Path) -> None:
     missing = [tmp_path / "missing.png"] * len(forward.feature_maps)
     with pytest.raises(hookscope.OutputError):
         write_run(tmp_path / "logs", forward, missing)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.inputs import Batch, count_inputs, load_batches, load_input, noise_batch, part_of, prefetch, to_device
-from hookscope.results.inspection import InputRecord, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing
 from tests.inputs.written import PLAIN, join_readers, random_pixels, save, write_all, write_tensor
 
 

@@ -15,7 +15,7 @@ import torch
 from hookscope.checkpoints import isolation
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input, read_tensor
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from tests.models import hostile
 from tests.models.hostile import ASSEMBLED, EXPORTED, PAYLOADS, Storage, View
 

@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from hookscope.errors import ImageError
 from hookscope.inputs import MAX_FILE_BYTES, MAX_PIXELS, load_batches, load_input
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
 
 
@@ -338,7 +338,7 @@ def test_a_fresh_process_reads_without_torchvision_and_without_stray_output(tmp_
     (tmp_path / "a.tif").write_bytes(damaged)
     script = (
         "import sys; from pathlib import Path; from hookscope.inputs import load_batches; "
-        "from hookscope.results.inspection import Preprocessing; errors = []; "
+        "from hookscope.results.inputs import Preprocessing; errors = []; "
         f"paths = [Path('a.tif'), Path({str(SAMPLES / 'cat.jpg')!r})]; "
         "(batch,) = load_batches(paths, Preprocessing(), 4, errors.append); "
         "print(len(errors), batch.records[0].shape, 'torchvision' in sys.modules)"

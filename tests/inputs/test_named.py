@@ -6,7 +6,7 @@ import torch
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.inputs import Batch, load_input, named_batch, read_named, with_named
-from hookscope.results.inspection import InputRecord
+from hookscope.results.inputs import InputRecord
 from tests.inputs.written import PLAIN, random_pixels, save, write_tensor
 
 

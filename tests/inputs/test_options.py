@@ -6,7 +6,7 @@ import pytest
 
 from hookscope.errors import UsageError
 from hookscope.inputs import preprocessing_from_options
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 
 def test_no_options_keep_everything():

@@ -12,7 +12,7 @@ from PIL import Image
 from PIL.AvifImagePlugin import AvifImageFile
 
 from hookscope.inputs import find_inputs, load_input
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, as_input, failure, load_steps, random_pixels, save, tiff
 
 

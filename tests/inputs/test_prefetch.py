@@ -22,7 +22,7 @@ import hookscope
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input, prefetch
 from hookscope.inputs.loading import is_quiet, load_quietly
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, SAMPLES, join_readers, random_pixels, readers, save, write_all, write_tensor
 
 # Its first directory has 65535 entries, and ends at once.

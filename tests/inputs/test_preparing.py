@@ -11,7 +11,7 @@ from torchvision.transforms import functional as reference
 
 from hookscope.errors import UsageError
 from hookscope.inputs import find_inputs, load_batches, load_input
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, SAMPLES, as_input, failure, random_pixels, save
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from tests.byteorder import save_big_endian
 from tests.inputs.written import failure, write_tensor
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from hookscope.errors import ImageError
 from hookscope.inputs import load_input
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 SAMPLES = Path(__file__).parents[2] / "sample_images"
 

@@ -14,7 +14,10 @@ from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
-from hookscope.results.inspection import GradientInspection, InputRecord, Inspection, TensorStatistics
+from hookscope.results.activations import Activations
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.binning import count_in_bins
 from tests import far_device
 from tests.networks import BY_HAND, NETWORKS
@@ -66,14 +69,14 @@ def made(name: str) -> tuple[Any, Any]:
     return network.build(), network.args()
 
 
-def activations(model: Any, args: Any, **options: Any) -> Inspection:
+def activations(model: Any, args: Any, **options: Any) -> Activations:
     try:
         return inspect(model, batch_of(args), ["*"], **options)
     except ForwardError as error:
         return error.inspection
 
 
-def gradients(model: Any, args: Any, **options: Any) -> GradientInspection | str:
+def gradients(model: Any, args: Any, **options: Any) -> Gradients | str:
     try:
         return inspect_gradients(model, batch_of(args), weighted_sum, ["*"], **options)
     except PassError as error:

@@ -14,7 +14,8 @@ from hookscope.errors import LayerNotFoundError, ModelError, UsageError
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.losses import LossValue
-from hookscope.results.inspection import GradientInspection, InputRecord
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
 from tests.inspection.test_networks import assert_unchanged, seeded, snapshot
 from tests.networks import Written, conv_net
 
@@ -28,11 +29,11 @@ def chain(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(*pair) for pair in itertools.pairwise(sizes)))
 
 
-def statuses(inspection: GradientInspection) -> dict[str, str]:
+def statuses(inspection: Gradients) -> dict[str, str]:
     return {row.label: row.status for row in inspection.gradients}
 
 
-def remarks(inspection: GradientInspection) -> dict[str, str]:
+def remarks(inspection: Gradients) -> dict[str, str]:
     return {row.label: row.remark for row in inspection.gradients}
 
 

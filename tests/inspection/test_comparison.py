@@ -3,17 +3,10 @@ from dataclasses import replace
 import pytest
 
 from hookscope.inspection.comparison import compare
-from hookscope.results.inspection import (
-    GradientInspection,
-    GradientRow,
-    Inspection,
-    LayerRow,
-    LossRecord,
-    ModelInfo,
-    ParameterRow,
-    Prediction,
-    TensorStatistics,
-)
+from hookscope.results.activations import Activations, LayerRow, Prediction
+from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
+from hookscope.results.network import ModelInfo
+from hookscope.results.statistics import TensorStatistics
 
 MODEL = ModelInfo("net", "Net", "random", random=True, sha256=None, parameter_count=1)
 
@@ -28,8 +21,8 @@ def layer(name: str, value: float, call: int = 0) -> LayerRow:
 
 def passed(
     activations: dict[str, float], gradients: dict[str, float], parameters: dict[str, float], loss: float
-) -> GradientInspection:
-    return GradientInspection(
+) -> Gradients:
+    return Gradients(
         MODEL,
         (),
         LossRecord("sum", "", loss),
@@ -63,27 +56,27 @@ def test_equal_runs_have_no_changes() -> None:
 
 
 def test_rows_that_one_run_alone_has_are_changes_without_a_ratio_those_of_the_first_last() -> None:
-    before = Inspection(MODEL, (), (layer("gone", 2), layer("both", 1)))
-    after = Inspection(MODEL, (), (layer("both", 1), layer("both", 3, call=1)))
+    before = Activations(MODEL, (), (layer("gone", 2), layer("both", 1)))
+    after = Activations(MODEL, (), (layer("both", 1), layer("both", 3, call=1)))
     changes = compare(before, after, []).changes
     assert [(each.label, each.l2_ratio) for each in changes] == [("both#1", None), ("gone", None)]
     assert (changes[0].before, changes[1].after) == (None, None)
 
 
 def test_a_row_that_was_zero_has_no_ratio() -> None:
-    [change] = compare(*(Inspection(MODEL, (), (layer("a", value),)) for value in (0, 2)), []).changes
+    [change] = compare(*(Activations(MODEL, (), (layer("a", value),)) for value in (0, 2)), []).changes
     assert change.l2_ratio is None
 
 
 @pytest.mark.parametrize("kind", ["no loss in one", "no losses"])
 def test_losses_are_compared_where_both_runs_have_one(kind: str) -> None:
     run = passed({}, {}, {}, 7)
-    before = replace(run, loss=None) if kind == "no loss in one" else Inspection(MODEL, (), ())
+    before = replace(run, loss=None) if kind == "no loss in one" else Activations(MODEL, (), ())
     after = run if kind == "no loss in one" else before
     assert compare(before, after, []).losses is None
 
 
 def test_predictions_of_both_runs_are_kept() -> None:
     first, second = (Prediction(0, (index,), (), (1.0,)) for index in (3, 4))
-    runs = [Inspection(MODEL, (), (), predictions=(each,)) for each in (first, second)]
+    runs = [Activations(MODEL, (), (), predictions=(each,)) for each in (first, second)]
     assert compare(*runs, []).predictions == ((first,), (second,))

@@ -12,7 +12,7 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from hookscope.inputs import Batch, noise_batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
-from hookscope.results.inspection import InputRecord
+from hookscope.results.inputs import InputRecord
 
 UNTRAINED = {"weights": None, "weights_backbone": None}
 SMALL = {**UNTRAINED, "min_size": 64, "max_size": 64}

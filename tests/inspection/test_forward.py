@@ -14,7 +14,8 @@ from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect, list_modules
 from hookscope.models import LoadedModel
-from hookscope.results.inspection import InputRecord, ModelInfo, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.network import ModelInfo
 
 
 def batches_of(values: Tensor, size: int) -> list[Batch]:

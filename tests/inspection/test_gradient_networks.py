@@ -16,7 +16,8 @@ import tests.networks
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
-from hookscope.results.inspection import GradientInspection, InputRecord
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
 from tests.inspection.test_networks import assert_unchanged, copied, seeded, snapshot
 from tests.networks import NETWORKS, TRAINED, Cache
 
@@ -55,7 +56,7 @@ class Case:
     def batch(self) -> Batch:
         return Batch(copied_args(self.args), (0,), (InputRecord("tensor", None, None, (), ()),))
 
-    def inspect(self, **options: Any) -> GradientInspection:
+    def inspect(self, **options: Any) -> Gradients:
         options = {"loss": projection, "layers": ["*"], "mode": self.mode, "seed": SEED} | options
         return inspect_gradients(self.model, self.batch, **options)
 
@@ -337,7 +338,7 @@ def compared(seen: Mapping[str, Tensor], expected: Mapping[str, Tensor | None]) 
     return tally
 
 
-def seen_by_hookscope(case: Case, **options: Any) -> tuple[GradientInspection, dict[str, dict[str, Tensor]]]:
+def seen_by_hookscope(case: Case, **options: Any) -> tuple[Gradients, dict[str, dict[str, Tensor]]]:
     """Inspect; return what was seen, and clones of every gradient by kind."""
     seen: dict[str, dict[str, Tensor]] = {"grad_output": {}, "grad_input": {}, "grad": {}}
 

@@ -9,7 +9,8 @@ from hookscope.checks.examination import Prepared, examine
 from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import Batch
 from hookscope.models import LoadedModel
-from hookscope.results.inspection import InputRecord, ModelInfo, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.network import ModelInfo
 
 
 class Mixed(nn.Module):

@@ -18,7 +18,8 @@ from hookscope.hooks.forward_hooks import ModuleCall, capture
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect
-from hookscope.results.inspection import InputRecord, Inspection
+from hookscope.results.activations import Activations
+from hookscope.results.inputs import InputRecord
 from hookscope.statistics import reduce_tensor
 from tests.networks import NETWORKS, Cache, conv_net
 from tests.statistics.test_statistics import check
@@ -74,7 +75,7 @@ class Case:
     def fresh_args(self) -> tuple[Any, ...]:
         return tuple(copied(arg) for arg in self.args)
 
-    def inspect(self) -> Inspection:
+    def inspect(self) -> Activations:
         record = InputRecord("tensor", None, None, (), ())
         return inspect(self.model, Batch(self.fresh_args(), (0,), (record,)), ["*"], seed=SEED, distributions=True)
 

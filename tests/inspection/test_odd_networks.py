@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import inspect
-from hookscope.results.inspection import GradientInspection
+from hookscope.results.gradients import Gradients
 from tests.inspection.odd_networks import ODD, Block, Net, Twice
 
 pytestmark = [
@@ -125,7 +125,7 @@ def test_copies_that_a_network_makes_of_itself_lose_the_hooks() -> None:
         assert not module._forward_pre_hooks
 
 
-def rows_of(inspection: GradientInspection) -> dict[str, tuple[str, float | None]]:
+def rows_of(inspection: Gradients) -> dict[str, tuple[str, float | None]]:
     return {row.label: (row.status, row.gradient.l2) for row in inspection.gradients if row.role == "output"}
 
 
@@ -272,7 +272,7 @@ def test_verifying_costs_one_pass_and_leaves_no_trace_in_what_follows() -> None:
 
 def batches() -> list[Any]:
     from hookscope.inputs import Batch
-    from hookscope.results.inspection import InputRecord
+    from hookscope.results.inputs import InputRecord
 
     record = InputRecord("tensor", None, None, (3,), ())
     return [Batch((X[index : index + 1],), (index,), (record,)) for index in range(2)]

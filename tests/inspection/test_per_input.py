@@ -8,7 +8,7 @@ from torch import nn
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.per_input import gradients_by_input
-from hookscope.results.inspection import InputRecord
+from hookscope.results.inputs import InputRecord
 
 
 def alone(position: int, values: list[float]) -> Batch:

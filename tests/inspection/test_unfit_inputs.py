@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import UnfitInputError
 from hookscope.inputs import Batch
-from hookscope.results.inspection import GradientInspection, InputRecord, Inspection
+from hookscope.results.activations import Activations
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
 
 VALUES = [1.0, 2.0, -3.0, 4.0, 5.0, -6.0]
 GOOD = [value for value in VALUES if value > 0]
@@ -75,7 +77,7 @@ def batches(values: Sequence[float], size: int) -> Iterator[Batch]:
         yield Batch((rows,), tuple(range(begin, begin + len(part))), records)
 
 
-def rows_of(inspection: Inspection | GradientInspection) -> list[tuple[object, ...]]:
+def rows_of(inspection: Activations | Gradients) -> list[tuple[object, ...]]:
     return [
         (row.label, row.activation.element_count, row.activation.mean, row.activation.l2) for row in inspection.rows
     ]
@@ -100,7 +102,7 @@ def test_the_others_come_out_as_if_the_unfit_had_never_been(run: Callable[..., A
     assert rows_of(found) == rows_of(expected)
     assert found.failure is None
     assert all(torch.equal(state[name], each) for name, each in network.state_dict().items())
-    if isinstance(found, GradientInspection):
+    if isinstance(found, Gradients):
         assert [row.gradient for row in found.parameters] == [row.gradient for row in expected.parameters]
         assert [row.gradient for row in found.gradients] == [row.gradient for row in expected.gradients]
         assert found.loss.value == expected.loss.value

@@ -15,7 +15,7 @@ from hookscope.checkpoints import isolation
 from hookscope.checkpoints.worker import attempt
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models.contents import list_contents
-from hookscope.results.inspection import CheckpointContents, StoredPart, StoredTensor
+from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
 from tests.byteorder import save_big_endian
 
 Kind = Literal["torch", "legacy torch", "safetensors"]

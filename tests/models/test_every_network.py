@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookscope.models import LoadedModel, build_on_meta, load_model, model_names
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 
 def inputs_for(preprocessing: Preprocessing, device: str = "cpu") -> list[object]:

@@ -5,7 +5,7 @@ from torch import nn
 from hookscope.errors import UsageError
 from hookscope.models import build_on_meta, example_shape, infer_channels, infer_input_shape
 from hookscope.models.input_spec import default_preprocessing, set_input_channels, with_channels
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 NETWORKS = {
     "image": (nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 2, 3)), (1, 5, 224, 224), 5),

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
-from hookscope.results.inspection import InputRecord, ModelInfo
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
 
 MODEL = ModelInfo("resnet18", "ResNet", "models/good.pt", False, "b627a593" * 8, 11_689_512, arguments={"width": 2})
 

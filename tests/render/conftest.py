@@ -11,26 +11,12 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
+from hookscope.results.activations import Activations, Failure, FeatureMaps, Flag, LayerRow, Prediction, UncalledLayer
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import (
-    Failure,
-    FeatureMaps,
-    Flag,
-    GradientInspection,
-    GradientRow,
-    GradientStatus,
-    InputRecord,
-    Inspection,
-    LayerRow,
-    LossRecord,
-    ModelInfo,
-    ModuleRow,
-    ParameterRow,
-    Prediction,
-    TensorStatistics,
-    UncalledLayer,
-    Verdict,
-)
+from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, ParameterRow, Verdict
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo, ModuleRow
+from hookscope.results.statistics import TensorStatistics
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -152,7 +138,7 @@ ROWS = numbered(
     _row("", "ResNet", statistics((1, 1000), mean=-0.0009996, std=2.0), "pass-through"),
 )
 
-INSPECTION = Inspection(
+INSPECTION = Activations(
     model=MODEL,
     inputs=(
         InputRecord("sample_images/cat.jpg", "0123abcd" * 8, (640, 480), (3, 224, 224), ("resize 256", "crop 224x224")),
@@ -313,7 +299,7 @@ PARAMETER_ROWS = (
     parameter_row("fc.weight", "Linear", gradient_statistics((1000, 512), 100.0), ratio=180.0),
 )
 
-GRADIENTS = GradientInspection(
+GRADIENTS = Gradients(
     model=MODEL,
     inputs=INSPECTION.inputs,
     loss=LossRecord("mse", "noise (seed 7)", 1.0625, ("(model)", "aux['aux']")),

@@ -3,7 +3,9 @@ from collections.abc import Sequence
 import pytest
 
 from hookscope.render.comparison import comparison_report
-from hookscope.results.inspection import Change, Comparison, Prediction, TensorStatistics
+from hookscope.results.activations import Prediction
+from hookscope.results.comparison import Change, Comparison
+from hookscope.results.statistics import TensorStatistics
 from tests.render.conftest import HOSTILE_NAME, printed
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from hookscope.render.contents import bytes_text, contents_report, contents_to_json
-from hookscope.results.inspection import CheckpointContents, StoredEntry, StoredPart, StoredTensor
+from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from tests.render.conftest import HOSTILE_NAME, printed
 
 

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.control import strip_control_codes
 
 from hookscope.render.gradient_tables import gradient_table, loss_lines, parameter_table, verdicts_panel
-from hookscope.results.inspection import GradientInspection, GradientRow, GradientStatus, LossRecord, Verdict
+from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, Verdict
 from tests.render.conftest import FAILURE, GRADIENT_ROWS, GRADIENTS, PARAMETER_ROWS, gradient_statistics, printed
 
 anything = st.text(st.characters(exclude_categories=[]), max_size=40)
@@ -25,7 +25,7 @@ def in_colour(renderable: RenderableType, width: int = 200) -> str:
     return console.file.getvalue()
 
 
-def everything(inspection: GradientInspection, width: int) -> Sequence[RenderableType]:
+def everything(inspection: Gradients, width: int) -> Sequence[RenderableType]:
     return (
         gradient_table(inspection, width=width),
         parameter_table(inspection, width=width),
@@ -34,12 +34,12 @@ def everything(inspection: GradientInspection, width: int) -> Sequence[Renderabl
     )
 
 
-def with_rows(*rows: GradientRow, verdicts: tuple[Verdict, ...] = ()) -> GradientInspection:
+def with_rows(*rows: GradientRow, verdicts: tuple[Verdict, ...] = ()) -> Gradients:
     numbered = tuple(replace(row, index=index) for index, row in enumerate(rows))
     return replace(GRADIENTS, gradients=numbered, verdicts=verdicts)
 
 
-def shown(inspection: GradientInspection, width: int = 200, *, full: bool = False) -> str:
+def shown(inspection: Gradients, width: int = 200, *, full: bool = False) -> str:
     return printed(gradient_table(inspection, width=width, full=full), width)
 
 

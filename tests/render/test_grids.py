@@ -16,7 +16,7 @@ from PIL import Image
 from hookscope.errors import UsageError
 from hookscope.render import grids, palettes
 from hookscope.render.grids import draw_grid, encode_png, grid_name
-from hookscope.results.inspection import FeatureMaps
+from hookscope.results.activations import FeatureMaps
 
 MAGENTA = (255, 0, 255)
 GREY = (120, 124, 130)
@@ -523,7 +523,7 @@ def test_default_colour_maps_need_neither_matplotlib_nor_torch() -> None:
     program = (
         "import sys, numpy as np\n"
         "from hookscope.render.grids import draw_grid, encode_png\n"
-        "from hookscope.results.inspection import FeatureMaps\n"
+        "from hookscope.results.activations import FeatureMaps\n"
         "for sign in (1, -1):\n"
         "    values = np.full((2, 3, 3), sign, np.float32)\n"
         "    encode_png(draw_grid(FeatureMaps(0, 'a', 'b', 0, 'maps', values, None, 2, (2, 3, 3))))\n"

@@ -20,7 +20,7 @@ from hookscope.render.html.pictures import LADDER, Fidelity, shrink, shrink_all
 from hookscope.render.thumbnails import thumbnails
 from hookscope.render.tiles import Tiles, tiles_from_text, tiles_text
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from hookscope.runs.reading import StoredStatistics, read_run
 from hookscope.text import safe_text
 from tests.render.stored import (

@@ -23,8 +23,8 @@ from hookscope.checks.rules import RULES
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.render.html import checks
 from hookscope.render.html.evidence import read_evidence
+from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
-from hookscope.results.inspection import FeatureMaps
 from hookscope.runs.reports import MARK
 from hookscope.text import safe_text
 from tests.render import checked, stored

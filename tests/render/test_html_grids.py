@@ -11,7 +11,7 @@ from PIL import Image
 
 from hookscope.render.grids import ALL_ZERO, NON_FINITE, draw_grid, encode_png
 from hookscope.render.html.pictures import Fidelity, Picture, shrink
-from hookscope.results.inspection import FeatureMaps
+from hookscope.results.activations import FeatureMaps
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 

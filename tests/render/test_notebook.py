@@ -15,8 +15,9 @@ from PIL import Image
 import hookscope
 from hookscope.render.grids import draw_grid
 from hookscope.render.sparklines import sparkline
+from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import FeatureMaps, GradientInspection, Inspection
+from hookscope.results.gradients import Gradients
 from tests.render.conftest import FAILURE, GRADIENTS, HOSTILE_NAME, INSPECTION, printed
 
 MAPS = INSPECTION.feature_maps[0]
@@ -57,7 +58,7 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == "img"]
 
 
-def shown(result: Inspection | GradientInspection | FeatureMaps) -> Page:
+def shown(result: Activations | Gradients | FeatureMaps) -> Page:
     """Return what IPython would show of a result."""
     data, _ = DisplayFormatter().format(result, include={"text/html"})
     page = Page(data["text/html"])
@@ -173,7 +174,7 @@ def test_plots_of_the_library_are_figures(draw: object) -> None:
 
 def test_results_load_no_renderer_before_they_are_shown() -> None:
     renderers = {"rich", "PIL", "matplotlib", "hookscope.render"}
-    script = f"import sys, hookscope.results.inspection; print(*{renderers} & {{*sys.modules}})"
+    script = f"import sys, hookscope.results.activations; print(*{renderers} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 

@@ -16,7 +16,7 @@ from PIL import Image
 from hookscope.render.plot_axes import plain
 from hookscope.render.plots import PLOTS, encode_png, gradient_flow, gradient_histograms, parameter_ratios
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import GradientInspection, GradientRow, ParameterRow, Verdict
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, Verdict
 from tests.render.conftest import (
     GRADIENT_ROWS,
     GRADIENTS,
@@ -30,11 +30,11 @@ PLAIN = GRADIENT_ROWS[3]
 anything = st.text(st.characters(exclude_categories=[]), max_size=40)
 
 
-def with_gradients(*rows: GradientRow) -> GradientInspection:
+def with_gradients(*rows: GradientRow) -> Gradients:
     return replace(GRADIENTS, gradients=rows, verdicts=())
 
 
-def with_parameters(*rows: ParameterRow) -> GradientInspection:
+def with_parameters(*rows: ParameterRow) -> Gradients:
     return replace(GRADIENTS, parameters=rows, verdicts=())
 
 

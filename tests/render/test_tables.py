@@ -23,8 +23,10 @@ from hookscope.render.tables import (
     rows_to_csv,
     rows_to_json,
 )
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import QUANTILE_LEVELS, Inspection, LayerRow, LossRecord, TensorStatistics
+from hookscope.results.gradients import LossRecord
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from tests.render.conftest import (
     FAILURE,
     GRADIENT_ROWS,
@@ -49,11 +51,11 @@ def parsed(text: str) -> Any:
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def csv_rows(inspection: Inspection) -> list[dict[str, str]]:
+def csv_rows(inspection: Activations) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(rows_to_csv(inspection)), strict=True))
 
 
-def with_rows(*rows: LayerRow) -> Inspection:
+def with_rows(*rows: LayerRow) -> Activations:
     return replace(INSPECTION, rows=rows)
 
 

@@ -20,18 +20,18 @@ from hookscope.render.terminal import (
     uncalled_lines,
     warnings_panel,
 )
+from hookscope.results.activations import Activations, Flag, LayerRow, Prediction, UncalledLayer
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import Flag, Inspection, LayerRow, Prediction, UncalledLayer
 from tests.render.conftest import FAILURE, INSPECTION, MODEL, MODULES, ROWS, numbered, printed, statistics
 
 anything = st.text(st.characters(exclude_categories=[]), max_size=40)
 
 
-def table_text(inspection: Inspection, width: int, *, full: bool = False) -> str:
+def table_text(inspection: Activations, width: int, *, full: bool = False) -> str:
     return printed(layer_table(inspection, width=width, full=full), width)
 
 
-def with_rows(*rows: LayerRow) -> Inspection:
+def with_rows(*rows: LayerRow) -> Activations:
     return replace(INSPECTION, rows=numbered(*rows))
 
 
@@ -333,7 +333,7 @@ def test_no_control_code_reaches_the_terminal() -> None:
 # Histograms in the layer table
 
 
-def with_distributions() -> Inspection:
+def with_distributions() -> Activations:
     distribution = distribution_of(np.repeat([0.0, 1.0, 8.0], [64, 16, 4]))
     rows = (replace(row, activation=replace(row.activation, distribution=distribution)) for row in ROWS[:4])
     return with_rows(*rows, ROWS[4])

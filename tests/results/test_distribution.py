@@ -20,6 +20,7 @@ from hookscope.inputs import Batch, load_batches
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.models import load_model
+from hookscope.results.activations import LayerRow
 from hookscope.results.distribution import (
     EXACT_LIMIT,
     QUANTILE_ERROR,
@@ -31,7 +32,8 @@ from hookscope.results.distribution import (
     quantile_resolution,
     quantiles,
 )
-from hookscope.results.inspection import QUANTILE_LEVELS, InputRecord, LayerRow
+from hookscope.results.inputs import InputRecord
+from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics import tensor_statistics
 from tests.networks import TORCHVISION, Network
 

@@ -4,8 +4,10 @@ from dataclasses import FrozenInstanceError, asdict, dataclass, replace
 
 import pytest
 
+from hookscope.results.activations import LayerRow
 from hookscope.results.frozen import quick_constructor
-from hookscope.results.inspection import GradientRow, LayerRow, ParameterRow, TensorStatistics
+from hookscope.results.gradients import GradientRow, ParameterRow
+from hookscope.results.statistics import TensorStatistics
 
 STATISTICS = TensorStatistics((1, 2), "float32", 2, 0.5, 0.25, quantiles=(0.0, 1.0))
 ROWS = (

@@ -12,7 +12,9 @@ from hookscope.hooks.selection import module_index, unwrap
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
-from hookscope.results.inspection import GradientInspection, InputRecord, Inspection, LayerRow, row_label
+from hookscope.results.activations import Activations, LayerRow, row_label
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
 from hookscope.results.repeats import fold_repeats
 from tests.networks import BY_HAND, TORCHVISION, Network
 
@@ -38,15 +40,15 @@ def linear() -> nn.Linear:
     return nn.Linear(4, 4)
 
 
-def repeats(run: Inspection | GradientInspection) -> dict[str, str]:
+def repeats(run: Activations | Gradients) -> dict[str, str]:
     return {row.label: row.repeats for row in run.rows if row.repeats}
 
 
-def gradient_repeats(run: GradientInspection) -> dict[str, str]:
+def gradient_repeats(run: Gradients) -> dict[str, str]:
     return {f"{row.label} {row.role}": row.repeats for row in run.gradients if row.repeats}
 
 
-def also(run: Inspection | GradientInspection) -> dict[str, tuple[str, ...]]:
+def also(run: Activations | Gradients) -> dict[str, tuple[str, ...]]:
     return {row.label: row.also for row in run.rows if row.also}
 
 

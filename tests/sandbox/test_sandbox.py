@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hookscope.sandbox import Ending, Limits, machine_memory_bytes, run_jobs, running, usable_cores
+from hookscope.sandbox import Limits, WorkerFailure, machine_memory_bytes, run_jobs, running, usable_cores
 
 ENOUGH = Limits(seconds=60)
 
@@ -156,7 +156,7 @@ def test_items_run_at_the_same_time_when_asked_for(tmp_path: Path) -> None:
 def test_a_worker_that_is_killed_says_by_what_and_the_others_finish(number: signal.Signals) -> None:
     first, killed, last = outcomes(("square", 2), ("kill_itself", int(number)), ("square", 3))
     assert (first, last) == (4, 9)
-    assert isinstance(killed, Ending)
+    assert isinstance(killed, WorkerFailure)
     assert killed.cause == "killed"
     assert number.name in killed.reason
 
@@ -164,7 +164,7 @@ def test_a_worker_that_is_killed_says_by_what_and_the_others_finish(number: sign
 @pytest.mark.parametrize(("item", "code"), [(("leave", 0), 0), (("leave", 3), 3), (("exit_politely",), 4)])
 def test_a_worker_that_leaves_without_a_result_is_told_from_one_that_has_none(item: tuple[Any, ...], code: int) -> None:
     left, after = outcomes(item, ("square", 3))
-    assert left == Ending("killed", f"it ended with exit code {code} before it had a result")
+    assert left == WorkerFailure("killed", f"it ended with exit code {code} before it had a result")
     assert after == 9
 
 
@@ -175,7 +175,7 @@ def test_a_result_of_none_is_a_result() -> None:
 def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish(tmp_path: Path) -> None:
     witness = tmp_path / "processes"
     late, after = outcomes(("hang_with_child", str(witness)), ("square", 3), limits=Limits(seconds=1))
-    assert late == Ending("time", "it was not done after 1 s")
+    assert late == WorkerFailure("time", "it was not done after 1 s")
     assert after == 9
     processes = [int(each) for each in witness.read_text(encoding="utf-8").split()]
     assert len(processes) == 2
@@ -185,7 +185,7 @@ def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish
 def test_a_worker_that_takes_too_much_memory_says_so_and_the_others_finish() -> None:
     limits = Limits(seconds=60, memory_bytes=256 * 2**20)
     large, small = outcomes(("take", 300 * 2**20), ("take", 100 * 2**20), limits=limits)
-    assert large == Ending("memory", "it needs more memory than 0.25 GiB")
+    assert large == WorkerFailure("memory", "it needs more memory than 0.25 GiB")
     assert small == 100 * 2**20
 
 
@@ -199,7 +199,7 @@ def test_the_memory_limit_is_on_top_of_what_the_imports_take() -> None:
 def test_torch_running_out_of_memory_is_told_from_a_bug() -> None:
     limits = Limits(seconds=60, memory_bytes=512 * 2**20)
     (ended,) = outcomes(("torch_zeros", 2**30), limits=limits, preload=["torch"])
-    assert ended == Ending("memory", "it needs more memory than 0.5 GiB")
+    assert ended == WorkerFailure("memory", "it needs more memory than 0.5 GiB")
 
 
 def torch_zeros(byte_count: int) -> None:
@@ -303,7 +303,7 @@ def test_where_python_cannot_fork_every_item_has_a_host_to_itself(monkeypatch: p
     monkeypatch.setattr(running, "_CAN_FORK", False)
     first, killed, second = outcomes(("own_process",), ("kill_itself", int(signal.SIGSEGV)), ("own_process",))
     assert len({os.getpid(), first, second}) == 3
-    assert killed == Ending("killed", "it was ended by SIGSEGV")
+    assert killed == WorkerFailure("killed", "it was ended by SIGSEGV")
 
 
 def test_workers_run_with_stderr_closed(tmp_path: Path) -> None:

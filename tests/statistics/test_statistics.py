@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of, key_of
-from hookscope.results.inspection import QUANTILE_LEVELS, TensorStatistics
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics import (
     Pending,
     Reducer,

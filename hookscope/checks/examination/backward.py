@@ -11,13 +11,13 @@ from hookscope.inspection.detection import default_targets_text, with_default_ta
 from hookscope.losses import choose_loss
 from hookscope.losses.choosing import Loss
 from hookscope.models import load_function
-from hookscope.results.inspection import GradientInspection
+from hookscope.results.gradients import Gradients
 
 # Losses that fit every output and need no target: where they do not, the network has nothing to differentiate.
 _FIT_ALL = ("projection", "sum")
 
 
-def differentiate(prepared: Prepared, settings: CheckSettings) -> tuple[GradientInspection | None, str]:
+def differentiate(prepared: Prepared, settings: CheckSettings) -> tuple[Gradients | None, str]:
     """Run the network forward and backward over all inputs, with the loss that the settings name.
 
     Detectors in train mode are given targets, as `detection.with_default_targets` makes them.

@@ -22,8 +22,9 @@ from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.network import subject_of
+from hookscope.results.activations import Activations, Prediction
 from hookscope.results.check import Examination, NonFiniteOrigin, OutputValues
-from hookscope.results.inspection import GradientInspection, Inspection, Prediction
+from hookscope.results.gradients import Gradients
 from hookscope.text import printable
 
 # What cannot be had without a forward pass; of gradients, `inspect_gradients` makes its own.
@@ -38,7 +39,7 @@ class _Findings:
 
     origin: NonFiniteOrigin | None = None
     outputs: tuple[OutputValues, ...] = ()
-    gradients: GradientInspection | None = None
+    gradients: Gradients | None = None
     unmeasured: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -109,7 +110,7 @@ def examine(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
 
 def examine_layers(
     prepared: Prepared, settings: CheckSettings, labels: Sequence[str], *, grids_for: int = 1
-) -> Inspection:
+) -> Activations:
     """Run the inputs again, with only a few layers hooked, and keep their feature maps: for evidence.
 
     Args:
@@ -179,7 +180,7 @@ class _Watched:
 
 def _forward(
     prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], peaks: ChannelPeaks
-) -> tuple[Inspection, _Watched]:
+) -> tuple[Activations, _Watched]:
     """Run the network over all inputs with every module hooked."""
     expecting = "expectation" in wanted and bool(settings.expectations)
     watched = _Watched(FirstPass(spreads="constant-output" in wanted), [] if expecting else None)
@@ -232,7 +233,7 @@ def _after(
     prepared: Prepared,
     settings: CheckSettings,
     wanted: AbstractSet[str],
-    forward: Inspection,
+    forward: Activations,
     outputs: FirstPass,
     found: _Findings,
 ) -> None:
@@ -255,7 +256,7 @@ def _after(
         found.warnings += compared.warnings
 
 
-def _is_broken(forward: Inspection) -> bool:
+def _is_broken(forward: Activations) -> bool:
     return any(row.activation.nan_count or row.activation.inf_count for row in forward.rows)
 
 

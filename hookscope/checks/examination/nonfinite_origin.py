@@ -12,11 +12,11 @@ from hookscope.hooks.forward_hooks import Capture, ModuleCall, capture
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.pytree import tensors_given
 from hookscope.inputs import Batch
-from hookscope.inspection.failures import the_models_own
+from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import Subject
 from hookscope.inspection.state.preservation import preserved
+from hookscope.results.activations import row_label
 from hookscope.results.check import NonFiniteOrigin
-from hookscope.results.inspection import row_label
 from hookscope.statistics.storage import as_real_floats, stored_values
 
 
@@ -157,7 +157,7 @@ class _Search:
                 with torch.no_grad():
                     network(*batch.args, **batch.kwargs)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-                the_models_own(error)
+                reraise_internal(error)
         found = self.origin or (self.mask if self.returned_masks else None)
         return None if found is None else replace(found, parameters=self._broken_parameters(found))
 

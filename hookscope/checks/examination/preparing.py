@@ -29,7 +29,7 @@ from hookscope.inputs import (
 from hookscope.inspection.network import subject_of
 from hookscope.models import FileOptions, LoadedModel, example_shape, load_model
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 from hookscope.text import one_line
 
 # Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,

@@ -1,4 +1,4 @@
-"""Judge what a backward pass showed: rules that look at a finished `GradientInspection` and say what they measured.
+"""Judge what a backward pass showed: rules that look at a finished `Gradients` and say what they measured.
 
 No rule depends on the scale of the loss: ratios inside one run are compared with limits. What a rule takes, it takes
 from the result alone; nothing here knows torch. `judge` is loaded on first use, so that `--help`, which names rules and

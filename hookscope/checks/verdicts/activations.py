@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hookscope.checks.verdicts.limits import Limits
 from hookscope.checks.verdicts.reading import counted
-from hookscope.results.inspection import QUANTILE_LEVELS, GradientInspection, LayerRow, TensorStatistics, Verdict
+from hookscope.results.activations import LayerRow
+from hookscope.results.gradients import Gradients, Verdict
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 
 # From these outputs outwards the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
 # function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds. Of the bounds for which this
@@ -24,7 +26,7 @@ RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 _VALUES_PER_CHANNEL = 32
 
 
-def saturated_activation(inspection: GradientInspection, limits: Limits) -> Iterator[Verdict]:
+def saturated_activation(inspection: Gradients, limits: Limits) -> Iterator[Verdict]:
     """Object to bounded activation functions most of whose outputs lie where the slope is nearly gone.
 
     Only rows with a distribution, or at least quantiles, can be judged.
@@ -37,7 +39,7 @@ def saturated_activation(inspection: GradientInspection, limits: Limits) -> Iter
     yield from _worst("saturated-activation", shares, limits.saturated_fraction, "bounded activation", what)
 
 
-def dead_channels(inspection: GradientInspection, limits: Limits) -> Iterator[Verdict]:
+def dead_channels(inspection: Gradients, limits: Limits) -> Iterator[Verdict]:
     """Object to rectifiers most of whose channels are zero at every position of every input."""
     shares = dead_channel_shares(inspection.rows)
     what = "of its channels are 0 over the whole input"

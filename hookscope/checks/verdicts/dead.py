@@ -17,7 +17,8 @@ from hookscope.checks.verdicts.reading import (
     listed,
     owner,
 )
-from hookscope.results.inspection import GradientInspection, GradientRow, ParameterRow, TensorStatistics, Verdict
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, Verdict
+from hookscope.results.statistics import TensorStatistics
 
 # They leave out residual branches by chance: torchvision's, timm's.
 _STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})
@@ -42,7 +43,7 @@ class _Stop:
     takers: dict[Key, GradientRow] = field(default_factory=dict)
 
 
-def dead_gradient(inspection: GradientInspection) -> Iterator[Verdict]:
+def dead_gradient(inspection: Gradients) -> Iterator[Verdict]:
     """Object to layers and weights on the path whose gradient is exactly zero, and say what stops it.
 
     Layers whose gradient stops at one place are one verdict. A weight that is zero itself, and gets a gradient, is
@@ -135,7 +136,7 @@ def _verdict(stop: _Stop, cause: str, is_training: bool) -> Verdict:
     return Verdict("dead-gradient", level, last.label, message)
 
 
-def _dead_weights(inspection: GradientInspection, zero_weights: Sequence[ParameterRow]) -> Iterator[Verdict]:
+def _dead_weights(inspection: Gradients, zero_weights: Sequence[ParameterRow]) -> Iterator[Verdict]:
     """Object to weights with a zero gradient though the output of their layer gets one."""
     alive = {row.layer for row in arrived_outputs(inspection) if row.status == "gradient"}
     names = [

@@ -10,7 +10,8 @@ from statistics import median
 from hookscope.checks.verdicts.flow import idle_modules
 from hookscope.checks.verdicts.limits import Limits
 from hookscope.checks.verdicts.reading import arrived_outputs, batch_norm_is_idle, is_positive, key, owner, weights
-from hookscope.results.inspection import GradientInspection, GradientRow, Verdict, row_label
+from hookscope.results.activations import row_label
+from hookscope.results.gradients import GradientRow, Gradients, Verdict
 
 # Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence. Our choice.
 _SHORTEST_TREND = 3
@@ -62,7 +63,7 @@ class _Trend:
         )
 
 
-def vanishing_gradient(inspection: GradientInspection, limits: Limits) -> Iterable[Verdict]:
+def vanishing_gradient(inspection: Gradients, limits: Limits) -> Iterable[Verdict]:
     """Object when the first weights learn far slower than the last: medians of ‖g‖/‖w‖ over a tenth at either end.
 
     ‖g‖/‖w‖ is what a step of gradient descent changes, relative to what is there. It is flat over depth in healthy
@@ -82,7 +83,7 @@ def vanishing_gradient(inspection: GradientInspection, limits: Limits) -> Iterab
     return found.values()
 
 
-def exploding_gradient(inspection: GradientInspection, limits: Limits) -> Iterable[Verdict]:
+def exploding_gradient(inspection: Gradients, limits: Limits) -> Iterable[Verdict]:
     """Object when gradients grow on the way back: median ‖grad_output‖ of the first tenth over the greatest at the end.
 
     Here outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
@@ -101,7 +102,7 @@ def exploding_gradient(inspection: GradientInspection, limits: Limits) -> Iterab
     return found.values()
 
 
-def gradient_imbalance(inspection: GradientInspection, limits: Limits) -> Iterator[Verdict]:
+def gradient_imbalance(inspection: Gradients, limits: Limits) -> Iterator[Verdict]:
     """Object when one learning rate must serve weights whose ‖g‖/‖w‖ lie far apart.
 
     Biases and scales are left out: they start at 0 or 1 whatever their layer does, and a bias before BatchNorm gets
@@ -124,7 +125,7 @@ def gradient_imbalance(inspection: GradientInspection, limits: Limits) -> Iterat
         yield Verdict("gradient-imbalance", "warn", starved, message)
 
 
-def _serving_idle(inspection: GradientInspection) -> set[str]:
+def _serving_idle(inspection: Gradients) -> set[str]:
     """Return the layers one of whose outputs is taken by a module that is idle at that call, or leads to such alone."""
     outputs = arrived_outputs(inspection)
     idle = {row_label(*place) for place in idle_modules(outputs)}
@@ -138,7 +139,7 @@ def _serving_idle(inspection: GradientInspection) -> set[str]:
     return layers
 
 
-def _learning(inspection: GradientInspection) -> _Trend:
+def _learning(inspection: Gradients) -> _Trend:
     """Return ‖g‖/‖w‖ of the weights; of a frozen network ‖g‖·‖x‖ of the outputs, which behaves alike."""
     known = weights(inspection)
     if len(known) >= _SHORTEST_TREND:
@@ -151,7 +152,7 @@ def _learning(inspection: GradientInspection) -> _Trend:
     return _Trend("‖g‖·‖x‖", "outputs", [label for label, _ in positive], [effect for _, effect in positive])
 
 
-def _recurrences(inspection: GradientInspection) -> Iterator[_Trend]:
+def _recurrences(inspection: Gradients) -> Iterator[_Trend]:
     """Return ‖grad_output‖ over the calls of each layer with weights that is called often, always with one shape."""
     weighted = {owner(each) for each in inspection.parameters}
     by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}

@@ -12,17 +12,18 @@ from hookscope.checks.verdicts.reading import (
     non_finite_words,
     owner,
 )
-from hookscope.results.inspection import GradientInspection, GradientRow, Verdict, row_label
+from hookscope.results.activations import row_label
+from hookscope.results.gradients import GradientRow, Gradients, Verdict
 
 
-def non_finite_loss(inspection: GradientInspection) -> Iterator[Verdict]:
+def non_finite_loss(inspection: Gradients) -> Iterator[Verdict]:
     """Object to a loss that is NaN or Inf."""
     loss = inspection.loss
     if loss is not None and not math.isfinite(loss.value):
         yield Verdict("non-finite-loss", "fail", "", f"The loss ({loss.name}) is {loss.value}; it must be finite.")
 
 
-def non_finite_activation(inspection: GradientInspection) -> Iterator[Verdict]:
+def non_finite_activation(inspection: Gradients) -> Iterator[Verdict]:
     """Name the first output in forward order that holds NaN or Inf; rows come in the order in which modules finish."""
     broken = [row for row in inspection.rows if non_finite_count(row.activation)]
     if not broken:
@@ -54,7 +55,7 @@ def non_finite_activation(inspection: GradientInspection) -> Iterator[Verdict]:
     )
 
 
-def non_finite_gradient(inspection: GradientInspection) -> Iterator[Verdict]:
+def non_finite_gradient(inspection: Gradients) -> Iterator[Verdict]:
     """Name the layer that makes a non-finite gradient out of a finite one.
 
     The gradient of an output is made by what takes that output. So the layer named is the next one in forward order, if
@@ -92,13 +93,13 @@ def _has_arrived(row: GradientRow) -> bool:
     return row.backward_index is not None
 
 
-def _consumer(inspection: GradientInspection, row: GradientRow) -> GradientRow | None:
+def _consumer(inspection: Gradients, row: GradientRow) -> GradientRow | None:
     """Return the next output in forward order whose gradient is finite; containers that end with `row` are not."""
     following = (each for each in arrived_outputs(inspection) if each.index > row.index)
     return next((each for each in following if not non_finite_count(each.gradient)), None)
 
 
-def _non_finite_parameter(inspection: GradientInspection) -> Iterator[Verdict]:
+def _non_finite_parameter(inspection: Gradients) -> Iterator[Verdict]:
     """Name the last parameter in forward order with a non-finite gradient, when no selected layer shows one."""
     broken = [each for each in in_forward_order(inspection) if non_finite_count(each.gradient)]
     if broken:

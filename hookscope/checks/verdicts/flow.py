@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from hookscope.checks.verdicts.reading import key
-from hookscope.results.inspection import GradientRow
+from hookscope.results.gradients import GradientRow
 
 Key = tuple[str, int, str]
 """(layer, call, slot)."""

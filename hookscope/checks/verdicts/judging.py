@@ -6,11 +6,11 @@ from hookscope.checks.verdicts.depth import exploding_gradient, gradient_imbalan
 from hookscope.checks.verdicts.finite import non_finite_activation, non_finite_gradient, non_finite_loss
 from hookscope.checks.verdicts.limits import RULES, Limits
 from hookscope.checks.verdicts.zeros import unused_parameter, zero_gradient
-from hookscope.results.inspection import GradientInspection, Verdict
+from hookscope.results.gradients import Gradients, Verdict
 from hookscope.results.repeats import fold_repeats
 
 
-def judge(inspection: GradientInspection, limits: Limits = Limits()) -> tuple[Verdict, ...]:  # noqa: B008 - frozen
+def judge(inspection: Gradients, limits: Limits = Limits()) -> tuple[Verdict, ...]:  # noqa: B008 - frozen
     """Judge one forward and backward pass by every rule of `RULES`.
 
     A cause silences its consequences: with non-finite or all-zero gradients nothing is said about depth, and a

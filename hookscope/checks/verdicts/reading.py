@@ -3,22 +3,17 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from hookscope.results.inspection import (
-    GradientInspection,
-    GradientRow,
-    LayerRow,
-    ParameterRow,
-    TensorStatistics,
-    parameter_owner,
-)
+from hookscope.results.activations import LayerRow
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
+from hookscope.results.statistics import TensorStatistics
 
 
-def arrived_outputs(inspection: GradientInspection) -> list[GradientRow]:
+def arrived_outputs(inspection: Gradients) -> list[GradientRow]:
     """Return the gradients of outputs that received one, zero or not, in forward order."""
     return [row for row in inspection.gradients if row.role == "output" and row.status in ("gradient", "zero")]
 
 
-def weights(inspection: GradientInspection) -> list[ParameterRow]:
+def weights(inspection: Gradients) -> list[ParameterRow]:
     """Return the matrices and kernels with a relative gradient that is finite and not zero, in forward order."""
     return [
         each
@@ -27,7 +22,7 @@ def weights(inspection: GradientInspection) -> list[ParameterRow]:
     ]
 
 
-def in_forward_order(inspection: GradientInspection) -> list[ParameterRow]:
+def in_forward_order(inspection: Gradients) -> list[ParameterRow]:
     """Sort parameters by when their module ran; one whose module was not seen follows the parameter before it."""
     positions: dict[str, int] = {}
     for row in inspection.rows:
@@ -40,7 +35,7 @@ def in_forward_order(inspection: GradientInspection) -> list[ParameterRow]:
     return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def batch_norm_is_idle(inspection: GradientInspection) -> bool:
+def batch_norm_is_idle(inspection: Gradients) -> bool:
     """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
     scales = [each for each in inspection.parameters if "BatchNorm" in each.kind and each.name.endswith("weight")]
     started = (
@@ -53,7 +48,7 @@ def batch_norm_is_idle(inspection: GradientInspection) -> bool:
     return inspection.mode == "eval" and bool(scales) and all(started)
 
 
-def gates(inspection: GradientInspection) -> list[ParameterRow]:
+def gates(inspection: Gradients) -> list[ParameterRow]:
     """Return the parameters that are zero and get a gradient: they are about to open. Biases close nothing."""
     return [
         each

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from hookscope.checks.verdicts.limits import Limits
 from hookscope.checks.verdicts.reading import arrived_outputs, counted, gates, gates_near, key, listed
-from hookscope.results.inspection import GradientInspection, TensorStatistics, Verdict
+from hookscope.results.gradients import Gradients, Verdict
+from hookscope.results.statistics import TensorStatistics
 
 # Sums of their outputs do not depend on their inputs.
 _NORMALISERS = frozenset(
@@ -17,7 +18,7 @@ _NORMALISERS = frozenset(
 )
 
 
-def zero_gradient(inspection: GradientInspection, limits: Limits) -> Iterator[Verdict]:
+def zero_gradient(inspection: Gradients, limits: Limits) -> Iterator[Verdict]:
     """Object when nothing that could learn gets a gradient worth the name.
 
     To first order, changing a tensor by its own size changes the loss by at most ‖g‖·‖x‖, its effect. Where that is
@@ -57,7 +58,7 @@ def zero_gradient(inspection: GradientInspection, limits: Limits) -> Iterator[Ve
             return
 
 
-def unused_parameter(inspection: GradientInspection) -> Iterator[Verdict]:
+def unused_parameter(inspection: Gradients) -> Iterator[Verdict]:
     """Object to trainable parameters that never get a gradient, by reason."""
     reasons = {
         "not reached": "the loss does not depend on them",

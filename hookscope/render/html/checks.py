@@ -20,7 +20,7 @@ from hookscope.render.html.evidence import Evidence, EvidencePicture, read_evide
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import BUDGET
 from hookscope.results.check import CheckReport, RuleOutcome
-from hookscope.results.inspection import InputRecord
+from hookscope.results.inputs import InputRecord
 from hookscope.text import shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.

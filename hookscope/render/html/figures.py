@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookscope.render.columns import fold_name, number_text, quantile_text
-from hookscope.results.inspection import QUANTILE_LEVELS
+from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.runs.reading import StoredStatistics
 
 WIDTH, HEIGHT = 1000, 220

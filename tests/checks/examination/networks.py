@@ -12,7 +12,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection.network import subject_of
 from hookscope.models import LoadedModel
 from hookscope.results.check import Examination
-from hookscope.results.inspection import InputRecord, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing
 
 
 def prepared(network: nn.Module, *batches: tuple[Any, ...], categories: tuple[str, ...] = ()) -> Prepared:

@@ -12,7 +12,7 @@ from hookscope.checks.examination.nonfinite_origin import Located, locate_origin
 from hookscope.inputs import Batch
 from hookscope.inspection.network import subject_of
 from hookscope.results.check import NonFiniteOrigin
-from hookscope.results.inspection import InputRecord
+from hookscope.results.inputs import InputRecord
 from tests.checks.examination.networks import Written, examined
 from tests.networks import NETWORKS
 

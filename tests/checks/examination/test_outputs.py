@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hookscope.checks.examination.outputs import by_input, difference, greatest, part_of, with_a_mirrored_copy
 from hookscope.inputs import Batch
-from hookscope.results.inspection import InputRecord
+from hookscope.results.inputs import InputRecord
 
 NAN, INF = math.nan, math.inf
 

@@ -13,7 +13,7 @@ from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import CheckpointError, ImageError, ModelNotFoundError, NothingMatchedError, UsageError
 from hookscope.inspection.network import subject_of
 from hookscope.models import LoadedModel
-from hookscope.results.inspection import Preprocessing
+from hookscope.results.inputs import Preprocessing
 
 FACTORY = """
 from torch import nn

@@ -5,17 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hookscope.checks.verdicts import Limits, judge
-from hookscope.results.inspection import (
-    GradientInspection,
-    GradientRow,
-    GradientStatus,
-    LayerRow,
-    LossRecord,
-    ModelInfo,
-    ParameterRow,
-    TensorStatistics,
-    Verdict,
-)
+from hookscope.results.activations import LayerRow
+from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, ParameterRow, Verdict
+from hookscope.results.network import ModelInfo
+from hookscope.results.statistics import TensorStatistics
 
 MODEL = ModelInfo("net", "Net", "as given", random=False, sha256=None, parameter_count=0)
 
@@ -64,11 +57,11 @@ def inspection(
     *,
     loss: float = 1.0,
     **changes: object,
-) -> GradientInspection:
+) -> Gradients:
     """Return an inspection whose rows are numbered, and whose gradients arrived in the order opposite to forward."""
     arrived = [position for position, row in enumerate(gradients) if row.status in ("gradient", "zero")]
     order = {position: backward for backward, position in enumerate(reversed(arrived))}
-    return GradientInspection(
+    return Gradients(
         model=MODEL,
         inputs=(),
         loss=LossRecord("sum", "", loss),
@@ -81,7 +74,7 @@ def inspection(
     )
 
 
-def chain(factors: Sequence[float], weights: Sequence[float] | None = None) -> GradientInspection:
+def chain(factors: Sequence[float], weights: Sequence[float] | None = None) -> Gradients:
     """Return what a chain of scalar layers y = f·x shows, with the input 1 and the loss y.
 
     Layer k has the output f_0…f_k and the gradient f_{k+1}…f_n with respect to it; its weight w_k, of which f_k is a
@@ -104,7 +97,7 @@ def chain(factors: Sequence[float], weights: Sequence[float] | None = None) -> G
     )
 
 
-def logistic_chain(depth: int) -> GradientInspection:
+def logistic_chain(depth: int) -> Gradients:
     """Return what logistic layers with the weight 1, the bias -0.5 and the input 0.5 show.
 
     Each is in its middle: its slope there is 0.25, and its output 0.5 again.
@@ -121,10 +114,10 @@ def logistic_chain(depth: int) -> GradientInspection:
     )
 
 
-def found(rule: str, judged: GradientInspection, limits: Limits | None = None) -> list[Verdict]:
+def found(rule: str, judged: Gradients, limits: Limits | None = None) -> list[Verdict]:
     """Return the verdicts by one rule."""
     return [verdict for verdict in judge(judged, limits or Limits()) if verdict.rule == rule]
 
 
-def rules(judged: GradientInspection) -> list[str]:
+def rules(judged: Gradients) -> list[str]:
     return [verdict.rule for verdict in judge(judged)]

@@ -5,8 +5,9 @@ import pytest
 
 from hookscope.checks.verdicts import Limits
 from hookscope.checks.verdicts.activations import SATURATED_BEYOND
+from hookscope.results.activations import LayerRow
 from hookscope.results.distribution import distribution_of
-from hookscope.results.inspection import GradientInspection, LayerRow
+from hookscope.results.gradients import Gradients
 from tests.checks.verdicts.conftest import found, inspection, layer_row, rules, tensor
 
 SLOPES = {
@@ -30,7 +31,7 @@ def test_outputs_at_the_bounds_are_counted_exactly_in_bins_too(kind: str) -> Non
     assert distribution.share_outside(low, high) == pytest.approx(0.95, abs=1e-9)
 
 
-def bounded(kind: str, values: list[float]) -> GradientInspection:
+def bounded(kind: str, values: list[float]) -> Gradients:
     statistics = tensor(1.0, (1, len(values)), quantiles=(0.0,) * 7, distribution=distribution_of(np.array(values)))
     return inspection([layer_row("act", statistics, kind), layer_row("other", statistics, "Linear")])
 
@@ -58,7 +59,7 @@ def test_up_to_the_limit_saturation_is_accepted() -> None:
 
 
 def test_without_a_distribution_quantiles_bound_the_share_from_below() -> None:
-    def tanh(*quantiles: float) -> GradientInspection:
+    def tanh(*quantiles: float) -> Gradients:
         return inspection([layer_row("act", tensor(1.0, (1, 10**6), quantiles=quantiles), "Tanh")])
 
     # Up to the 25 % level at -1 and from the 50 % level at 1: at least three quarters.
@@ -81,7 +82,7 @@ def test_the_worst_of_several_is_named() -> None:
 # Dead channels
 
 
-def rectifier(dead: int, *, kind: str = "ReLU", shape: tuple[int, ...] = (1, 10, 8, 8)) -> GradientInspection:
+def rectifier(dead: int, *, kind: str = "ReLU", shape: tuple[int, ...] = (1, 10, 8, 8)) -> Gradients:
     statistics = tensor(1.0, shape, channel_axis=1, channel_count=shape[1], dead_channel_count=dead)
     return inspection([layer_row("relu", statistics, kind)])
 

@@ -16,7 +16,7 @@ from hookscope.checks.verdicts import judge
 from hookscope.inputs import noise_batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.detection import with_default_targets
-from hookscope.results.inspection import GradientInspection, Verdict
+from hookscope.results.gradients import Gradients, Verdict
 
 
 def verdicts(network: nn.Module, inputs: Tensor, layers: Sequence[str] = (), **options: object) -> list[Verdict]:
@@ -200,6 +200,6 @@ def test_detectors_with_levels_without_an_object_are_sound(name: str, seed: int)
     torch.manual_seed(seed)
     network = DETECTORS[name]()
     batch = with_default_targets(network, noise_batch((2, 3, 64, 64), seed, "detection"))
-    inspection: GradientInspection = inspect_gradients(network, batch, mode="train", seed=seed)
+    inspection: Gradients = inspect_gradients(network, batch, mode="train", seed=seed)
     assert any(row.status == "zero" for row in inspection.gradients)
     assert [each for each in judge(inspection) if each.rule == "dead-gradient"] == []

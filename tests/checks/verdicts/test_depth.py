@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from hookscope.checks.verdicts import Limits
-from hookscope.results.inspection import GradientInspection, GradientRow
+from hookscope.results.gradients import GradientRow, Gradients
 from tests.checks.verdicts.conftest import (
     chain,
     found,
@@ -18,7 +18,7 @@ from tests.checks.verdicts.conftest import (
 )
 
 
-def scaled(judged: GradientInspection, factor: float) -> GradientInspection:
+def scaled(judged: Gradients, factor: float) -> Gradients:
     """Return what the same pass shows for the loss times a factor."""
     assert judged.loss is not None
 
@@ -117,7 +117,7 @@ def test_a_frozen_network_is_judged_by_its_outputs() -> None:
 
 
 def test_a_recurrence_is_judged_by_the_calls_of_its_cell() -> None:
-    def unrolled(factor: float, calls: int) -> GradientInspection:
+    def unrolled(factor: float, calls: int) -> Gradients:
         gradients = [factor ** (calls - 1 - call) for call in range(calls)]
         return inspection(
             [layer_row("cell", tensor(1.0), "RNNCell", call) for call in range(calls)],

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.results.inspection import GradientInspection
+from hookscope.results.gradients import Gradients
 from tests.checks.verdicts.conftest import chain, found, inspection, layer_row, output_row, parameter, rules, tensor
 
 NAMES = ("a", "b", "c", "d")
@@ -23,7 +23,7 @@ def test_a_large_loss_is_finite() -> None:
 # Forward
 
 
-def forward(**broken: tuple[int, int]) -> GradientInspection:
+def forward(**broken: tuple[int, int]) -> Gradients:
     """Return a pass through layers a to d, some with (NaN, Inf) counts."""
     counts = {name: broken.get(name, (0, 0)) for name in NAMES}
     rows = [layer_row(name, tensor(1.0, (1, 10), nan_count=nan, inf_count=inf)) for name, (nan, inf) in counts.items()]
@@ -67,7 +67,7 @@ def test_a_weight_that_is_not_finite_is_named_as_the_culprit() -> None:
 # Backward
 
 
-def backward(*broken: str, kinds: dict[str, str] | None = None) -> GradientInspection:
+def backward(*broken: str, kinds: dict[str, str] | None = None) -> Gradients:
     """Return a pass back through layers d to a, some of whose outputs have NaN gradients."""
     rows = [
         output_row(

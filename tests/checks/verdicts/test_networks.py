@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hookscope.checks.verdicts import judge
 from hookscope.inspection.backward import inspect_gradients
-from hookscope.results.inspection import Verdict
+from hookscope.results.gradients import Verdict
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from hookscope.checks.verdicts import Limits
-from hookscope.results.inspection import GradientInspection
+from hookscope.results.gradients import Gradients
 from tests.checks.verdicts.conftest import chain, found, inspection, layer_row, output_row, parameter, rules, tensor
 
 # All zero, or as good as zero
@@ -82,7 +82,7 @@ def test_a_gradient_that_reaches_the_beginning_on_another_way_is_sound() -> None
 # Dead layers
 
 
-def dead(*l2: float, kinds: dict[int, str] | None = None, output: float = 1.0) -> GradientInspection:
+def dead(*l2: float, kinds: dict[int, str] | None = None, output: float = 1.0) -> Gradients:
     """Return layers with gradients of these norms, all of whose outputs have another one; the last has a weight."""
     names = [f"layer{at}" for at in range(len(l2))]
     kind_of = {name: (kinds or {}).get(at, "Linear") for at, name in enumerate(names)}

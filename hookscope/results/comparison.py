@@ -1,0 +1,48 @@
+"""What edits changed: one run without and one with them."""
+
+from dataclasses import dataclass
+
+from hookscope.results.activations import Prediction
+from hookscope.results.statistics import TensorStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How one set of statistics differs between two runs.
+
+    Attributes:
+        label: The row's label, or the parameter's name.
+        what: "activation", "grad_output", "grad_input", or "gradient" of a parameter.
+        before: In the first run; None if the row is only in the second.
+        after: In the second run; None if the row is only in the first.
+    """
+
+    label: str
+    what: str
+    before: TensorStatistics | None
+    after: TensorStatistics | None
+
+    @property
+    def l2_ratio(self) -> float | None:
+        """L2 after over L2 before; None where either is missing or the first is 0."""
+        before, after = (None if each is None else each.l2 for each in (self.before, self.after))
+        return None if not before or after is None else after / before
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What edits changed: the same run without and with them.
+
+    Attributes:
+        edits: The expressions.
+        losses: Of the run without and of the run with edits; None for a run without a loss.
+        predictions: Likewise.
+        changes: Rows whose statistics differ at all, in the order of the run.
+        row_count: Rows that were compared.
+    """
+
+    edits: tuple[str, ...]
+    losses: tuple[float, float] | None
+    predictions: tuple[tuple[Prediction, ...], tuple[Prediction, ...]]
+    changes: tuple[Change, ...]
+    row_count: int

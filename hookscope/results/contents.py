@@ -1,0 +1,115 @@
+"""What a weights file holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor in a weights file.
+
+    Its statistics are those of the finite elements, of complex numbers those of their moduli. They are None where the
+    values could not be read: a view too scattered, a tensor without data, a dtype without arithmetic.
+
+    Attributes:
+        key: Its name in the part of the file that it is in: "conv1.weight", "state.0.exp_avg".
+        shape: Sizes of its axes.
+        dtype: torch's name without the prefix: "float32".
+        byte_count: Bytes of its elements; tied tensors each count theirs.
+        nan_count: Elements that are NaN; None where they could not be counted.
+        inf_count: Elements that are +Inf or -Inf; None likewise.
+        tied_to: The first tensor that shares an element with this one, with its part's key before it if that is another
+            part; "" for none. Tensors side by side in one storage, as an LSTM's may be, are not tied.
+        zero_count: Elements that are zero.
+        min: Smallest element, exactly; an int for integers.
+        max: Largest element, likewise.
+        mean: Mean of the elements.
+        std: Their standard deviation, with the number of elements as the divisor.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    byte_count: int
+    nan_count: int | None
+    inf_count: int | None
+    tied_to: str = ""
+    zero_count: int | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of a weights file that holds tensors: a set of weights, or something else such as an optimiser's state.
+
+    Attributes:
+        key: Where in the file it is: "model"; "" when it is the whole file, or beside all others.
+        is_weights: Whether it is a set of weights.
+        tensors: All tensors in it, in the file's order.
+        prefix: What every name begins with: "module"; "" for nothing.
+        architectures: The known networks whose names and shapes fit, with remarks; empty for none.
+    """
+
+    key: str
+    is_weights: bool
+    tensors: tuple[StoredTensor, ...]
+    prefix: str = ""
+    architectures: tuple[str, ...] = ()
+
+    @property
+    def nonfinite_count(self) -> int:
+        """Elements that are NaN or Inf, over all tensors whose values could be counted."""
+        return sum((tensor.nan_count or 0) + (tensor.inf_count or 0) for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One top-level entry of a checkpoint: what a training script saved beside the weights.
+
+    Attributes:
+        key: Its name.
+        kind: Its type: "dict", "int".
+        summary: Its value if it is short, else what it holds: "3 entries, 2 tensors".
+    """
+
+    key: str
+    kind: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointContents:
+    """What a weights file holds.
+
+    Attributes:
+        name: The file's name.
+        kind: "torch", "legacy torch", "safetensors" and so on.
+        producer: What wrote it, as far as the file tells: "torch.save, zip format 3".
+        byte_count: Size of the file, in bytes; of all shards for an index.
+        parts: Every set of weights, then what else has tensors.
+        entries: The top-level entries of a larger checkpoint; empty for a bare state dict.
+        metadata: Text stored beside the tensors.
+        warnings: Sentences a reader must see.
+    """
+
+    name: str
+    kind: str
+    producer: str
+    byte_count: int
+    parts: tuple[StoredPart, ...]
+    entries: tuple[StoredEntry, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        """The tensors of all parts."""
+        return tuple(tensor for part in self.parts for tensor in part.tensors)
+
+    @property
+    def nonfinite_count(self) -> int:
+        """Elements that are NaN or Inf, over all tensors whose values could be counted."""
+        return sum(part.nonfinite_count for part in self.parts)

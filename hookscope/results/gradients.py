@@ -1,0 +1,219 @@
+"""What one forward and backward pass showed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hookscope.results.activations import (
+    Failure,
+    FeatureMaps,
+    LayerRow,
+    Prediction,
+    UncalledLayer,
+    Verification,
+    row_label,
+)
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
+from hookscope.results.showing import as_html
+from hookscope.results.statistics import TensorStatistics
+
+GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached"]
+"""What became of a tensor in the backward pass.
+
+"gradient": it received one with a value other than zero (NaN and Inf included). "zero": it received one, exactly zero
+everywhere. "no gradient path": autograd does not track it (frozen, integer, computed under `no_grad`). "not reached":
+autograd tracks it, but the loss does not depend on it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRow:
+    """The gradient of the loss with respect to one output, or one input, of one call of one module.
+
+    Attributes:
+        index: Position among the rows in forward execution order, from 0.
+        backward_index: Position in the order in which gradients arrived in the backward pass, from 0; None without one.
+        layer: Dotted name as in `named_modules()`; "" is the whole model.
+        kind: Class name of the module.
+        call: 0 for the module's first call in the forward pass, 1 for its second.
+        slot: Path inside a nested output or input: "" for a plain tensor output, "[0]" for the first positional input.
+        role: "output" for grad_output, "input" for grad_input.
+        status: What became of it.
+        gradient: Statistics of the gradient; without one, shape and dtype are the tensor's and all else is empty.
+        remark: Why there is no gradient, or what the gradient means where that is not plain; "" otherwise.
+        aliases: Other names of the same module object.
+        repeats: As `LayerRow.repeats`, if the gradient is the same too: that of a pass-through output counts the uses
+            of that output only, that of the tensor it repeats counts all. The rows of its inputs likewise.
+        also: As `LayerRow.also`.
+        taken_by: Labels of the outputs that are computed from this one with no other row's output between, "" for the
+            loss: where its gradient comes from. Known where some gradient of the run is zero; else, and inside
+            reentrant checkpoints, None.
+    """
+
+    index: int
+    backward_index: int | None
+    layer: str
+    kind: str
+    call: int
+    slot: str
+    role: Literal["output", "input"]
+    status: GradientStatus
+    gradient: TensorStatistics
+    remark: str = ""
+    aliases: tuple[str, ...] = ()
+    repeats: str = ""
+    also: tuple[str, ...] = ()
+    taken_by: tuple[str, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
+        return row_label(self.layer, self.call, self.slot)
+
+
+# Modules that hold parameters for the module they are in, which is the one that has rows.
+_HOLDERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
+
+
+def parameter_owner(name: str, kind: str) -> str:
+    """Return the dotted name of the module that a parameter belongs to, as its rows have it.
+
+    Args:
+        name: The parameter's dotted name.
+        kind: Class name of the module that it is registered with. A ParameterList, a parametrisation and the output
+            projection of MultiheadAttention hold theirs for the module around them.
+    """
+    around, parametrised, _ = f".{name}".rpartition(".parametrizations.")
+    if parametrised:
+        return around.removeprefix(".")
+    owner = name.rpartition(".")[0]
+    return owner.rpartition(".")[0] if kind in _HOLDERS else owner
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """The gradient of the loss with respect to one parameter.
+
+    Attributes:
+        index: Position in `named_parameters()`, from 0.
+        name: Dotted name: "layer1.0.conv1.weight".
+        kind: Class name of the module that owns it.
+        trainable: Its `requires_grad`.
+        status: What became of it.
+        gradient: Statistics of the gradient; without one, shape and dtype are the parameter's and all else is empty.
+        weight_l2: Root of the sum of squares of the parameter itself.
+        ratio: Gradient's L2 over `weight_l2`; None where either does not exist or the weight is zero.
+        aliases: Other names of the same (tied) parameter.
+    """
+
+    index: int
+    name: str
+    kind: str
+    trainable: bool
+    status: GradientStatus
+    gradient: TensorStatistics
+    weight_l2: float | None
+    ratio: float | None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LossRecord:
+    """The scalar that was differentiated.
+
+    Attributes:
+        name: "ce", "mse", "projection", "file.py:function" and so on.
+        target: What the output was compared with, for people: "noise (seed 0)", "class 281, tabby"; "" without one.
+        value: Its value over the whole batch; NaN and Inf are kept.
+        outputs: Labels of the outputs it was computed from: "(model)", "(model)['logits']".
+    """
+
+    name: str
+    target: str
+    value: float
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One judgement about a run, by one rule.
+
+    Attributes:
+        rule: Stable identifier: "vanishing-gradient".
+        level: "fail" for what breaks training or results, "warn" for what deserves a look.
+        where: Label of the row or name of the parameter it is about; "" for the whole network.
+        message: One sentence with the measured value and the limit.
+    """
+
+    rule: str
+    level: Literal["fail", "warn"]
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputGradients:
+    """Gradient norms of one input alone.
+
+    Attributes:
+        name: The input's.
+        loss: Of this input alone.
+        parameters_l2: Root of the sum of squares over the gradients of all parameters; None if no parameter has one.
+        rows_l2: Per label of an output, the L2 norm of its gradient; None without one.
+    """
+
+    name: str
+    loss: float
+    parameters_l2: float | None
+    rows_l2: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Everything one forward and backward pass of a model over its inputs showed.
+
+    Attributes:
+        model: Which network.
+        inputs: What it was given, in order.
+        loss: What was differentiated; None when the forward pass raised.
+        rows: Activations, one per (layer, call, slot), in execution order: as in `Activations`.
+        gradients: One per output of `rows`, in execution order; those of inputs among them when asked for.
+        parameters: One per parameter of the whole network, in the order of `named_parameters()`.
+        uncalled: Selected modules that never ran.
+        gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
+        predictions: Top classes per input, for classifiers.
+        verdicts: Judgements, the gravest first.
+        warnings: Sentences a reader must see.
+        notes: Sentences about what was done that are no cause for alarm.
+        failure: Set when the forward or the backward pass raised; rows then hold what was reached.
+        mode: "eval", or "train" for batch statistics and dropout as in training.
+        seed: Seed of everything random.
+        device: Where it ran: "cpu", "cuda:0".
+        dtype: Floating dtype of the parameters: "float32".
+        timings: Seconds by phase.
+        verification: Whether hooks changed the output or the loss; None where that was not asked for, or edits did.
+    """
+
+    model: ModelInfo
+    inputs: tuple[InputRecord, ...]
+    loss: LossRecord | None
+    rows: tuple[LayerRow, ...]
+    gradients: tuple[GradientRow, ...]
+    parameters: tuple[ParameterRow, ...]
+    uncalled: tuple[UncalledLayer, ...] = ()
+    gradient_maps: tuple[FeatureMaps, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    failure: Failure | None = None
+    mode: Literal["eval", "train"] = "eval"
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    timings: Mapping[str, float] = field(default_factory=dict)
+    verification: Verification | None = None
+
+    def _repr_html_(self) -> str:
+        return as_html(self)

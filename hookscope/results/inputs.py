@@ -1,0 +1,64 @@
+"""What a network was given, and how a file becomes that."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+InputKind = Literal["image", "detection", "video", "flow"]
+
+
+# Where Pillow starts to warn of decompression bombs (Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels.
+MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """How a file becomes a network input.
+
+    Attributes:
+        kind: What the network takes: one image tensor (N, C, H, W), a list of (C, H, W) for detection, a clip
+            (N, C, T, H, W), or two frames (N, C, H, W) for optical flow.
+        channels: C, 1 or 3.
+        resize: Length of the shorter side after resizing, in pixels, or an exact (height, width); None keeps the size.
+        crop: Height and width of the centre crop, in pixels; None keeps everything.
+        interpolation: Pillow's name in lower case, "bilinear" or "bicubic".
+        mean: Per channel, subtracted after scaling to 0-1. Empty means no normalisation.
+        std: Per channel, divided by. Empty means no normalisation.
+        frames: T, for a clip: the image is repeated.
+        multiple: Height and width are cropped down to a multiple of this.
+        max_pixels: A picture of more is refused before it is decoded, and so is a resize to more.
+        batch_axis: Which axis of a tensor file counts inputs; "auto": the first of a tensor with an axis more than an
+            input of this kind; "none": a tensor is one input as it is.
+        source: Where these values come from, for people: "ResNet34_Weights.IMAGENET1K_V1", "defaults", "options".
+    """
+
+    kind: InputKind = "image"
+    channels: int = 3
+    resize: int | tuple[int, int] | None = 224
+    crop: tuple[int, int] | None = (224, 224)
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    frames: int = 1
+    multiple: int = 1
+    max_pixels: int = MAX_PIXELS
+    batch_axis: int | Literal["auto", "none"] = "auto"
+    source: str = "defaults"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRecord:
+    """One input and what was done to it.
+
+    Attributes:
+        name: File name as the user gave it or as found in a folder, or "noise", "tensor".
+        sha256: Hex digest of the file's bytes; None when there is no file.
+        size: Width and height of the file's picture in pixels, before anything was done; None for tensors.
+        shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
+        steps: What was done, in order, for people and for the record.
+    """
+
+    name: str
+    sha256: str | None
+    size: tuple[int, int] | None
+    shape: tuple[int, ...]
+    steps: tuple[str, ...]
