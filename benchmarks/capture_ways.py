@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import hookscope
 from benchmarks.networks import label, layers_of, statistics_of
 from benchmarks.same_work import Found, Rows
-from hookscope.results.activations import LayerRow, row_label
+from hookscope.results.activations import LayerRow
+from hookscope.results.labels import row_label
 
 Prepare = Callable[[nn.Module, Tensor, Sequence[LayerRow]], Callable[[], Found]]
 

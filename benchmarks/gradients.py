@@ -16,8 +16,8 @@ from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import NETWORKS, TIMM_NETWORKS, label, seeded
 from benchmarks.same_work import TOLERANCES, Found, Rows, judge
 from benchmarks.timing import CLOCKS, Run, interleaved
-from hookscope.results.activations import row_label
 from hookscope.results.gradients import GradientRow
+from hookscope.results.labels import row_label
 
 Prepare = Callable[[nn.Module, Tensor, Tensor, Sequence[GradientRow]], Callable[[], Found]]
 

@@ -9,8 +9,9 @@ from torchvision.models import get_model
 
 import hookscope
 from benchmarks.same_work import Rows
-from hookscope.results.activations import LayerRow, row_label
+from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow
+from hookscope.results.labels import row_label
 
 NETWORKS = ("resnet34", "vgg16", "densenet121", "vit_b_16", "efficientnet_b0", "swin_t")
 

@@ -1,13 +1,13 @@
 """hookscope: see what happens inside a PyTorch network.
 
-The command line is `hookscope`; this is the same as a library. Names are loaded on first use, so that importing
-hookscope does not import torch.
+One function for each command of `hookscope`, under the same name and with the same options. Names are loaded on first
+use, so that importing hookscope does not import torch.
 
     >>> import hookscope
-    >>> model = hookscope.load_model("demo")
-    >>> batches = hookscope.load_batches(["sample_images/cat.jpg"], model.preprocessing)
-    >>> inspection = hookscope.inspect(model, batches, ["type:conv"], grids_for=1)
-    >>> hookscope.draw_grid(inspection.feature_maps[0]).save("first.png")
+    >>> run = hookscope.activations("demo", "sample_images/cat.jpg", layer="conv_head", grids_for=1)
+    >>> run["_conv_head"].shape
+    (1, 1280, 7, 7)
+    >>> hookscope.draw_grid(run.feature_maps[0]).save("features.png")
 """
 
 from importlib import import_module
@@ -16,94 +16,55 @@ from typing import TYPE_CHECKING
 from hookscope.results.showing import RENDERERS
 
 if TYPE_CHECKING:
-    from hookscope.checks.checkpoint import check
+    from hookscope.api import activations, check, checkpoint, grads, layers, report
     from hookscope.errors import (
         CheckpointError,
         HookscopeError,
-        ImageError,
         InputError,
         LayerNotFoundError,
-        MisfitError,
         ModelError,
-        ModelNotFoundError,
-        NothingMatchedError,
-        OutputError,
-        UnfitInputError,
         UntrustedFileError,
         UsageError,
     )
-    from hookscope.hooks.forward_hooks import ModuleCall, Observation, capture
-    from hookscope.hooks.gradient_hooks import GradientSite
-    from hookscope.hooks.interventions import Intervention
+    from hookscope.hooks.forward_hooks import capture
     from hookscope.hooks.selection import select_layers
-    from hookscope.hooks.tensor_gradients import TensorGradients, tensor_gradients
-    from hookscope.inputs import Batch, load_batches, load_input, noise_batch
-    from hookscope.inspection.backward import PassError, inspect_gradients
-    from hookscope.inspection.forward import ForwardError, inspect, list_modules
-    from hookscope.models import LoadedModel, load_model, model_names
+    from hookscope.hooks.tensor_gradients import tensor_gradients
+    from hookscope.inspection.backward import PassError
+    from hookscope.inspection.forward import ForwardError
+    from hookscope.models import LoadedModel, load_model
     from hookscope.render.grids import draw_grid
-    from hookscope.render.plots import gradient_flow, gradient_histograms, parameter_ratios
-    from hookscope.render.tables import inspection_to_json, rows_to_csv
-    from hookscope.render.terminal import layer_table
-    from hookscope.results.activations import Activations, FeatureMaps, LayerRow
-    from hookscope.results.check import CheckReport, Finding, RuleOutcome
-    from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
-    from hookscope.results.inputs import Preprocessing
-    from hookscope.results.statistics import TensorStatistics
+    from hookscope.results.activations import Activations
+    from hookscope.results.check import CheckReport
+    from hookscope.results.contents import CheckpointContents
+    from hookscope.results.gradients import Gradients
+    from hookscope.results.network import ModuleTable
     from hookscope.statistics import tensor_statistics
 
 __all__ = [
     "Activations",
-    "Batch",
     "CheckReport",
+    "CheckpointContents",
     "CheckpointError",
-    "FeatureMaps",
-    "Finding",
     "ForwardError",
-    "GradientRow",
-    "GradientSite",
     "Gradients",
     "HookscopeError",
-    "ImageError",
     "InputError",
-    "Intervention",
     "LayerNotFoundError",
-    "LayerRow",
     "LoadedModel",
-    "LossRecord",
-    "MisfitError",
     "ModelError",
-    "ModelNotFoundError",
-    "ModuleCall",
-    "NothingMatchedError",
-    "Observation",
-    "OutputError",
-    "ParameterRow",
+    "ModuleTable",
     "PassError",
-    "Preprocessing",
-    "RuleOutcome",
-    "TensorGradients",
-    "TensorStatistics",
-    "UnfitInputError",
     "UntrustedFileError",
     "UsageError",
+    "activations",
     "capture",
     "check",
+    "checkpoint",
     "draw_grid",
-    "gradient_flow",
-    "gradient_histograms",
-    "inspect",
-    "inspect_gradients",
-    "inspection_to_json",
-    "layer_table",
-    "list_modules",
-    "load_batches",
-    "load_input",
+    "grads",
+    "layers",
     "load_model",
-    "model_names",
-    "noise_batch",
-    "parameter_ratios",
-    "rows_to_csv",
+    "report",
     "select_layers",
     "tensor_gradients",
     "tensor_statistics",
@@ -111,52 +72,52 @@ __all__ = [
 
 # Where each name lives.
 _HOMES = {
-    "results.check": ("CheckReport", "Finding", "RuleOutcome"),
-    "checks.checkpoint": ("check",),
+    "api": (
+        "activations",
+        "check",
+        "checkpoint",
+        "grads",
+        "layers",
+        "report",
+    ),
+    "hooks.forward_hooks": ("capture",),
+    "hooks.selection": ("select_layers",),
+    "hooks.tensor_gradients": ("tensor_gradients",),
+    "statistics": ("tensor_statistics",),
+    "models": (
+        "LoadedModel",
+        "load_model",
+    ),
+    "render.grids": ("draw_grid",),
+    "results.activations": ("Activations",),
+    "results.gradients": ("Gradients",),
+    "results.check": ("CheckReport",),
+    "results.contents": ("CheckpointContents",),
+    "results.network": ("ModuleTable",),
+    "inspection.forward": ("ForwardError",),
+    "inspection.backward": ("PassError",),
     "errors": (
         "CheckpointError",
         "HookscopeError",
-        "ImageError",
         "InputError",
         "LayerNotFoundError",
-        "MisfitError",
         "ModelError",
-        "ModelNotFoundError",
-        "NothingMatchedError",
-        "OutputError",
-        "UnfitInputError",
         "UntrustedFileError",
         "UsageError",
     ),
-    "hooks.gradient_hooks": ("GradientSite",),
-    "inspection.backward": ("PassError", "inspect_gradients"),
-    "hooks.forward_hooks": ("ModuleCall", "Observation", "capture"),
-    "inputs": ("Batch", "load_batches", "load_input", "noise_batch"),
-    "inspection.forward": ("ForwardError", "inspect", "list_modules"),
-    "hooks.interventions": ("Intervention",),
-    "hooks.selection": ("select_layers",),
-    "statistics": ("tensor_statistics",),
-    "models": ("LoadedModel", "load_model", "model_names"),
-    "render.grids": ("draw_grid",),
-    "render.plots": ("gradient_flow", "gradient_histograms", "parameter_ratios"),
-    "render.tables": ("inspection_to_json", "rows_to_csv"),
-    "render.terminal": ("layer_table",),
-    "results.activations": ("Activations", "FeatureMaps", "LayerRow"),
-    "results.gradients": ("GradientRow", "Gradients", "LossRecord", "ParameterRow"),
-    "results.inputs": ("Preprocessing",),
-    "results.statistics": ("TensorStatistics",),
-    "hooks.tensor_gradients": ("TensorGradients", "tensor_gradients"),
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
 
-
-def _html_of(result: object) -> str:
-    from hookscope.render.notebook import result_html  # noqa: PLC0415 - loads Rich and Matplotlib, for notebooks alone
-
-    return result_html(result)
-
-
-RENDERERS["html"] = _html_of
+# How results print, convert, save and show themselves.
+RENDERERS.update(
+    {
+        "text": "hookscope.render.conversion:result_text",
+        "html": "hookscope.render.notebook:result_html",
+        "dict": "hookscope.render.conversion:result_dict",
+        "frame": "hookscope.render.conversion:result_frame",
+        "save": "hookscope.render.run_files:save_run",
+    }
+)
 
 
 def __getattr__(name: str) -> object:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from hookscope.checks.context import Subject, Terms
 from hookscope.checks.settings import Expectation
 from hookscope.errors import UsageError, nearest
-from hookscope.results.activations import Prediction
 from hookscope.results.check import Examination, Finding
+from hookscope.results.comparison import Prediction
 from hookscope.text import printable
 
 

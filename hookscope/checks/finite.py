@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from hookscope.checks.context import Subject, Terms, output_of, stored_in
 from hookscope.checks.stored import batch_norm_is_untrained, is_weight
 from hookscope.checks.verdicts.reading import counted, listed, non_finite_count, non_finite_words
-from hookscope.results.activations import Failure, LayerRow
+from hookscope.results.activations import LayerRow
 from hookscope.results.check import Examination, Finding, NonFiniteOrigin
+from hookscope.results.network import Failure
 from hookscope.text import safe_text
 
 _FP16_MAX = 65504.0

@@ -244,10 +244,10 @@ def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "
     from hookscope.cli.check_apart import check_apart
 
     results: dict[int, Checked] = {}
-    with progress_bar(messages, len(work), shown=True) as advance:
+    with progress_bar(messages, shown=True) as advance:
         for position, checked in check_apart(work, limits, at_once):
             results[position] = checked
-            advance(len(results))
+            advance(len(results), len(work))
     return [results[position] for position in range(len(work))]
 
 

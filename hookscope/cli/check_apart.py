@@ -82,7 +82,7 @@ def _check(job: CheckJob) -> Checked:
     try:
         device = None
         if job.device != "cpu":
-            from hookscope.cli.options import choose_device
+            from hookscope.inspection.session import choose_device
 
             device = choose_device(job.device)
     except UsageError as error:

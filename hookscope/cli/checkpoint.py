@@ -1,6 +1,5 @@
 """`hookscope checkpoint`: what a weights file holds."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,16 +21,16 @@ def checkpoint(
     hookscope checkpoint training.ckpt --key ema --full
     hookscope checkpoint model.pt --json
     """
-    from hookscope.models.contents import list_contents
-    from hookscope.render.contents import contents_report, contents_to_json
+    from hookscope import api
+    from hookscope.render.conversion import summary
     from hookscope.render.terminal import warnings_panel
 
-    contents = list_contents(Path(file), key)
+    contents = api.checkpoint(file, key=key)
     tables, messages = consoles(json=json)
     if contents.warnings:
         messages.print(warnings_panel(contents.warnings))
     if json:
-        typer.echo(contents_to_json(contents), nl=False)
+        typer.echo(contents.to_json(), nl=False)
     else:
-        tables.print(contents_report(contents, width=tables.width, full=full))
+        tables.print(summary(contents, width=tables.width, full=full))
     return 0

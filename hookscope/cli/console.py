@@ -41,23 +41,22 @@ def consoles(*, json: bool) -> "tuple[Console, Console]":
 
 
 @contextmanager
-def progress_bar(console: "Console", total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show how many of `total` inputs are finished, on a terminal only.
+def progress_bar(console: "Console", *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show how many inputs are finished, on a terminal only.
 
     Args:
         console: Where to draw.
-        total: Inputs in all.
         shown: False for no bar.
 
     Yields:
-        A function to call with the number of inputs finished.
+        A function to call with the number of inputs finished, and of all.
     """
     if not shown or not console.is_terminal:
-        yield lambda _finished: None
+        yield lambda _finished, _total: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("running"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("running", total=total)
-        yield lambda finished: progress.update(task, completed=finished)
+        task = progress.add_task("running", total=None)
+        yield lambda finished, total: progress.update(task, completed=finished, total=total)

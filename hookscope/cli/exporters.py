@@ -1,7 +1,6 @@
 """Where a run can be seen besides its directory: in the terminal, in TensorBoard, on a page."""
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from hookscope.text import safe_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hookscope.render.run_files import SavedRun
     from hookscope.results.activations import Activations
     from hookscope.results.gradients import Gradients
 
@@ -22,7 +22,7 @@ _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
 
 
 @dataclass(frozen=True, slots=True)
-class Outlets:
+class Exporters:
     """Where a run is wanted besides its directory.
 
     Attributes:
@@ -35,22 +35,20 @@ class Outlets:
     tensorboard: Path | None
     page: Path | None
 
-    def serve(
+    def export(
         self,
-        run: Path,
-        drawn: Sequence[str],
-        inspection: "Activations | Gradients",
+        saved: "SavedRun",
+        result: "Activations | Gradients",
         consoles: "tuple[Console, Console]",
         *,
         json: bool,
         quiet: bool,
     ) -> None:
-        """Write what is wanted of a finished run and show its grids.
+        """Write what is wanted of a run besides its directory, and show its grids.
 
         Args:
-            run: The run directory.
-            drawn: Paths of the grids in it.
-            inspection: What was found.
+            saved: The run directory.
+            result: What was found.
             consoles: For tables and for messages.
             json: Whether stdout is taken by JSON.
             quiet: Whether to keep silent about the page.
@@ -58,30 +56,32 @@ class Outlets:
         Raises:
             OutputError: If something cannot be written.
         """
-        pictures = [run / name for name in drawn]
+        pictures = [saved.folder / name for name in saved.grids]
         if self.tensorboard is not None:
             from hookscope.cli.tensorboard import write_run
 
-            write_run(self.tensorboard, inspection, pictures)
+            write_run(self.tensorboard, result, pictures)
         if self.page is not None:
-            size = write_page(run, self.page)
+            from hookscope.api import report
+
+            page = report(saved.folder, self.page)
             if not quiet:
-                consoles[0].print(page_line(self.page, size), soft_wrap=True)
+                consoles[0].print(page_line(page), soft_wrap=True)
         if self.show:
             from hookscope.results.activations import Activations
 
-            maps = inspection.feature_maps if isinstance(inspection, Activations) else inspection.gradient_maps
+            maps = result.feature_maps if isinstance(result, Activations) else result.gradient_maps
             show_grids(maps, pictures, *consoles, json=json)
 
 
-def choose_outlets(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None, grids: bool) -> Outlets:
+def choose_exporters(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None, grids: bool) -> Exporters:
     """Return where a run is wanted, or refuse what cannot be done before a model is run for nothing.
 
     Args:
         run: The run directory.
-        show: As in `Outlets`.
-        tensorboard: As in `Outlets`.
-        page: As in `Outlets`.
+        show: As in `Exporters`.
+        tensorboard: As in `Exporters`.
+        page: As in `Exporters`.
         grids: Whether grids are drawn at all.
 
     Raises:
@@ -94,28 +94,12 @@ def choose_outlets(run: Path, *, show: bool, tensorboard: Path | None, page: Pat
         _check_tensorboard(tensorboard, run)
     if page is not None:
         _check_page(page, run)
-    return Outlets(show, tensorboard, page)
+    return Exporters(show, tensorboard, page)
 
 
-def write_page(run: Path, target: Path) -> int:
-    """Write the page of a run and return its size in bytes.
-
-    Raises:
-        InputError: If `run` is not a run that can be read.
-        OutputError: If `target` cannot be written.
-    """
-    from hookscope.render.html import report_html
-    from hookscope.runs.reading import read_run
-    from hookscope.runs.reports import write_report
-
-    page = report_html(read_run(run))
-    write_report(target, page)
-    return len(page.encode())
-
-
-def page_line(target: Path, size: int) -> str:
+def page_line(page: Path) -> str:
     """Return what is said of a page that was written."""
-    return f"{safe_text(str(target))} holds the report ({size / 1e6:.1f} MB)"
+    return f"{safe_text(str(page))} holds the report ({page.stat().st_size / 1e6:.1f} MB)"
 
 
 def _check_page(page: Path, run: Path) -> None:

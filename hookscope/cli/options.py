@@ -1,20 +1,9 @@
-"""Options and arguments that several commands share, and what their values come to."""
+"""Options and arguments that several commands share."""
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-
-from hookscope.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
-
-    from hookscope.models import FileOptions
-
-# Our choice: 1 GiB of float32, more than anybody's input.
-_MAX_ELEMENTS = 2**28
 
 Model = Annotated[
     str,
@@ -218,70 +207,3 @@ Out = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
 Full = Annotated[bool, typer.Option("--full", help="Show every row of a long table.")]
-
-
-def file_options(
-    trust: bool, key: str | None, allow_missing: list[str] | None, allow_unexpected: list[str] | None
-) -> "FileOptions":
-    """Return what `--trust`, `--key`, `--allow-missing` and `--allow-unexpected` come to."""
-    from hookscope.models import FileOptions
-
-    return FileOptions(trust, key, tuple(allow_missing or ()), tuple(allow_unexpected or ()))
-
-
-def choose_device(name: str) -> "torch.device":
-    """Return the device that `--device` means.
-
-    Args:
-        name: "auto", or a torch device string.
-
-    Returns:
-        A device that exists; "cuda" becomes "cuda:0".
-
-    Raises:
-        UsageError: If there is no such device here.
-    """
-    import torch
-
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda:0")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) < count:
-            return torch.device("cuda", device.index or 0)
-        raise UsageError(f"--device {name!r}: {count} CUDA devices are visible here. Give --device cpu, or auto.")
-    if device.type == "mps" and torch.backends.mps.is_available():
-        return torch.device("mps")
-    raise UsageError(f"--device {name!r} is not available here. Give --device cpu, or auto.")
-
-
-def floating_dtype(module: "torch.nn.Module") -> "torch.dtype":
-    """Return the floating dtype that the inputs of `module` need: its first floating parameter's, else float32."""
-    import torch
-
-    return next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Return the shape that `--input-shape` means.
-
-    Raises:
-        UsageError: If it is not a shape, or one of more values than anybody's input.
-    """
-    try:
-        shape = tuple(int(size) for size in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"--input-shape {text!r} is not a shape. Give sizes like 1,3,224,224.") from error
-    if min(shape) < 1:
-        raise UsageError(f"--input-shape {text!r} has a size below 1. Give sizes like 1,3,224,224.")
-    if math.prod(shape) > _MAX_ELEMENTS:
-        raise UsageError(f"--input-shape {text!r} has more than {_MAX_ELEMENTS} values. Give a smaller shape.")
-    return shape

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hookscope.cli.console import consoles
-from hookscope.cli.exporters import page_line, write_page
+from hookscope.cli.exporters import page_line
 from hookscope.cli.options import Quiet
 
 
@@ -25,12 +25,10 @@ def report(
     hookscope report hookscope-runs/grads-demo-cat -o gradients.html
     hookscope report out --quiet
     """
-    from hookscope.runs.reports import check_report_target, default_report_path
+    from hookscope import api
 
-    target = out or default_report_path(run)
-    check_report_target(target)
-    size = write_page(run, target)
+    page = api.report(run, out)
     if not quiet:
         tables, _ = consoles(json=False)
-        tables.print(page_line(target, size), soft_wrap=True)
+        tables.print(page_line(page), soft_wrap=True)
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from PIL.Image import Image
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.inputs.loading import load_input, looks_like_tensor
@@ -38,7 +39,7 @@ class Batch:
 
 
 def load_batches(
-    paths: Iterable[Path | str],
+    paths: Iterable[Path | str | Image],
     preprocessing: Preprocessing,
     batch_size: int = 8,
     on_error: Callable[[ImageError], None] | None = None,
@@ -54,7 +55,7 @@ def load_batches(
     itself.
 
     Args:
-        paths: Files to read, as `find_inputs` returns them.
+        paths: Files to read, as `find_inputs` returns them, and pictures in memory.
         preprocessing: How a file becomes an input.
         batch_size: Most inputs in a batch.
         on_error: Called for a file that cannot be used, which is then skipped; without it the error is raised.
@@ -74,7 +75,7 @@ def load_batches(
             raise error
         on_error(error)
 
-    files = Ahead(map(Path, paths), preprocessing, batch_size)
+    files = Ahead(map(_file, paths), preprocessing, batch_size)
     try:
         inputs = _inputs(files, preprocessing, refuse)
         if preprocessing.kind == "flow":
@@ -193,10 +194,14 @@ def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
         return one_line(error)
 
 
-def count_inputs(paths: Iterable[Path | str], preprocessing: Preprocessing) -> int:
+def _file(source: Path | str | Image) -> Path | Image:
+    return source if isinstance(source, Image) else Path(source)
+
+
+def count_inputs(paths: Iterable[Path | str | Image], preprocessing: Preprocessing) -> int:
     """Return how many inputs files hold: as many as `load_batches` has indices. Only tensor files are read for that."""
     count = 0
-    for path in map(Path, paths):
+    for path in map(_file, paths):
         count += 1
         if looks_like_tensor(path):
             with suppress(ImageError):

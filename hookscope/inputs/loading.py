@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageFile
 
 from hookscope.errors import ImageError
-from hookscope.inputs.pictures import is_quiet_picture, read_picture
+from hookscope.inputs.pictures import is_quiet_picture, read_picture, take_picture
 from hookscope.inputs.preparing import check_suits_pictures, prepare_picture
 from hookscope.inputs.tensors import prepare_tensor, read_numpy, read_stored
 from hookscope.results.inputs import MAX_PIXELS, InputRecord, Preprocessing
@@ -22,7 +22,7 @@ from hookscope.text import one_line
 MAX_FILE_BYTES = 2 * 1024**3
 
 
-def load_input(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+def load_input(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
     """Read one file into one network input.
 
     What the file is follows from its content, not from its suffix: JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF and TIFF
@@ -30,7 +30,7 @@ def load_input(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
     tensor stored by `torch.save`. No code in a file runs.
 
     Args:
-        path: The file.
+        path: The file, or a picture in memory.
         preprocessing: How a picture becomes an input. A tensor is passed as it is, except that an axis of 1 in front
             counts as the batch axis and is dropped, unless the tensor has the rank of (C, H, W), for clips of
             (C, T, H, W), or a single axis; `Preprocessing.batch_axis` can say otherwise.
@@ -44,6 +44,8 @@ def load_input(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
         ImageError: If the file is missing, unreadable, corrupt, of another kind, or over a limit.
         UsageError: If the file is a picture, and `preprocessing` does not suit pictures or contradicts itself.
     """
+    if isinstance(path, Image.Image):
+        return _take(path, preprocessing)
     return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels))
 
 
@@ -55,9 +57,9 @@ def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tenso
     return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels), as_argument=True)
 
 
-def is_quiet(path: Path) -> bool:
+def is_quiet(path: Path | Image.Image) -> bool:
     """Tell whether `load_quietly` may read a file, from its header; one that is damaged is not."""
-    if ImageFile.LOAD_TRUNCATED_IMAGES:  # it has to be off meanwhile, for all threads
+    if isinstance(path, Image.Image) or ImageFile.LOAD_TRUNCATED_IMAGES:  # it has to be off meanwhile, for all threads
         return False
     warned: list[str] = []
     try:
@@ -69,12 +71,23 @@ def is_quiet(path: Path) -> bool:
     return quiet and not warned
 
 
-def load_quietly(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+def load_quietly(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
     """Do as `load_input`, for a file that `is_quiet`, in any thread.
 
     Nothing that all threads share is touched: neither the filters of warnings, nor stderr, nor processes.
     """
+    assert isinstance(path, Path)  # noqa: S101 - `is_quiet` said so
     return _load(path, preprocessing, lambda _steps: nullcontext())
+
+
+def _take(picture: Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+    name = str(getattr(picture, "filename", "")) or "picture"
+    steps: list[str] = []
+    check_suits_pictures(preprocessing)
+    with _recorded_warnings(steps):
+        taken = take_picture(picture, repr(name), preprocessing.channels, preprocessing.max_pixels, steps)
+    tensor = prepare_picture(*taken[:2], preprocessing, repr(name), steps)
+    return tensor, InputRecord(name, None, taken[2], tuple(tensor.shape), tuple(steps))
 
 
 def _load(
@@ -108,8 +121,10 @@ def _load(
     return tensor, InputRecord(str(path), digest, size, tuple(tensor.shape), tuple(steps))
 
 
-def looks_like_tensor(path: Path) -> bool:
+def looks_like_tensor(path: Path | Image.Image) -> bool:
     """Tell whether a file begins as a tensor file does; one that cannot be read does not."""
+    if isinstance(path, Image.Image):
+        return False
     try:
         _check_regular(path, "")
         with path.open("rb") as file:

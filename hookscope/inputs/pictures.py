@@ -164,6 +164,25 @@ def read_picture(
     return upright, white, stored_size
 
 
+def take_picture(
+    picture: Image.Image, name: str, channels: int, max_pixels: int, steps: list[str]
+) -> tuple[Image.Image, float, tuple[int, int]]:
+    """Do as `read_picture` with a picture in memory, which stays as it is.
+
+    Args, Returns and Raises: As for `read_picture`.
+    """
+    _check_pixel_count(picture.size, max_pixels, name)
+    try:
+        orientation = _orientation(picture)
+        upright, white = _to_channels(picture.copy(), 16, name, channels, steps)
+    except OSError as error:  # opened, but not read so far
+        raise ImageError(f"Cannot read {name}: {one_line(error)}. Get the file again.") from error
+    if orientation in _UPRIGHT:
+        upright = upright.transpose(_UPRIGHT[orientation])
+        steps.append(f"turned upright from EXIF orientation {orientation}")
+    return upright, white, picture.size
+
+
 @contextmanager
 def _quiet_libtiff() -> Iterator[None]:
     """Drop what libtiff writes to file descriptor 2 about a damaged file; Pillow's exception says it as well."""

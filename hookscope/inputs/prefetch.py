@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from PIL.Image import Image
 
 from hookscope.inputs.loading import is_quiet, load_input, load_quietly
 from hookscope.results.inputs import InputRecord, Preprocessing
@@ -29,19 +30,19 @@ class Ahead:
     As many threads read as there are processors, and four at most; each ends when there is nothing to read.
     """
 
-    def __init__(self, paths: Iterable[Path], preprocessing: Preprocessing, depth: int) -> None:
+    def __init__(self, paths: Iterable[Path | Image], preprocessing: Preprocessing, depth: int) -> None:
         """Read nothing yet.
 
         Args:
-            paths: Files to read.
+            paths: Files to read, and pictures in memory.
             preprocessing: How a picture becomes an input.
             depth: How many to read ahead.
         """
         self._waiting = iter(paths)
         self._preprocessing = preprocessing
         self._depth = depth
-        self._coming: deque[tuple[Path, Future[Loaded] | None]] = deque()  # None: read when its turn comes
-        self._unread: deque[tuple[Path, Future[Loaded]]] = deque()  # by any thread; those of `_coming`
+        self._coming: deque[tuple[Path | Image, Future[Loaded] | None]] = deque()  # None: read when its turn comes
+        self._unread: deque[tuple[Path | Image, Future[Loaded]]] = deque()  # by any thread; those of `_coming`
         self._reader_count = 0
         self._lock = threading.Lock()
 
@@ -64,7 +65,7 @@ class Ahead:
         """Leave unread what no thread has begun with; it is the end."""
         self._unread.clear()
 
-    def _hand_over(self, path: Path) -> Future[Loaded]:
+    def _hand_over(self, path: Path | Image) -> Future[Loaded]:
         reading: Future[Loaded] = Future()
         with self._lock:
             self._unread.append((path, reading))

@@ -52,9 +52,12 @@ from hookscope.inspection.verification import (
 )
 from hookscope.losses import LossValue, choose_loss
 from hookscope.models import LoadedModel
-from hookscope.results.activations import Failure, LayerRow, Prediction, Verification, row_label
+from hookscope.results.activations import LayerRow, Verification
+from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.inputs import InputRecord
+from hookscope.results.labels import row_label
+from hookscope.results.network import Failure
 from hookscope.statistics import Measured, Reducer, Reduction
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
-from hookscope.results.activations import Failure
+from hookscope.results.network import Failure
 
 # The rooms whose code runs inside the model's, in hooks: what is raised there is no error of the model.
 _HOOKSCOPES_OWN = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("hooks", "inspection", "statistics"))

@@ -33,9 +33,10 @@ from hookscope.inspection.rows import (
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 from hookscope.models import LoadedModel
-from hookscope.results.activations import Activations, Failure, Prediction, Verification
+from hookscope.results.activations import Activations, Verification
+from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
-from hookscope.results.network import ModuleRow
+from hookscope.results.network import Failure, ModuleRow
 from hookscope.statistics import Measured, Reducer
 
 

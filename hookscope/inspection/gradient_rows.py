@@ -16,9 +16,10 @@ from hookscope.hooks.gradient_hooks import GradientSite, SiteKey, plain_arithmet
 from hookscope.inspection.network import Subject
 from hookscope.inspection.rows import same_values
 from hookscope.losses import LossValue
-from hookscope.results.activations import LayerRow, row_label
+from hookscope.results.activations import LayerRow
 from hookscope.results.frozen import quick_constructor
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
+from hookscope.results.labels import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Fused, Measured, Reading, Reducer, Reduction, collect, merge, plain, summarise
 from hookscope.statistics.storage import as_real_floats, stored_values

@@ -11,9 +11,11 @@ from hookscope.hooks.gradient_hooks import plain_arithmetic
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.network import Subject
 from hookscope.losses import Output, output_at
-from hookscope.results.activations import FeatureMaps, Flag, LayerRow, Prediction, UncalledLayer, row_label
+from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledLayer
+from hookscope.results.comparison import Prediction
 from hookscope.results.frozen import quick_constructor
 from hookscope.results.gradients import GradientRow
+from hookscope.results.labels import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Fused, Measured, Reducer, Reduction, collect, merge, plain, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
+from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.text import printable
@@ -37,6 +38,13 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
     example_shape: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+
+
+def loaded_module(module: nn.Module) -> LoadedModel:
+    """Return a module that a caller has built, with what its first layer tells of its input."""
+    kind = type(module).__name__
+    info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count(module))
+    return LoadedModel(module, info, default_preprocessing(module))
 
 
 @dataclass(frozen=True, slots=True)

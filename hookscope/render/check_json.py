@@ -13,7 +13,12 @@ SCHEMA_VERSION = 1
 
 
 def checks_to_json(reports: Sequence[CheckReport]) -> str:
-    """Return `reports` as strict JSON, in their order, one checkpoint a line.
+    """Return `reports` as strict JSON, one checkpoint a line: see `checks_to_dict`."""
+    return strict_json(checks_to_dict(reports))
+
+
+def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
+    """Return `reports` as dicts, lists, text and numbers, in their order.
 
     At the top: `schema_version` (it changes when a key goes or changes its meaning), `exit_code` of the command, and
     `checkpoints`, a list of objects:
@@ -30,12 +35,11 @@ def checks_to_json(reports: Sequence[CheckReport]) -> str:
 
     Names are exact, even hostile ones.
     """
-    document = {
+    return {
         "schema_version": SCHEMA_VERSION,
         "exit_code": gravest(report.exit_code for report in reports),
         "checkpoints": [_checkpoint(report) for report in reports],
     }
-    return strict_json(document)
 
 
 def _checkpoint(report: CheckReport) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hookscope.render.columns import Column, counted, draw_table, fitted, number_text, probability_text
-from hookscope.results.activations import Prediction
-from hookscope.results.comparison import Change, Comparison
+from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.text import safe_text
 
 # Our choices: what a screen has room for beside the tables of the run itself.

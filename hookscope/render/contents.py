@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,7 +20,7 @@ from hookscope.render.columns import (
     percent_text,
 )
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
-from hookscope.text import safe_text, shape_text, strict_json
+from hookscope.text import safe_text, shape_text
 
 SCHEMA_VERSION = 2
 
@@ -28,8 +29,8 @@ _MOST_ENTRIES = 20
 _LONGEST_TEXT = 200
 
 
-def contents_to_json(contents: CheckpointContents) -> str:
-    """Return all of `contents` as strict JSON, one part and one tensor a line, which says in `part` where it is.
+def contents_to_dict(contents: CheckpointContents) -> dict[str, Any]:
+    """Return all of `contents` as dicts, lists, text and numbers; each tensor says in `part` where it is.
 
     Names are those of `CheckpointContents` and what it holds.
     """
@@ -40,7 +41,7 @@ def contents_to_json(contents: CheckpointContents) -> str:
     ]
     tensors = [{"part": part.key, **asdict(tensor)} for part in contents.parts for tensor in part.tensors]
     document |= {"parts": parts, "tensors": tensors, "nonfinite_count": contents.nonfinite_count}
-    return strict_json({"schema_version": SCHEMA_VERSION} | document)
+    return {"schema_version": SCHEMA_VERSION} | document
 
 
 def contents_report(contents: CheckpointContents, *, width: int, full: bool = False) -> RenderableType:

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render import gradient_tables, plots, terminal
+from hookscope.render import conversion, plots, terminal
 from hookscope.render.columns import counted
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.results.activations import Activations, FeatureMaps
@@ -32,49 +32,23 @@ _FRAME = "max-height:36em;overflow:auto"
 _TABLE = "font-family:monospace;white-space:pre"
 
 
-def result_html(result: object) -> str:
-    """Return a result as HTML, tables and pictures included.
-
-    Raises:
-        TypeError: If it is none of those that show themselves.
-    """
-    if isinstance(result, Activations):
-        return inspection_html(result)
-    if isinstance(result, Gradients):
-        return gradient_inspection_html(result)
+def result_html(result: conversion.Result | FeatureMaps) -> str:
+    """Return a result as HTML: what the command prints, every row and column of it, and pictures."""
     if isinstance(result, FeatureMaps):
         return feature_maps_html(result)
-    raise TypeError(f"{type(result).__name__} does not show itself as HTML")
-
-
-def inspection_html(inspection: Activations) -> str:
-    """Return the layer table, what the terminal shows beside it, and the first grids."""
+    failure = getattr(result, "failure", None)
     parts = [
-        terminal.warnings_panel(inspection.warnings),
-        terminal.note_lines(inspection.notes),
-        terminal.layer_table(inspection, width=_EVERYTHING, full=True),
-        terminal.uncalled_lines(inspection.uncalled, full=True),
-        terminal.predictions_lines(inspection, full=True),
-        *([] if inspection.failure is None else [terminal.failure_panel(inspection.failure)]),
+        terminal.warnings_panel(getattr(result, "warnings", ())),
+        conversion.summary(result, width=_EVERYTHING, full=True),
+        *([] if failure is None else [terminal.failure_panel(failure)]),
     ]
-    return "".join([*_blocks(parts), *_grids(inspection.feature_maps, "feature_maps")])
-
-
-def gradient_inspection_html(inspection: Gradients) -> str:
-    """Return the tables of gradients by layer and by parameter, loss, verdicts, gradient flow and the first grids."""
-    parts = [
-        terminal.warnings_panel(inspection.warnings),
-        terminal.note_lines(inspection.notes),
-        gradient_tables.gradient_table(inspection, width=_EVERYTHING, full=True),
-        gradient_tables.parameter_table(inspection, width=_EVERYTHING, full=True),
-        terminal.uncalled_lines(inspection.uncalled, full=True),
-        terminal.predictions_lines(inspection, full=True),
-        gradient_tables.loss_lines(inspection.loss, inspection.verification),
-        gradient_tables.verdicts_panel(inspection),
-        *([] if inspection.failure is None else [terminal.failure_panel(inspection.failure)]),
-    ]
-    flow = [_flow(inspection)] if inspection.gradients else []
-    return "".join([*_blocks(parts), *flow, *_grids(inspection.gradient_maps, "gradient_maps")])
+    pictures: Iterable[str] = ()
+    if isinstance(result, Activations):
+        pictures = _grids(result.feature_maps, "feature_maps")
+    elif isinstance(result, Gradients):
+        flow = [_flow(result)] if result.gradients else []
+        pictures = [*flow, *_grids(result.gradient_maps, "gradient_maps")]
+    return "".join([*_blocks(parts), *pictures])
 
 
 def feature_maps_html(maps: FeatureMaps) -> str:

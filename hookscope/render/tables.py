@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from hookscope.render.histograms import histogram
-from hookscope.results.activations import Activations, LayerRow, Prediction
-from hookscope.results.comparison import Change, Comparison
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
 from hookscope.results.network import ModelInfo, ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
@@ -77,16 +77,6 @@ def gradient_inspection_to_dict(inspection: Gradients) -> dict[str, Any]:
     }
 
 
-def inspection_to_json(inspection: Activations, extra: Mapping[str, Any] | None = None) -> str:
-    """Return `inspection` as strict JSON: `inspection_to_dict`, followed by the entries of `extra`."""
-    return strict_json({**inspection_to_dict(inspection), **(extra or {})})
-
-
-def gradient_inspection_to_json(inspection: Gradients, extra: Mapping[str, Any] | None = None) -> str:
-    """Return `inspection` as strict JSON: `gradient_inspection_to_dict`, followed by the entries of `extra`."""
-    return strict_json({**gradient_inspection_to_dict(inspection), **(extra or {})})
-
-
 def rows_to_json(inspection: Activations | Gradients) -> str:
     """Return the layer rows and the layers that never ran as strict JSON, one row a line."""
     return strict_json(
@@ -142,9 +132,29 @@ def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:
     return _csv(columns, map(_input_record, inputs))
 
 
-def modules_to_json(rows: Sequence[ModuleRow]) -> str:
-    """Return the modules of a network as strict JSON, one module a line; names are those of `ModuleRow`."""
-    return strict_json({"schema_version": SCHEMA_VERSION, "modules": [asdict(row) for row in rows]})
+def modules_to_dict(rows: Sequence[ModuleRow]) -> dict[str, Any]:
+    """Return the modules of a network as dicts, lists, text and numbers; names are those of `ModuleRow`."""
+    return {"schema_version": SCHEMA_VERSION, "modules": [asdict(row) for row in rows]}
+
+
+def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return what edits changed as dicts, lists, text and numbers; names are those of `Comparison`."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "edits": list(comparison.edits),
+        "losses": None if comparison.losses is None else list(map(_json_number, comparison.losses)),
+        "row_count": comparison.row_count,
+        "changes": [
+            {
+                "label": change.label,
+                "what": change.what,
+                "before": change.before and _statistics(change.before),
+                "after": change.after and _statistics(change.after),
+                "l2_ratio": change.l2_ratio,
+            }
+            for change in comparison.changes
+        ],
+    }
 
 
 def _csv(columns: Sequence[str], records: Iterable[Mapping[str, str]]) -> str:

@@ -25,9 +25,9 @@ from hookscope.render.columns import (
     quantile_text,
 )
 from hookscope.render.sparklines import MEANING, sparkline
-from hookscope.results.activations import Activations, Failure, Flag, LayerRow, UncalledLayer, Verification
+from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer, Verification
 from hookscope.results.gradients import GradientRow, Gradients
-from hookscope.results.network import ModuleRow
+from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import safe_text, shape_text
 

@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.results.comparison import Comparison, Prediction
 from hookscope.results.inputs import InputRecord
-from hookscope.results.network import ModelInfo
-from hookscope.results.showing import as_html
-from hookscope.results.statistics import TensorStatistics
+from hookscope.results.labels import row_label, row_of
+from hookscope.results.network import Failure, ModelInfo
+from hookscope.results.provenance import Provenance
+from hookscope.results.showing import Shown, rendered
+from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
 Flag = Literal[
     "in-place",
@@ -25,13 +29,8 @@ Flag = Literal[
 ]
 
 
-def row_label(layer: str, call: int, slot: str) -> str:
-    """Return the name of a layer's output for people and files: "layer1.0.relu#1", "backbone['out']", "(model)"."""
-    return f"{layer or '(model)'}{f'#{call}' if call else ''}{slot}"
-
-
 @dataclass(frozen=True, slots=True)
-class LayerRow:
+class LayerRow(MeasuredTensor):
     """One output of one call of one module.
 
     Attributes:
@@ -66,6 +65,11 @@ class LayerRow:
     def label(self) -> str:
         """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
         return row_label(self.layer, self.call, self.slot)
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        """Those of the activation."""
+        return self.activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,34 +112,8 @@ class FeatureMaps:
     note: str = ""
 
     def _repr_html_(self) -> str:
-        return as_html(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The highest-scoring classes of a classifier for one input, best first."""
-
-    input_index: int
-    class_indices: tuple[int, ...]
-    class_names: tuple[str, ...]
-    probabilities: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Where a forward pass broke off.
-
-    Attributes:
-        layer: Dotted name of the innermost module that was running.
-        kind: Its class name.
-        input_shapes: Shapes of its tensor inputs, in order; keyword inputs as "name=shape".
-        error: The exception, as "TypeName: first line of the message".
-    """
-
-    layer: str
-    kind: str
-    input_shapes: tuple[str, ...]
-    error: str
+        html: str = rendered(self, "html")
+        return html
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +131,8 @@ class Verification:
     layer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
+@dataclass(frozen=True, slots=True, repr=False)
+class Activations(Shown):
     """Everything one run of a model over its inputs showed.
 
     Attributes:
@@ -172,6 +150,9 @@ class Activations:
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.
         verification: Whether hooks changed the output; None where that was not asked for, or edits changed it.
+        comparison: What edits changed; None without edits.
+        tensors: The activations themselves on the CPU, by label, if they were asked for.
+        provenance: How the run came about; None for a run that cannot be saved.
     """
 
     model: ModelInfo
@@ -188,6 +169,22 @@ class Activations:
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
     verification: Verification | None = None
+    comparison: Comparison | None = None
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Provenance | None = None
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    def __getitem__(self, label: str) -> LayerRow:
+        """Return the row of an output: "layer1.0.conv1", "relu#1".
+
+        Raises:
+            LayerNotFoundError: If no row has this label; with the nearest ones.
+        """
+        return row_of(label, self.rows)
+
+    def __repr__(self) -> str:
+        return f"<Activations of {self.model.name}: {len(self.rows)} rows, {len(self.inputs)} inputs>"
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of `hookscope activations`; see `hookscope.render.run_files.save_run`."""
+        folder: Path = rendered(self, "save", path, **options).folder
+        return folder

@@ -1,9 +1,19 @@
-"""What edits changed: one run without and one with them."""
+"""What edits changed: rows, loss and top classes, without and with them."""
 
 from dataclasses import dataclass
 
-from hookscope.results.activations import Prediction
+from hookscope.results.showing import Shown
 from hookscope.results.statistics import TensorStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The highest-scoring classes of a classifier for one input, best first."""
+
+    input_index: int
+    class_indices: tuple[int, ...]
+    class_names: tuple[str, ...]
+    probabilities: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,8 @@ class Change:
         return None if not before or after is None else after / before
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Shown):
     """What edits changed: the same run without and with them.
 
     Attributes:
@@ -46,3 +56,6 @@ class Comparison:
     predictions: tuple[tuple[Prediction, ...], tuple[Prediction, ...]]
     changes: tuple[Change, ...]
     row_count: int
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {len(self.changes)} of {self.row_count} rows changed>"

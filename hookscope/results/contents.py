@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hookscope.errors import NothingMatchedError, nearest
+from hookscope.results.showing import Shown
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -80,8 +83,8 @@ class StoredEntry:
     summary: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointContents:
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckpointContents(Shown):
     """What a weights file holds.
 
     Attributes:
@@ -113,3 +116,17 @@ class CheckpointContents:
     def nonfinite_count(self) -> int:
         """Elements that are NaN or Inf, over all tensors whose values could be counted."""
         return sum(part.nonfinite_count for part in self.parts)
+
+    def __getitem__(self, key: str) -> StoredTensor:
+        """Return a tensor by its name, "conv1.weight", that of weights before others of the same name.
+
+        Raises:
+            NothingMatchedError: If there is none; with the nearest names.
+        """
+        known = {tensor.key: tensor for tensor in reversed(self.tensors)}
+        if key not in known:
+            raise NothingMatchedError(f"No tensor is called {key!r}.{nearest(key, known)}")
+        return known[key]
+
+    def __repr__(self) -> str:
+        return f"<CheckpointContents of {self.name}: {len(self.tensors)} tensors>"

@@ -27,6 +27,7 @@ def quick_constructor(frozen: Callable[P, T]) -> Callable[P, T]:
             (each.name, Any) if each.default is MISSING else (each.name, Any, field(default=each.default))
             for each in fields(frozen)  # type: ignore[arg-type]
         ],
+        bases=frozen.__bases__,  # type: ignore[attr-defined]
         slots=True,
         eq=False,
         repr=False,

@@ -2,21 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from hookscope.results.activations import (
-    Failure,
-    FeatureMaps,
-    LayerRow,
-    Prediction,
-    UncalledLayer,
-    Verification,
-    row_label,
-)
+from hookscope.results.activations import FeatureMaps, LayerRow, UncalledLayer, Verification
+from hookscope.results.comparison import Comparison, Prediction
 from hookscope.results.inputs import InputRecord
-from hookscope.results.network import ModelInfo
-from hookscope.results.showing import as_html
-from hookscope.results.statistics import TensorStatistics
+from hookscope.results.labels import row_label, row_of
+from hookscope.results.network import Failure, ModelInfo
+from hookscope.results.provenance import Provenance
+from hookscope.results.showing import Shown, rendered
+from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
 GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached"]
 """What became of a tensor in the backward pass.
@@ -28,7 +24,7 @@ autograd tracks it, but the loss does not depend on it.
 
 
 @dataclass(frozen=True, slots=True)
-class GradientRow:
+class GradientRow(MeasuredTensor):
     """The gradient of the loss with respect to one output, or one input, of one call of one module.
 
     Attributes:
@@ -71,6 +67,11 @@ class GradientRow:
         """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
         return row_label(self.layer, self.call, self.slot)
 
+    @property
+    def statistics(self) -> TensorStatistics:
+        """Those of the gradient."""
+        return self.gradient
+
 
 # Modules that hold parameters for the module they are in, which is the one that has rows.
 _HOLDERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
@@ -92,7 +93,7 @@ def parameter_owner(name: str, kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterRow:
+class ParameterRow(MeasuredTensor):
     """The gradient of the loss with respect to one parameter.
 
     Attributes:
@@ -116,6 +117,21 @@ class ParameterRow:
     weight_l2: float | None
     ratio: float | None
     aliases: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return self.name
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """Its aliases."""
+        return self.aliases
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        """Those of the gradient."""
+        return self.gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +185,8 @@ class InputGradients:
     rows_l2: Mapping[str, float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Gradients:
+@dataclass(frozen=True, slots=True, repr=False)
+class Gradients(Shown):
     """Everything one forward and backward pass of a model over its inputs showed.
 
     Attributes:
@@ -193,6 +209,11 @@ class Gradients:
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.
         verification: Whether hooks changed the output or the loss; None where that was not asked for, or edits did.
+        comparison: What edits changed; None without edits.
+        inputs_alone: Norms of each input differentiated by itself, if asked for.
+        tensors: The gradients themselves on the CPU, if they were asked for: "LABEL grad_output", "LABEL grad_input",
+            "NAME grad" of a parameter.
+        provenance: How the run came about; None for a run that cannot be saved.
     """
 
     model: ModelInfo
@@ -214,6 +235,24 @@ class Gradients:
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
     verification: Verification | None = None
+    comparison: Comparison | None = None
+    inputs_alone: tuple[InputGradients, ...] = ()
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Provenance | None = None
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    def __getitem__(self, label: str) -> GradientRow | ParameterRow:
+        """Return the gradient of an output, "layer1.0.conv1", or of a parameter, "layer1.0.conv1.weight".
+
+        Raises:
+            LayerNotFoundError: If no row has this label; with the nearest ones.
+        """
+        rows: list[GradientRow | ParameterRow] = [row for row in self.gradients if row.role == "output"]
+        return row_of(label, [*rows, *self.parameters])
+
+    def __repr__(self) -> str:
+        return f"<Gradients of {self.model.name}: {len(self.gradients)} rows, {len(self.verdicts)} verdicts>"
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of `hookscope grads`; see `hookscope.render.run_files.save_run`."""
+        folder: Path = rendered(self, "save", path, **options).folder
+        return folder

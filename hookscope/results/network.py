@@ -1,8 +1,11 @@
-"""Which network ran, and the modules in it."""
+"""Which network ran, the modules in it, and where its forward pass broke off."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from hookscope.results.labels import row_of
+from hookscope.results.showing import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +58,60 @@ class ModuleRow:
     output_shapes: tuple[tuple[int, ...], ...]
     selected: bool
     note: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its dotted name."""
+        return self.layer
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """No other name."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Where a forward pass broke off.
+
+    Attributes:
+        layer: Dotted name of the innermost module that was running.
+        kind: Its class name.
+        input_shapes: Shapes of its tensor inputs, in order; keyword inputs as "name=shape".
+        error: The exception, as "TypeName: first line of the message".
+    """
+
+    layer: str
+    kind: str
+    input_shapes: tuple[str, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ModuleTable(Shown):
+    """The modules of a network.
+
+    Attributes:
+        model: Which network.
+        rows: One per module, in the order of `named_modules()`.
+        failure: Set when the forward pass raised; later modules then have no shapes.
+        warnings: Sentences a reader must see.
+        notes: Sentences about how it was loaded that are no cause for alarm.
+    """
+
+    model: ModelInfo
+    rows: tuple[ModuleRow, ...]
+    failure: Failure | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, layer: str) -> ModuleRow:
+        """Return the row of a module by its dotted name.
+
+        Raises:
+            LayerNotFoundError: If there is none; with the nearest names.
+        """
+        return row_of(layer, self.rows)
+
+    def __repr__(self) -> str:
+        return f"<ModuleTable of {self.model.name}: {len(self.rows)} modules>"

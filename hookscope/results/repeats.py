@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from hookscope.results.activations import Activations, FeatureMaps, LayerRow, row_label
+from hookscope.results.activations import Activations, FeatureMaps, LayerRow
 from hookscope.results.gradients import GradientRow, Gradients
+from hookscope.results.labels import row_label
 
 Key = tuple[str, int, str]
 """(layer, call, slot) of an output."""

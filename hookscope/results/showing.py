@@ -1,11 +1,50 @@
-"""How results show themselves in a notebook: by a renderer that the package's front registers, and loads when asked."""
+"""How results print, convert, save and show themselves.
 
-from collections.abc import Callable
+The package's front says which function does each; it is imported when it is first needed, so that results depend on no
+output library.
+"""
 
-RENDERERS: dict[str, Callable[[object], str]] = {}
-"""By format: "html" takes a result and returns it for a notebook."""
+from importlib import import_module
+from typing import Any
+
+RENDERERS: dict[str, str] = {}
+"""By what is asked for ("text", "html", "dict", "frame", "save"), "module:function"; the function takes the result."""
 
 
-def as_html(result: object) -> str:
-    """Return a result as HTML."""
-    return RENDERERS["html"](result)
+def rendered(result: object, what: str, *args: Any, **options: Any) -> Any:
+    """Return a result in one of the forms in `RENDERERS`."""
+    module, _, function = RENDERERS[what].partition(":")
+    return getattr(import_module(module), function)(result, *args, **options)
+
+
+class Shown:
+    """A result that prints as the command line's table and converts to what other tools read."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        text: str = rendered(self, "text")
+        return text
+
+    def _repr_html_(self) -> str:
+        html: str = rendered(self, "html")
+        return html
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but pictures and tensors as dicts, lists, text and numbers, as `--json` prints it."""
+        converted: dict[str, Any] = rendered(self, "dict")
+        return converted
+
+    def to_json(self) -> str:
+        """Return `to_dict` as strict JSON, a row a line."""
+        from hookscope.text import strict_json  # noqa: PLC0415 - with the rest of what is loaded on first use
+
+        return strict_json(self.to_dict())
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a `pandas.DataFrame`, with the columns of the CSV file and exact names.
+
+        Raises:
+            UsageError: If pandas is not installed.
+        """
+        return rendered(self, "frame")

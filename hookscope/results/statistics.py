@@ -61,3 +61,54 @@ class TensorStatistics:
         if self.dead_channel_count is None or not self.channel_count:
             return None
         return self.dead_channel_count / self.channel_count
+
+
+class MeasuredTensor:
+    """A row about one tensor: the statistics that are asked for most, by their short names."""
+
+    __slots__ = ()
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        """All statistics of the row's tensor."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See `TensorStatistics.shape`."""
+        return self.statistics.shape
+
+    @property
+    def dtype(self) -> str:
+        """See `TensorStatistics.dtype`."""
+        return self.statistics.dtype
+
+    @property
+    def mean(self) -> float | None:
+        """See `TensorStatistics.mean`."""
+        return self.statistics.mean
+
+    @property
+    def std(self) -> float | None:
+        """See `TensorStatistics.std`."""
+        return self.statistics.std
+
+    @property
+    def min(self) -> float | None:
+        """See `TensorStatistics.min`."""
+        return self.statistics.min
+
+    @property
+    def max(self) -> float | None:
+        """See `TensorStatistics.max`."""
+        return self.statistics.max
+
+    @property
+    def l2(self) -> float | None:
+        """See `TensorStatistics.l2`."""
+        return self.statistics.l2
+
+    @property
+    def zero_fraction(self) -> float | None:
+        """See `TensorStatistics.zero_fraction`."""
+        return self.statistics.zero_fraction

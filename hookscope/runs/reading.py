@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, ValidationError
 
 from hookscope.errors import InputError
-from hookscope.results.activations import row_label
 from hookscope.results.gradients import parameter_owner
+from hookscope.results.labels import row_label
 from hookscope.text import printable, safe_text
 
 READABLE_VERSION = 1

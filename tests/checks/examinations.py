@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from hookscope.checks import RULES, CheckSettings, Expectation, judge
-from hookscope.results.activations import Activations, LayerRow, Prediction
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckReport, Examination, OutputValues, RuleOutcome, StoredValues
+from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord

@@ -29,10 +29,9 @@ from hookscope.checks.baseline import (
 from hookscope.errors import UsageError
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
-from hookscope.results.activations import Failure
 from hookscope.results.check import Examination
 from hookscope.results.inputs import InputRecord
-from hookscope.results.network import ModelInfo
+from hookscope.results.network import Failure, ModelInfo
 
 EVERY_MODULE = ["name:/.*/"]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hookscope.checks import RULES
-from hookscope.results.activations import Failure
 from hookscope.results.check import Examination, NonFiniteOrigin
 from hookscope.results.distribution import distribution_of
+from hookscope.results.network import Failure
 from tests.checks.examinations import (
     FORWARD,
     HEALTHY,

@@ -21,8 +21,8 @@ from hookscope.inputs import load_batches, noise_batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.models import load_model
-from hookscope.results.activations import Failure
 from hookscope.results.check import Examination, Finding
+from hookscope.results.network import Failure
 from tests.networks import TORCHVISION, Network
 
 EVERY_MODULE = ["*"]

@@ -18,8 +18,8 @@ from hookscope.errors import (
     UntrustedFileError,
     UsageError,
 )
-from hookscope.results.activations import Failure
 from hookscope.results.check import Finding, RuleOutcome
+from hookscope.results.network import Failure
 from tests.checks.examinations import (
     EVERYTHING,
     HEALTHY,

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from hookscope.inspection.comparison import compare
-from hookscope.results.activations import Activations, LayerRow, Prediction
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.network import ModelInfo
 from hookscope.results.statistics import TensorStatistics

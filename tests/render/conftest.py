@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from hookscope.results.activations import Activations, Failure, FeatureMaps, Flag, LayerRow, Prediction, UncalledLayer
+from hookscope.results.activations import Activations, FeatureMaps, Flag, LayerRow, UncalledLayer
+from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, ParameterRow, Verdict
 from hookscope.results.inputs import InputRecord
-from hookscope.results.network import ModelInfo, ModuleRow
+from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.results.statistics import TensorStatistics
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -3,8 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from hookscope.render.comparison import comparison_report
-from hookscope.results.activations import Prediction
-from hookscope.results.comparison import Change, Comparison
+from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.results.statistics import TensorStatistics
 from tests.render.conftest import HOSTILE_NAME, printed
 

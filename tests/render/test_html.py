@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from hookscope.errors import InputError
+from hookscope.inputs.thumbnails import thumbnails
 from hookscope.render.histograms import BIN_COUNT, histogram
 from hookscope.render.html import report_html
 from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic
 from hookscope.render.html.layers import layers_of, tree_of
 from hookscope.render.html.pictures import LADDER, Fidelity, shrink, shrink_all
-from hookscope.render.thumbnails import thumbnails
 from hookscope.render.tiles import Tiles, tiles_from_text, tiles_text
 from hookscope.results.distribution import distribution_of
 from hookscope.results.inputs import Preprocessing

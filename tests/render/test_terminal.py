@@ -20,7 +20,8 @@ from hookscope.render.terminal import (
     uncalled_lines,
     warnings_panel,
 )
-from hookscope.results.activations import Activations, Flag, LayerRow, Prediction, UncalledLayer
+from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer
+from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
 from tests.render.conftest import FAILURE, INSPECTION, MODEL, MODULES, ROWS, numbered, printed, statistics
 

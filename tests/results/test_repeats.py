@@ -12,9 +12,10 @@ from hookscope.hooks.selection import module_index, unwrap
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
-from hookscope.results.activations import Activations, LayerRow, row_label
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
+from hookscope.results.labels import row_label
 from hookscope.results.repeats import fold_repeats
 from tests.networks import BY_HAND, TORCHVISION, Network
 

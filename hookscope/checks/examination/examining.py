@@ -22,8 +22,9 @@ from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.network import subject_of
-from hookscope.results.activations import Activations, Prediction
+from hookscope.results.activations import Activations
 from hookscope.results.check import Examination, NonFiniteOrigin, OutputValues
+from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import Gradients
 from hookscope.text import printable
 

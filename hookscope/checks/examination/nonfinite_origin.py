@@ -15,8 +15,8 @@ from hookscope.inputs import Batch
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import Subject
 from hookscope.inspection.state.preservation import preserved
-from hookscope.results.activations import row_label
 from hookscope.results.check import NonFiniteOrigin
+from hookscope.results.labels import row_label
 from hookscope.statistics.storage import as_real_floats, stored_values
 
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.results.activations import row_label
+from hookscope.results.labels import row_label
 
 # What goes to zero for negative inputs without being zero over a range of them: x·Φ(x), x/(1+e^-x), x·tanh(log(1+e^x)),
 # log(1+e^x), under the names that torch, torchvision, timm and transformers give them. Not Hardswish, which is exactly

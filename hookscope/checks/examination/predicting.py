@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hookscope.checks.examination.outputs import Returned
 from hookscope.losses import Output, output_at
-from hookscope.results.activations import Prediction
+from hookscope.results.comparison import Prediction
 
 
 def best_classes(

@@ -10,8 +10,8 @@ from statistics import median
 from hookscope.checks.verdicts.flow import idle_modules
 from hookscope.checks.verdicts.limits import Limits
 from hookscope.checks.verdicts.reading import arrived_outputs, batch_norm_is_idle, is_positive, key, owner, weights
-from hookscope.results.activations import row_label
 from hookscope.results.gradients import GradientRow, Gradients, Verdict
+from hookscope.results.labels import row_label
 
 # Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence. Our choice.
 _SHORTEST_TREND = 3

@@ -12,8 +12,8 @@ from hookscope.checks.verdicts.reading import (
     non_finite_words,
     owner,
 )
-from hookscope.results.activations import row_label
 from hookscope.results.gradients import GradientRow, Gradients, Verdict
+from hookscope.results.labels import row_label
 
 
 def non_finite_loss(inspection: Gradients) -> Iterator[Verdict]:

@@ -8,8 +8,8 @@ import pytest
 
 from hookscope.checks import verdicts
 from hookscope.checks.verdicts import RULES, Limits, judge
-from hookscope.results.activations import Failure
 from hookscope.results.gradients import Verdict
+from hookscope.results.network import Failure
 from tests.checks.verdicts.conftest import chain, inspection, layer_row, logistic_chain, output_row, parameter, tensor
 
 EVERYTHING = inspection(

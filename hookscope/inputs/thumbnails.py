@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from hookscope.results.inputs import Preprocessing
 
 
-def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> list[Image.Image]:
+def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> list[NDArray[np.uint8]]:
     """Return the pictures in a batch, resized and cropped as the network got them.
 
     Normalisation is undone: value x std + mean, which gives 0 to 1 again; what lies outside is cut off, and what is not
@@ -20,7 +19,7 @@ def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> li
         preprocessing: How pictures became these values.
 
     Returns:
-        One for each input, mode "RGB" or "L". None at all if values of this shape are no pictures.
+        One for each input, (H, W, 3) or (H, W). None at all if values of this shape are no pictures.
     """
     if values.ndim == 5:
         values = values[:, :, 0]
@@ -32,7 +31,7 @@ def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> li
             channels = undo(channels, _per_channel(factors))
     shades = np.clip(np.nan_to_num(channels, nan=0.0, posinf=0.0, neginf=0.0), 0, 1) * 255 + 0.5
     pixels = shades.astype(np.uint8).transpose(0, 2, 3, 1)  # (N, H, W, C)
-    return [Image.fromarray(each[:, :, 0] if each.shape[2] == 1 else each) for each in pixels]
+    return [each[:, :, 0] if each.shape[2] == 1 else each for each in pixels]
 
 
 def _per_channel(values: Sequence[float]) -> NDArray[np.float32]:

@@ -1,0 +1,532 @@
+"""One function for each command, with the command's name, options and result: hookscope on one page."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from hookscope.checks.verdicts import judge
+from hookscope.checks.verdicts.limits import Limits
+from hookscope.errors import UsageError, nearest
+from hookscope.inputs import noise_batch, to_device
+from hookscope.inspection.edits import Edit
+from hookscope.inspection.forward import list_modules
+from hookscope.inspection.session import (
+    Images,
+    OnError,
+    OnProgress,
+    choose_device,
+    choose_session_loss,
+    floating_dtype,
+    move_to,
+    open_session,
+    parse_shape,
+    run_backward,
+    run_forward,
+)
+from hookscope.models import FileOptions, LoadedModel, build_on_meta, example_shape, load_model, parse_model
+from hookscope.models.construction import loaded_module
+from hookscope.models.contents import list_contents
+from hookscope.results.activations import Activations
+from hookscope.results.check import CheckReport
+from hookscope.results.contents import CheckpointContents
+from hookscope.results.gradients import Gradients
+from hookscope.results.network import ModuleTable
+
+Model = str | Path | nn.Module | LoadedModel
+Texts = str | Sequence[str]
+Dtype = Literal["float32", "float64", "float16", "bfloat16"]
+Numbers = str | float | Sequence[float]
+Sizes = str | int | Sequence[int]
+
+
+def activations(
+    model: Model,
+    images: Images = (),
+    *,
+    layer: Texts = (),
+    repeats: bool = False,
+    weights: str = "auto",
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    trust: bool = False,
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    output_key: str | None = None,
+    edit: Texts | Sequence[Edit] = (),
+    batch_size: int = 8,
+    grids_for: int = 0,
+    max_channels: int | None = None,
+    device: str = "auto",
+    dtype: Dtype | None = None,
+    seed: int = 0,
+    verify: bool = True,
+    save_tensors: bool = False,
+    on_progress: OnProgress | None = None,
+    on_error: OnError | None = None,
+) -> Activations:
+    """Run a model over inputs once, in eval mode, and measure what its layers put out.
+
+        >>> import hookscope
+        >>> run = hookscope.activations("demo", "sample_images/cat.jpg", layer="conv")
+        >>> run["_conv_stem"].shape
+        (1, 32, 112, 112)
+
+    A module is left as it was, where it is. Options that are not described here do what `hookscope activations --help`
+    says of the option of that name.
+
+    Args:
+        model: A module, what `load_model` returned, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
+        images: Files, folders and globs, PIL pictures, or one tensor with the inputs on axis 0.
+        layer: Patterns; none means modules that own parameters, and leaves.
+        repeats: Keep the rows of modules that return their input.
+        weights: For MODEL: "auto", "none", a name, or a file.
+        arch: The network that a weights file belongs to; None to recognise it.
+        model_arg: Keyword arguments for the network's factory, by name, or "NAME=VALUE" each.
+        trust: Let a weights file run code while it is read.
+        key: Where in the file the weights are.
+        allow_missing: Globs over names that the file need not have.
+        allow_unexpected: Globs over names that the network need not know.
+        resize: Of pictures: the shorter side, (height, width), or "none".
+        crop: Likewise, from the centre.
+        mean: Subtracted after scaling to 0-1: one value, one per channel, or "none".
+        std: Divided by, likewise.
+        max_pixels: A picture of more is refused.
+        batch_axis: Which axis of a tensor file counts inputs: 0, another, "auto" or "none".
+        input: Inputs by name: tensors, numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
+        output_key: Which of several outputs holds the class scores.
+        edit: Changes to inputs or outputs, "layer3:output:zero(channels=3)"; what they change is in `comparison`.
+        batch_size: Inputs at a time.
+        grids_for: Keep feature maps for drawing, for this many inputs from the first.
+        max_channels: Keep at most this many channels of each, the first ones.
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        dtype: For MODEL: run in this dtype.
+        seed: Of random weights and random numbers.
+        verify: Run the first batch once more without hooks, and compare the outputs.
+        save_tensors: Keep the activations themselves, in `tensors`; `save` then writes them.
+        on_progress: Called after each batch with the number of inputs finished, and of all.
+        on_error: Called for an input that cannot be used, which is then left out; without it the error is raised.
+
+    Returns:
+        What was seen: it prints as the command's table, `run["layer1.0.conv1"]` is a row, `run.save("runs/a")` writes
+        the command's run directory.
+
+    Raises:
+        HookscopeError: Its subclasses say what: `ModelNotFoundError`, `CheckpointError`, `UntrustedFileError`,
+            `ImageError`, `LayerNotFoundError`, `UsageError`, and `ForwardError` if the model raised, which carries
+            what was seen until then.
+    """
+    began = time.perf_counter()
+    reading = _file_options(trust, key, allow_missing, allow_unexpected)
+    loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
+    session = open_session(
+        loaded,
+        images,
+        _texts(input),
+        began=began,
+        seed=seed,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    )
+    return run_forward(
+        session,
+        layers=_texts(layer),
+        repeats=repeats,
+        edits=_texts(edit),
+        batch_size=batch_size,
+        verify=verify,
+        save_tensors=save_tensors,
+        on_progress=on_progress,
+        on_error=on_error,
+        grids_for=grids_for,
+        max_channels=max_channels,
+        output_key=output_key,
+    )
+
+
+def grads(  # noqa: D417 - those of `activations` are described there
+    model: Model,
+    images: Images = (),
+    *,
+    loss: str | Callable[..., object] = "projection",
+    target: str | int | Path | Tensor | None = None,
+    output_key: str | None = None,
+    layer: Texts = (),
+    repeats: bool = False,
+    inputs: bool = False,
+    mode: Literal["eval", "train"] = "eval",
+    weights: str = "auto",
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    trust: bool = False,
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    input_shape: str | Sequence[int] | None = None,
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    batch_size: int = 8,
+    per_image: bool = False,
+    edit: Texts | Sequence[Edit] = (),
+    limit: Texts | Mapping[str, float] = (),
+    grids_for: int = 0,
+    max_channels: int | None = None,
+    device: str = "auto",
+    dtype: Dtype | None = None,
+    autocast: Literal["bfloat16", "float16"] | None = None,
+    seed: int = 0,
+    verify: bool = True,
+    save_tensors: bool = False,
+    on_progress: OnProgress | None = None,
+    on_error: OnError | None = None,
+) -> Gradients:
+    """Run a model forward and backward over inputs, measure gradients, and judge them.
+
+        >>> import hookscope
+        >>> result = hookscope.grads("demo", "sample_images/cat.jpg", loss="ce", target="tabby", layer="_fc")
+        >>> result.verdicts
+        ()
+
+    Arguments that are not described here are those of `activations`.
+
+    Args:
+        model: As for `activations`.
+        images: As for `activations`; without any the model runs over seeded noise.
+        loss: "ce", "bce", "mse", "l1", "huber", "nll", "sum", "logit", "projection", "file.py:function", or a function
+            of the output that returns a 0-d tensor, and of the target after it if there is one.
+        target: What the output is compared with: a class index or name, "zeros", "noise", "self", a tensor or its file.
+        output_key: Which of several outputs counts.
+        inputs: Measure grad_input too: the gradient through each layer alone.
+        mode: "train" for batch statistics and dropout as in training.
+        input_shape: Of the noise, (N, C, H, W) for example; None for what the model takes.
+        per_image: Differentiate each input alone too: norms in `inputs_alone`.
+        edit: Changes to inputs, outputs, gradients or parameters' gradients; what they change is in `comparison`.
+        limit: Where rules begin to object, by name, or "NAME=VALUE" each.
+        grids_for: Keep gradients of outputs for drawing, for this many inputs from the first.
+        autocast: Run forward pass and loss under autocast to this dtype.
+        save_tensors: Keep the gradients themselves, in `tensors`; `save` then writes them.
+
+    Returns:
+        What was seen, with verdicts: it prints as the command's tables, `result["layer1.0.conv1"]` is the gradient of
+        an output and `result["layer1.0.conv1.weight"]` of a parameter.
+
+    Raises:
+        HookscopeError: As for `activations`; `PassError` if the model raised.
+    """
+    began = time.perf_counter()
+    limits = limits_of(limit)
+    has_images = not isinstance(images, Sequence) or bool(images)
+    if has_images and input_shape:
+        raise UsageError("--input-shape is the shape of noise: leave it out, or the pictures.")
+    if per_image and not has_images:
+        raise UsageError("--per-image is about pictures: give IMAGE.")
+    reading = _file_options(trust, key, allow_missing, allow_unexpected)
+    loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
+    session = open_session(
+        loaded,
+        images,
+        _texts(input),
+        began=began,
+        seed=seed,
+        mode=mode,
+        noise=True,
+        input_shape=input_shape,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    )
+    result = run_backward(
+        session,
+        choose_session_loss(session, loss, target, output_key),
+        layers=_texts(layer),
+        repeats=repeats,
+        edits=_texts(edit),
+        mode=mode,
+        autocast=autocast,
+        batch_size=batch_size,
+        per_image=per_image,
+        include_inputs=inputs,
+        verify=verify,
+        save_tensors=save_tensors,
+        on_progress=on_progress,
+        on_error=on_error,
+        settings={"limits": asdict(limits)},
+        grids_for=grids_for,
+        max_channels=max_channels,
+        output_key=output_key,
+    )
+    return replace(result, verdicts=judge(result, limits))
+
+
+def layers(
+    model: Model,
+    *,
+    layer: Texts = (),
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    trust: bool = False,
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    input_shape: str | Sequence[int] | None = None,
+) -> ModuleTable:
+    """List a model's modules with types, parameters and shapes, and mark what patterns select.
+
+        >>> import hookscope
+        >>> print(hookscope.layers("resnet18")["layer1.0.conv1"].output_shapes)
+        ((1, 64, 56, 56),)
+
+    Shapes come from a forward pass over noise: MODEL runs on the meta device, which computes nothing, and on the CPU
+    where that fails; a module runs where it is.
+
+    Args:
+        model: As for `activations`, and so is every argument but the last.
+        layer: Patterns to mark; none marks modules that own parameters, and leaves.
+        arch: The network that a weights file belongs to; None to recognise it.
+        model_arg: Keyword arguments for the network's factory.
+        trust: Let a weights file run code while it is read.
+        key: Where in the file the weights are.
+        allow_missing: Globs over names that the file need not have.
+        allow_unexpected: Globs over names that the network need not know.
+        input_shape: Of the input, batch axis first; None for what the model takes.
+
+    Raises:
+        HookscopeError: As for `activations`. A forward pass that raises is in `failure` instead.
+    """
+    shape = None if input_shape is None else parse_shape(input_shape)
+    if not isinstance(model, str | Path):
+        return _module_table(_given(model), _texts(layer), shape)
+    options = _file_options(trust, key, allow_missing, allow_unexpected)
+    arguments = _arguments(model_arg)
+    loaded = build_on_meta(str(model), arch=arch, model_arguments=arguments, options=options)
+    warnings, notes = loaded.warnings, loaded.notes
+    if _device(loaded) == "meta" and _module_table(loaded, (), shape).failure is not None:
+        # Data-dependent code (non-maximum suppression, say) needs values.
+        weights = "auto" if parse_model(str(model)).form == "weights" else "none"
+        loaded = load_model(str(model), weights=weights, arch=arch, model_arguments=arguments, options=options)
+    table = _module_table(loaded, _texts(layer), shape)
+    remarks = table.warnings[len(loaded.warnings) :]
+    return replace(table, warnings=(*warnings, *remarks), notes=notes)
+
+
+def check(
+    checkpoint: Model,
+    *,
+    config: str | Path | None = None,
+    arch: str | None = None,
+    baseline: str | Path | None = None,
+    select: Texts = (),
+    ignore: Texts = (),
+    evidence: str | Path | None = None,
+    trust: bool = False,
+    device: str = "cpu",
+) -> CheckReport:
+    """Check one checkpoint in this process, by the rules of `hookscope check`, which runs each in another process.
+
+        >>> import hookscope
+        >>> def test_the_checkpoint_is_sound():
+        ...     hookscope.check("model.pt").raise_for_failure()
+
+    Args:
+        checkpoint: A weights file or any other form of MODEL; or a module, which runs where it is.
+        config: The configuration; None for that of the working directory, else the defaults.
+        arch: The network that a weights file belongs to; None for the configuration's, or to recognise it.
+        baseline: What `--update-baseline` wrote; None for the configuration's, if it names one.
+        select: Rules or globs to judge by; none means all that are on.
+        ignore: Rules or globs to leave out.
+        evidence: A folder for grids, histograms and rows of what failed; None for none.
+        trust: Let a weights file run code while it is read.
+        device: For MODEL: where it runs.
+
+    Returns:
+        The verdict. A checkpoint that cannot be read or run has one too: `error` says why.
+
+    Raises:
+        UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
+        OutputError: If the evidence could not be written where it is to go.
+    """
+    from hookscope.checks import wanted_rules  # noqa: PLC0415 - the other functions do without
+    from hookscope.checks.baseline import read_baseline  # noqa: PLC0415
+    from hookscope.checks.checkpoint import check_checkpoint  # noqa: PLC0415
+    from hookscope.checks.configuration import read_settings  # noqa: PLC0415
+
+    settings = read_settings(None if config is None else Path(config), Path())
+    settings = settings if arch is None else replace(settings, arch=arch)
+    path = settings.baseline if baseline is None else Path(baseline)
+    return check_checkpoint(
+        str(checkpoint) if isinstance(checkpoint, Path) else checkpoint,
+        settings,
+        wanted_rules(settings, _texts(select), _texts(ignore)),
+        trust=trust,
+        device=choose_device(device) if isinstance(checkpoint, str | Path) and device != "cpu" else None,
+        baseline=None if path is None else read_baseline(path),
+        evidence=None if evidence is None else Path(evidence),
+    )
+
+
+def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContents:
+    """List what a weights file holds without building a network or running anything.
+
+    Args:
+        file: A weights file, or the index of a sharded one.
+        key: Where in the file the weights are; None for all sets of weights.
+
+    Raises:
+        CheckpointError: If it is missing, damaged, or not a weights file.
+        NothingMatchedError: If there is nothing at `key`.
+    """
+    return list_contents(Path(file), key)
+
+
+def report(run: str | Path | Activations | Gradients, out: str | Path | None = None) -> Path:
+    """Write one self-contained HTML page of a run.
+
+    Args:
+        run: A run directory, or a result.
+        out: The HTML file; None for RUN.html beside a run directory.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        InputError: If `run` is not a run that can be read.
+        OutputError: If the page cannot be written.
+        UsageError: If `run` is a result and `out` is None.
+    """
+    from hookscope.render.html import report_html  # noqa: PLC0415 - loads Jinja, for pages alone
+    from hookscope.runs.reading import read_run  # noqa: PLC0415
+    from hookscope.runs.reports import check_report_target, default_report_path, write_report  # noqa: PLC0415
+
+    if isinstance(run, Activations | Gradients):
+        if out is None:
+            raise UsageError("The page of a result needs a file to go to: give out.")
+        with TemporaryDirectory() as folder:
+            return report(run.save(Path(folder) / "run"), out)
+    target = default_report_path(Path(run)) if out is None else Path(out)
+    check_report_target(target)
+    write_report(target, report_html(read_run(Path(run))))
+    return target
+
+
+def limits_of(given: Texts | Mapping[str, float]) -> Limits:
+    """Return the limits of the rules for gradients, by name or from "NAME=VALUE" each.
+
+    Raises:
+        UsageError: If one is not of that form, with a known name and a positive number.
+    """
+    known = list(asdict(Limits()))
+    texts = [f"{name}={value}" for name, value in given.items()] if isinstance(given, Mapping) else _texts(given)
+    values = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise UsageError(f"--limit {text!r} names no limit.{nearest(name, known)} Give one of {', '.join(known)}.")
+        try:
+            values[name] = float(value)
+        except ValueError as error:
+            raise UsageError(f"--limit {text!r} has no number. Give, for example, --limit {name}=0.5.") from error
+        if not 0 < values[name] < float("inf"):
+            raise UsageError(f"--limit {text!r} is not a positive number. Give, for example, --limit {name}=0.5.")
+    return Limits(**values)
+
+
+def _load(
+    model: Model,
+    weights: str,
+    arch: str | None,
+    model_arg: Texts | Mapping[str, Any],
+    reading: FileOptions,
+    device: str,
+    dtype: str | None,
+    seed: int,
+) -> LoadedModel:
+    """Load what MODEL names and move it to its device; take a module as it is."""
+    if not isinstance(model, str | Path):
+        given = (weights, arch, _arguments(model_arg), reading, device, dtype)
+        if given != ("auto", None, [], FileOptions(), "auto", None):
+            raise UsageError("A module runs as it is and where it is: options that load or move MODEL go with a name.")
+        return _given(model)
+    where = choose_device(device)
+    loaded = load_model(
+        str(model), weights=weights, arch=arch, model_arguments=_arguments(model_arg), seed=seed, options=reading
+    )
+    move_to(loaded, where, dtype)
+    return loaded
+
+
+def _file_options(trust: bool, key: str | None, allow_missing: Texts, allow_unexpected: Texts) -> FileOptions:
+    return FileOptions(trust, key, tuple(_texts(allow_missing)), tuple(_texts(allow_unexpected)))
+
+
+def _given(model: nn.Module | LoadedModel) -> LoadedModel:
+    return model if isinstance(model, LoadedModel) else loaded_module(model)
+
+
+def _module_table(loaded: LoadedModel, patterns: Sequence[str], shape: tuple[int, ...] | None) -> ModuleTable:
+    """List modules after a pass over noise; a warning says why there was none."""
+    shape = shape or loaded.example_shape or example_shape(loaded.module, loaded.preprocessing)
+    warnings = loaded.warnings
+    args = None
+    if shape is None:
+        warnings += ("No shapes: the first layer does not tell what input it takes. Give --input-shape.",)
+    else:
+        noise = noise_batch(shape, 0, loaded.preprocessing.kind)
+        args = to_device(noise, _device(loaded), floating_dtype(loaded.module)).args
+    rows, failure = list_modules(loaded.module, args, patterns)
+    return ModuleTable(loaded.info, rows, failure, warnings, loaded.notes)
+
+
+def _device(loaded: LoadedModel) -> str:
+    return next((str(parameter.device) for parameter in loaded.module.parameters()), "cpu")
+
+
+def _texts(given: Any) -> Any:
+    """Return one text as a list of it; a mapping and anything else that holds several as it is."""
+    if isinstance(given, str | Edit):
+        return [given]
+    return given if isinstance(given, Mapping) else list(given)
+
+
+def _arguments(given: Texts | Mapping[str, Any]) -> list[str]:
+    if isinstance(given, Mapping):
+        return [f"{name}={value!r}" for name, value in given.items()]
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _preprocessing(
+    resize: Sizes | None,
+    crop: Sizes | None,
+    mean: Numbers | None,
+    std: Numbers | None,
+    max_pixels: int | None,
+    batch_axis: str | int | None,
+) -> dict[str, Any]:
+    """Return what preprocesses pictures in the form that the command line has it."""
+
+    def text(value: object, between: str) -> str | None:
+        if value is None or isinstance(value, str):
+            return value
+        return between.join(map(str, value)) if isinstance(value, Sequence) else str(value)
+
+    return {
+        "resize": text(resize, "x"),
+        "crop": text(crop, "x"),
+        "mean": text(mean, ","),
+        "std": text(std, ","),
+        "max_pixels": max_pixels,
+        "batch_axis": text(batch_axis, ""),
+    }

@@ -1,0 +1,81 @@
+"""Where the inputs of a run come from: files, pictures and tensors in memory, arguments by name, or noise."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL.Image import Image
+
+from hookscope.errors import ImageError
+from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, noise_batch, to_device
+from hookscope.inputs.named import NamedInput, named_batch, with_named
+from hookscope.inputs.thumbnails import thumbnails
+from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.provenance import SHOWN_INPUTS
+
+
+@dataclass(frozen=True, slots=True)
+class InputPipeline:
+    """The inputs of a run, in batches, as often as they are asked for.
+
+    Attributes:
+        files: Pictures and tensor files, and pictures in memory.
+        preprocessing: How a picture becomes an input.
+        device: Where batches go.
+        dtype: Of their floating-point tensors.
+        batch: Inputs that are tensors in memory; None for none.
+        noise_shape: Shape of the noise, batch axis first; None for none.
+        seed: Of the noise.
+        named: Inputs by name, for every batch; the only inputs where there are no others.
+        finish: Applied to each batch on its device, for example to add targets.
+        pictures: The first pictures as the network sees them, (H, W, 3) or (H, W) uint8; filled as batches are read.
+    """
+
+    files: Sequence[Path | Image]
+    preprocessing: Preprocessing
+    device: torch.device
+    dtype: torch.dtype
+    batch: Batch | None = None
+    noise_shape: tuple[int, ...] | None = None
+    seed: int = 0
+    named: Sequence[NamedInput] = ()
+    finish: Callable[[Batch], Batch] | None = None
+    pictures: dict[InputRecord, NDArray[np.uint8]] = field(default_factory=dict)
+
+    def batches(self, size: int, on_error: Callable[[ImageError], None] | None = None) -> Iterator[Batch]:
+        """Yield batches of at most `size` inputs; files that cannot be used go to `on_error`, or raise without it."""
+        batches: Iterator[Batch]
+        if self.files:
+            batches = map(self._pictured, load_batches(self.files, self.preprocessing, size, on_error))
+        elif self.batch is not None:
+            batches = in_batches(self.batch, size)
+        elif self.noise_shape is not None:
+            batches = iter([noise_batch(self.noise_shape, self.seed, self.preprocessing.kind)])
+        else:
+            batches = in_batches(named_batch(self.named), size)
+        if self.named and (self.files or self.batch is not None or self.noise_shape is not None):
+            total = self.input_count() if any(each.row_count > 1 for each in self.named) else 1
+            batches = (with_named(batch, self.named, total) for batch in batches)
+        placed = (to_device(batch, self.device, self.dtype) for batch in batches)
+        return map(self.finish, placed) if self.finish else placed
+
+    def input_count(self) -> int:
+        """Return how many inputs there are, unusable ones counted; tensor files are read for that."""
+        if self.files:
+            return count_inputs(self.files, self.preprocessing)
+        if self.batch is not None:
+            return len(self.batch.indices)
+        return 1 if self.noise_shape is None else self.noise_shape[0]
+
+    def _pictured(self, batch: Batch) -> Batch:
+        """Keep the first inputs that were pictures; a network that takes a list of them shows none."""
+        values = batch.args[0]
+        if len(self.pictures) < SHOWN_INPUTS and isinstance(values, torch.Tensor):
+            made = thumbnails(values.float().numpy(), self.preprocessing)
+            for record, picture in zip(batch.records[:SHOWN_INPUTS], made, strict=False):
+                if record.size is not None:
+                    self.pictures[record] = picture
+        return batch

@@ -1,0 +1,540 @@
+"""Run a network over files, pictures or tensors: what the commands and the Python functions have in common."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any, Literal, TypeVar
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.inputs import (
+    Batch,
+    NamedInput,
+    find_inputs,
+    preprocessing_from_options,
+    read_named,
+    read_tensor,
+    without_named_frame,
+)
+from hookscope.inputs.pipeline import InputPipeline
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.comparison import compare
+from hookscope.inspection.detection import default_targets_text, with_default_targets
+from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.network import as_batches
+from hookscope.inspection.per_input import gradients_by_input
+from hookscope.losses import Loss, choose_loss
+from hookscope.models import LoadedModel, example_shape, load_function
+from hookscope.results.activations import Activations
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.provenance import Provenance
+from hookscope.results.repeats import fold_repeats, repeated
+from hookscope.text import safe_text
+
+# Our choice: 1 GiB of float32, more than anybody's input.
+_MAX_ELEMENTS = 2**28
+
+_TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
+
+Images = str | Path | Image | Tensor | Batch | Sequence[str | Path | Image]
+OnError = Callable[[HookscopeError], None]
+OnProgress = Callable[[int, int], None]
+Run = TypeVar("Run", Activations, Gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A network on its device and the inputs to run it over.
+
+    Attributes:
+        loaded: The network.
+        inputs: What to run it over.
+        seed: Of every random number.
+        load_seconds: How long loading took.
+        unusable: Inputs that could not be used; filled while the network runs.
+    """
+
+    loaded: LoadedModel
+    inputs: InputPipeline
+    seed: int
+    load_seconds: float
+    unusable: list[HookscopeError] = field(default_factory=list)
+
+
+def open_session(
+    loaded: LoadedModel,
+    images: Images,
+    named: Mapping[str, Any] | Sequence[str],
+    *,
+    began: float,
+    seed: int,
+    mode: Literal["eval", "train"] = "eval",
+    noise: bool = False,
+    input_shape: str | Sequence[int] | None = None,
+    **options: Any,
+) -> Session:
+    """Find the inputs of a network that is where it is to run.
+
+    Args:
+        loaded: The network.
+        images: Files, folders, globs and pictures; or a tensor or batch.
+        named: Inputs by name: values, or "NAME=VALUE" each.
+        began: When loading began, as `time.perf_counter` says.
+        seed: Of every random number.
+        mode: "train" gives a detector the targets it needs.
+        noise: Whether to run over noise where there are no inputs.
+        input_shape: Of the noise; None for what the network takes.
+        options: For `preprocessing_from_options`.
+
+    Raises:
+        UsageError: If an option cannot be right, there is no input, or it is not known what the network takes.
+        NothingMatchedError: If a folder or a glob holds no input.
+        ImageError: If an input by name cannot be read.
+    """
+    notes: list[str] = []
+    files, batch = _sources(images, notes)
+    preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
+    by_name = _named(named, preprocessing)
+    preprocessing = without_named_frame(preprocessing, by_name)
+    given = bool(files) or batch is not None
+    noise = noise and not given and (input_shape is not None or all(each.record is None for each in by_name))
+    if not given and not by_name and not noise:
+        raise UsageError("There is no input: give a picture, a tensor, a file or a folder.")
+    parameter = next(loaded.module.parameters(), None)
+    pipeline = InputPipeline(
+        files,
+        preprocessing,
+        torch.device("cpu") if parameter is None else parameter.device,
+        floating_dtype(loaded.module),
+        batch,
+        _noise_shape(input_shape, loaded, preprocessing) if noise else None,
+        seed,
+        by_name,
+    )
+    warnings = loaded.warnings
+    if mode == "train" and (targets := default_targets_text(loaded.module)):
+        pipeline = replace(pipeline, finish=partial(with_default_targets, loaded.module))
+        warnings = (*warnings, f"{loaded.info.name} needs targets in train mode: each input is given {targets}.")
+    loaded = replace(loaded, notes=(*notes, *loaded.notes), warnings=warnings)
+    return Session(loaded, pipeline, seed, time.perf_counter() - began)
+
+
+def _sources(images: Images, notes: list[str]) -> tuple[list[Path | Image], Batch | None]:
+    """Return the files and pictures that are meant, or the batch; `notes` gets a sentence about skipped files."""
+    if isinstance(images, Tensor):
+        return [], next(iter(as_batches(images)))
+    if isinstance(images, Batch):
+        return [], images
+    files: list[Path | Image] = []
+    for each in [images] if isinstance(images, str | Path | Image) else images:
+        if isinstance(each, Image):
+            files.append(each)
+        elif isinstance(each, str | Path):
+            files += find_inputs([str(each)], notes.append)
+        else:
+            raise UsageError(f"{type(each).__name__} is no input: give paths and pictures, or one tensor for all.")
+    return files, None
+
+
+def _named(named: Mapping[str, Any] | Sequence[str], preprocessing: Preprocessing) -> tuple[NamedInput, ...]:
+    if not isinstance(named, Mapping):
+        return read_named(named, preprocessing)
+    result: list[NamedInput] = []
+    for name, value in named.items():
+        if isinstance(value, Path):
+            result += read_named([f"{name}={value}"], preprocessing)
+        elif isinstance(value, Tensor):
+            record = InputRecord("tensor", None, None, tuple(value.shape), ())
+            result.append(NamedInput(name, value, record))
+        else:
+            result.append(NamedInput(name, value))
+    return tuple(result)
+
+
+def _noise_shape(
+    input_shape: str | Sequence[int] | None, loaded: LoadedModel, preprocessing: Preprocessing
+) -> tuple[int, ...]:
+    """Return the shape of noise that is asked for, or that the network takes.
+
+    Raises:
+        UsageError: If it is not a shape, or the network does not tell.
+    """
+    shape = parse_shape(input_shape) if input_shape else example_shape(loaded.module, preprocessing)
+    if shape is None:
+        raise UsageError(f"{loaded.info.name} does not tell what input it takes: give IMAGE or --input-shape.")
+    return shape
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that `--device` means.
+
+    Args:
+        name: "auto" takes the first accelerator, or the CPU.
+
+    Returns:
+        A device that exists; "cuda" becomes "cuda:0".
+
+    Raises:
+        UsageError: If there is no such device here.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda:0")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) < count:
+            return torch.device("cuda", device.index or 0)
+        raise UsageError(f"--device {name!r}: {count} CUDA devices are visible here. Give --device cpu, or auto.")
+    if device.type == "mps" and torch.backends.mps.is_available():
+        return torch.device("mps")
+    raise UsageError(f"--device {name!r} is not available here. Give --device cpu, or auto.")
+
+
+def floating_dtype(module: torch.nn.Module) -> torch.dtype:
+    """Return the floating dtype that the inputs of `module` need: its first floating parameter's, else float32."""
+    return next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
+
+
+def parse_shape(given: str | Sequence[int]) -> tuple[int, ...]:
+    """Return the shape that `--input-shape` means.
+
+    Raises:
+        UsageError: If it is not a shape, or one of more values than anybody's input.
+    """
+    text = given if isinstance(given, str) else ",".join(map(str, given))
+    try:
+        shape = tuple(int(size) for size in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"--input-shape {text!r} is not a shape. Give sizes like 1,3,224,224.") from error
+    if min(shape) < 1:
+        raise UsageError(f"--input-shape {text!r} has a size below 1. Give sizes like 1,3,224,224.")
+    if math.prod(shape) > _MAX_ELEMENTS:
+        raise UsageError(f"--input-shape {text!r} has more than {_MAX_ELEMENTS} values. Give a smaller shape.")
+    return shape
+
+
+def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None) -> None:
+    """Move a network to its device and dtype.
+
+    Raises:
+        ModelError: If it cannot be moved.
+    """
+    try:
+        loaded.module.to(device=device, dtype=getattr(torch, dtype) if dtype else None)
+    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
+        reason = str(error).strip().split("\n")[0]
+        raise ModelError(
+            f"{loaded.info.name} cannot be moved to {device} in {dtype or 'its dtype'}: {reason}"
+        ) from error
+
+
+def run_forward(
+    session: Session,
+    *,
+    layers: Sequence[str],
+    repeats: bool,
+    edits: Sequence[str],
+    batch_size: int,
+    verify: bool,
+    save_tensors: bool,
+    on_progress: OnProgress | None,
+    on_error: OnError | None,
+    **options: Any,
+) -> Activations:
+    """Run the network forward over all inputs, without edits first if there are any.
+
+    Args:
+        session: The network and its inputs.
+        layers: Patterns.
+        repeats: Whether to keep rows that repeat another.
+        edits: Expressions.
+        batch_size: Inputs at a time.
+        verify: Whether to compare the output to that without hooks.
+        save_tensors: Whether to keep the activations themselves.
+        on_progress: Called with the number of inputs finished, and of all.
+        on_error: Called for an input that cannot be used, which is then left out; without it the error is raised.
+        options: For `inspect`, in the run that is reported.
+
+    Raises:
+        ForwardError: If the model raised; carries what was seen until then.
+    """
+    run = partial(inspect, session.loaded, layers=layers, seed=session.seed, distributions=True, verify=verify)
+    collector = _TensorCollector(session, on_progress)
+    report = _reporter(session, on_error)
+    try:
+        plain = None
+        if edits:
+            plain = run(session.inputs.batches(batch_size, _ignore_error), on_error=_ignore_error)
+        inspection = run(
+            session.inputs.batches(batch_size, report),
+            edits=edits,
+            on_error=report,
+            on_tensor=(lambda label, tensor, _axis: collector.collect(label, tensor)) if save_tensors else None,
+            on_batch=collector.end_batch,
+            **options,
+        )
+    except ForwardError as error:
+        error.inspection = _partial(session, error.inspection, repeats=repeats)
+        raise
+    inspection = _compared(plain, inspection, edits, repeats=repeats)
+    labels = {row.label for row in inspection.rows}
+    return replace(
+        inspection,
+        timings={"load": session.load_seconds, **inspection.timings},
+        tensors=collector.joined(labels),
+        provenance=_provenance(session, layers, {"edits": list(edits)} if inspection.comparison else {}),
+    )
+
+
+def run_backward(
+    session: Session,
+    loss: Loss,
+    *,
+    layers: Sequence[str],
+    repeats: bool,
+    edits: Sequence[str],
+    mode: Literal["eval", "train"],
+    autocast: str | None,
+    batch_size: int,
+    per_image: bool,
+    include_inputs: bool,
+    verify: bool,
+    save_tensors: bool,
+    on_progress: OnProgress | None,
+    on_error: OnError | None,
+    settings: Mapping[str, Any],
+    **options: Any,
+) -> Gradients:
+    """Run the network forward and backward over all inputs, without edits first, and over each input alone if asked.
+
+    Args:
+        session: The network and its inputs.
+        loss: What to differentiate.
+        layers: Patterns.
+        repeats: Whether to keep rows that repeat another.
+        edits: Expressions.
+        mode: "eval", or "train" for batch statistics and dropout as in training.
+        autocast: Name of the dtype of forward pass and loss under autocast; None for none.
+        batch_size: Inputs at a time.
+        per_image: Whether to differentiate each input alone too.
+        include_inputs: Whether to differentiate with respect to inputs of layers too.
+        verify: Whether to compare output and loss to those without hooks.
+        save_tensors: Whether to keep the gradients themselves.
+        on_progress: Called with the number of inputs finished, and of all.
+        on_error: Called for an input that cannot be used, which is then left out; without it the error is raised.
+        settings: What else `run.json` says.
+        options: For `inspect_gradients`, in the run that is reported.
+
+    Raises:
+        PassError: If the model raised; carries what was seen until then.
+    """
+    dtype: torch.dtype | None = getattr(torch, autocast) if autocast else None
+    alone = partial(
+        inspect_gradients, session.loaded, loss=loss, layers=layers, mode=mode, seed=session.seed, autocast=dtype
+    )
+    run = partial(alone, include_inputs=include_inputs, distributions=True, verify=verify)
+    collector = _TensorCollector(session, on_progress)
+    report = _reporter(session, on_error)
+    try:
+        plain = None
+        if edits:
+            plain = run(inputs=session.inputs.batches(batch_size, _ignore_error), on_error=_ignore_error)
+        inspection = run(
+            inputs=session.inputs.batches(batch_size, report),
+            edits=edits,
+            on_tensor=collector.collect if save_tensors else None,
+            on_batch=collector.end_batch,
+            on_error=report,
+            **options,
+        )
+    except PassError as error:
+        error.inspection = _partial(session, error.inspection, repeats=repeats)
+        raise
+    collector.end()  # gradients of parameters come last
+    inspection = _compared(plain, inspection, edits, repeats=repeats)
+    if per_image and inspection.inputs:
+        inspection = _with_inputs_alone(session, inspection, partial(alone, edits=edits), report)
+    labels = {f"{row.label} grad_{row.role}" for row in inspection.gradients}
+    labels |= {f"{row.name} grad" for row in inspection.parameters}
+    return replace(
+        inspection,
+        timings={"load": session.load_seconds, **inspection.timings},
+        tensors=collector.joined(labels),
+        provenance=_provenance(session, layers, {"edits": list(edits), **settings, "autocast": autocast}),
+    )
+
+
+def choose_session_loss(
+    session: Session,
+    loss: str | Callable[..., object],
+    target: str | int | Path | Tensor | None,
+    output_key: str | None,
+) -> Loss:
+    """Return the loss that `--loss`, `--target` and `--output-key` choose.
+
+    Args:
+        session: The network and its inputs.
+        loss: A name, "file.py:function", or a function.
+        target: A class index or name, a word, or a tensor or the file of one.
+        output_key: Which of several outputs counts.
+
+    Raises:
+        UsageError: If there is no such loss, or target and loss do not fit.
+        InputError: If a file cannot be read.
+    """
+    source, _, name = loss.rpartition(":") if isinstance(loss, str) else ("", "", "")
+    is_file = isinstance(target, str | Path) and str(target).lower().endswith(_TENSOR_SUFFIXES)
+    several = is_file or isinstance(target, Tensor) or (isinstance(target, str) and "," in target)
+    counted = bool(session.inputs.files) or session.inputs.batch is not None
+    return choose_loss(
+        load_function(Path(source), name) if source.endswith(".py") else loss,
+        target=read_tensor(Path(str(target))) if is_file else str(target) if isinstance(target, Path) else target,
+        target_name=Path(str(target)).name if is_file else "",
+        seed=session.seed,
+        categories=session.loaded.info.categories,
+        output_key=output_key,
+        # Only targets given per input need it.
+        input_count=session.inputs.input_count() if several and counted else None,
+    )
+
+
+def _with_inputs_alone(
+    session: Session, inspection: Gradients, run: Callable[..., Gradients], report: OnError | None
+) -> Gradients:
+    """Differentiate each input alone: norms of the rows that are shown."""
+    used = set(inspection.inputs)
+
+    def report_alone(record: InputRecord, error: PassError) -> None:  # batch normalisation needs several values
+        failure = UnfitInputError([safe_text(record.name)], f"alone, for --per-image: {error}")
+        if record in used:
+            if report is None:
+                raise failure from error
+            report(failure)
+
+    alone = gradients_by_input(lambda batch: run(inputs=batch), session.inputs.batches(1, _ignore_error), report_alone)
+    shown = {row.label for row in inspection.gradients if row.role == "output"}
+    rows = [{label: norm for label, norm in each.rows_l2.items() if label in shown} for each in alone]
+    by_input = (replace(each, rows_l2=norms) for each, norms in zip(alone, rows, strict=True))
+    return replace(inspection, inputs_alone=tuple(by_input))
+
+
+def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: bool) -> Run:
+    """Return a run as it is shown, with what edits changed if it is of the same inputs as the run without them.
+
+    The run with edits counts as verified as that without them was.
+    """
+    shown: Run = edited if repeats else fold_repeats(edited)
+    if plain is None:
+        return shown
+    shown = replace(shown, verification=plain.verification)
+    if plain.inputs != edited.inputs:
+        sentence = "Nothing is compared: the model raised on other inputs with the edits than without."
+        return replace(shown, warnings=(*shown.warnings, sentence))
+    return replace(shown, comparison=compare(plain, edited, edits, () if repeats else repeated(edited)))
+
+
+def _partial(session: Session, seen: Run, *, repeats: bool) -> Run:
+    """Return what was seen before the model raised, as it is shown."""
+    shown: Run = seen if repeats else fold_repeats(seen)
+    return replace(shown, timings={"load": session.load_seconds, **shown.timings})
+
+
+def _ignore_error(_error: HookscopeError) -> None:
+    """Do nothing about an input that cannot be used: the run that is reported says so."""
+
+
+def _reporter(session: Session, on_error: OnError | None) -> OnError | None:
+    if on_error is None:
+        return None
+
+    def report(error: HookscopeError) -> None:
+        session.unusable.append(error)
+        on_error(error)
+
+    return report
+
+
+def _provenance(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:
+    named = {each.name: asdict(each.record) if each.record else each.value for each in session.inputs.named}
+    packages = ("hookscope", "torch", "torchvision", "numpy", "pillow")
+    return Provenance(
+        tuple(patterns),
+        session.inputs.preprocessing,
+        named,
+        tuple(text for error in session.unusable for text in _one_by_one(error)),
+        session.inputs.pictures,
+        settings,
+        {"python": python_version(), **{name: version(name) for name in packages}},
+        torch.get_num_threads(),
+    )
+
+
+def _one_by_one(error: HookscopeError) -> list[str]:
+    """Return what an error says of each of its inputs."""
+    if isinstance(error, UnfitInputError) and error.names:
+        return [f"{name}: {error.reason}" for name in error.names]
+    return [str(error)]
+
+
+class _TensorCollector:
+    """Copies tensors to the CPU, batch by batch; those of a batch that the model raised on are dropped."""
+
+    def __init__(self, session: Session, on_progress: OnProgress | None) -> None:
+        self._on_progress = on_progress
+        self._total = len(session.inputs.files) or session.inputs.input_count()
+        self._tensors: dict[str, list[Tensor]] = {}
+        self._latest: list[tuple[str, Tensor]] = []
+        self._finished = 0
+
+    def collect(self, label: str, tensor: Tensor) -> None:
+        """Copy a tensor, for as long as its batch may still fail."""
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        elif tensor.is_sparse or tensor.is_nested:
+            return  # safetensors holds strided tensors only
+        self._latest.append((label, tensor.detach().to("cpu", copy=True).contiguous()))
+
+    def end_batch(self, finished: int) -> None:
+        """Keep what came since the last call if inputs have been finished since: `finished` counts them."""
+        if finished > self._finished:
+            self.end()
+        self._latest.clear()
+        self._finished = finished
+        if self._on_progress is not None:
+            self._on_progress(finished, self._total)
+
+    def end(self) -> None:
+        """Keep what came since the last batch."""
+        for label, tensor in self._latest:
+            self._tensors.setdefault(label, []).append(tensor)
+        self._latest.clear()
+
+    def joined(self, labels: set[str]) -> dict[str, Tensor]:
+        """Join each label's tensors over the batches along axis 0; where shapes differ, number the batches instead."""
+        joined: dict[str, Tensor] = {}
+        for label, parts in self._tensors.items():
+            if label not in labels:
+                continue
+            if len(parts) == 1:
+                joined[label] = parts[0]
+            elif parts[0].dim() and len({part.shape[1:] for part in parts}) == 1:
+                joined[label] = torch.cat(parts)
+            else:
+                joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
+        return joined

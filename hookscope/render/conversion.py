@@ -1,0 +1,159 @@
+"""Results as the text that the commands print, and as what other tools read: dicts and data frames."""
+
+from collections.abc import Iterator, Mapping
+from io import StringIO
+from shutil import get_terminal_size
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+
+from hookscope.errors import UsageError
+from hookscope.render import gradient_tables, tables, terminal
+from hookscope.render.by_input import by_input_table
+from hookscope.render.check_json import checks_to_dict
+from hookscope.render.check_terminal import check_report
+from hookscope.render.comparison import comparison_report
+from hookscope.render.contents import contents_report, contents_to_dict
+from hookscope.results.activations import Activations
+from hookscope.results.check import CheckReport
+from hookscope.results.comparison import Comparison
+from hookscope.results.contents import CheckpointContents
+from hookscope.results.gradients import Gradients
+from hookscope.results.network import ModuleTable
+
+Result = Activations | Gradients | CheckReport | CheckpointContents | ModuleTable | Comparison
+
+
+def result_text(result: Result) -> str:
+    """Return what the command prints of a result, as plain text as wide as the terminal; warnings first."""
+    width = get_terminal_size().columns
+    text = StringIO()
+    console = Console(file=text, width=width, color_system=None, highlight=False, markup=False, emoji=False)
+    for part in (terminal.warnings_panel(getattr(result, "warnings", ())), summary(result, width=width)):
+        if not isinstance(part, Group) or part.renderables:
+            console.print(part, soft_wrap=isinstance(result, CheckReport))
+    failure = getattr(result, "failure", None)
+    if failure is not None:
+        console.print(terminal.failure_panel(failure))
+    return text.getvalue().rstrip("\n")
+
+
+def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
+    """Return what a command prints of its result on stdout: all but warnings, and where a model raised.
+
+    Args:
+        result: What to show.
+        width: Columns of the terminal.
+        full: Show every row of a long table instead of folding it.
+    """
+    if isinstance(result, Activations):
+        return Group(*_activations(result, width, full=full))
+    if isinstance(result, Gradients):
+        return Group(*_gradients(result, width, full=full))
+    if isinstance(result, CheckpointContents):
+        return contents_report(result, width=width, full=full)
+    if isinstance(result, ModuleTable):
+        title = f"{result.model.name} ({result.model.kind})"
+        return Group(*_notes(result), terminal.module_table(result.rows, width=width, title=title))
+    if isinstance(result, Comparison):
+        return comparison_report(result, width=width, full=full)
+    return check_report([result], width)
+
+
+def _activations(result: Activations, width: int, *, full: bool) -> Iterator[RenderableType]:
+    yield from _notes(result)
+    yield terminal.layer_table(result, width=width, full=full)
+    if result.uncalled:
+        yield terminal.uncalled_lines(result.uncalled, full=full)
+    if result.predictions:
+        yield terminal.predictions_lines(result, full=full)
+    if result.comparison is not None:
+        yield comparison_report(result.comparison, width=width, full=full)
+    if result.verification is not None:
+        yield terminal.verification_line(result.verification, with_loss=False)
+
+
+def _gradients(result: Gradients, width: int, *, full: bool) -> Iterator[RenderableType]:
+    yield from _notes(result)
+    yield gradient_tables.gradient_table(result, width=width, full=full)
+    yield gradient_tables.parameter_table(result, width=width, full=full)
+    if result.uncalled:
+        yield terminal.uncalled_lines(result.uncalled, full=full)
+    if result.inputs_alone:
+        yield by_input_table(result.inputs_alone, width=width, full=full)
+    if result.comparison is not None:
+        yield comparison_report(result.comparison, width=width, full=full)
+    if result.predictions:
+        yield terminal.predictions_lines(result, full=full)
+    yield gradient_tables.loss_lines(result.loss, result.verification)
+    yield gradient_tables.verdicts_panel(result)
+
+
+def _notes(result: Activations | Gradients | ModuleTable) -> Iterator[RenderableType]:
+    if result.notes:
+        yield terminal.note_lines(result.notes)
+
+
+def result_dict(result: Result) -> dict[str, Any]:
+    """Return a result as dicts, lists, text and numbers, as `--json` prints it.
+
+    Raises:
+        UsageError: If it has no such form.
+    """
+    if isinstance(result, Activations):
+        return tables.inspection_to_dict(result)
+    if isinstance(result, Gradients):
+        return tables.gradient_inspection_to_dict(result)
+    if isinstance(result, CheckpointContents):
+        return contents_to_dict(result)
+    if isinstance(result, ModuleTable):
+        return tables.modules_to_dict(result.rows)
+    if isinstance(result, Comparison):
+        return tables.comparison_to_dict(result)
+    return checks_to_dict([result])
+
+
+def result_frame(result: Result) -> Any:
+    """Return the rows of a result as a `pandas.DataFrame`, statistics and quantiles as columns.
+
+    Of gradients, outputs, inputs and parameters are rows: the column `role` says which. Of a check, findings.
+
+    Raises:
+        UsageError: If pandas is not installed.
+    """
+    try:
+        import pandas as pd  # noqa: PLC0415 - an optional package
+    except ModuleNotFoundError as error:
+        raise UsageError("A data frame needs one more package: pip install pandas.") from error
+    return pd.DataFrame(list(map(_flat, _records(result))))
+
+
+def _records(result: Result) -> Iterator[Mapping[str, Any]]:
+    document = result_dict(result)
+    if isinstance(result, Gradients):
+        for row, record in zip(result.gradients, document["gradients"], strict=True):
+            yield {"label": row.label, **record}
+        for record in document["parameters"]:
+            yield {"label": record["name"], "role": "parameter", **record}
+    elif isinstance(result, Activations):
+        for each, record in zip(result.rows, document["rows"], strict=True):
+            yield {"label": each.label, **record}
+    elif isinstance(result, CheckReport):
+        for finding in result.findings:
+            yield {"rule": finding.rule, "level": finding.level, "where": finding.where, "message": finding.message}
+    else:
+        names = {CheckpointContents: "tensors", ModuleTable: "modules", Comparison: "changes"}
+        yield from document[names[type(result)]]
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its statistics beside its other cells; a histogram is no cell."""
+    cells: dict[str, Any] = {}
+    for name, value in record.items():
+        if name in ("activation", "gradient", "before", "after") and isinstance(value, Mapping):
+            suffix = f"_{name}" if name in ("before", "after") else ""
+            cells |= {f"{key}{suffix}": cell for key, cell in value.items() if key not in ("histogram", "quantiles")}
+            cells |= {f"{key}{suffix}": cell for key, cell in (value["quantiles"] or {}).items()}
+        else:
+            cells[name] = value
+    return cells

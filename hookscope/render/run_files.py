@@ -1,0 +1,199 @@
+"""Write the run directory of a result: tables, grids, plots, tensors, and `run.json` last."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from PIL import Image
+
+from hookscope.errors import LayerNotFoundError, OutputError, UsageError, nearest
+from hookscope.render import conversion, grids, tables
+from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.provenance import SHOWN_INPUTS, Provenance
+from hookscope.runs.directory import new_run
+from hookscope.text import safe_text
+
+MOST_HISTOGRAMS = 12
+
+# Written to files: `run.json` has everything else.
+_IN_FILES = ("rows", "gradients", "parameters", "uncalled")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run directory that was written.
+
+    Attributes:
+        folder: Where.
+        grids: Paths of the grids in it.
+        files: Paths of everything else but `run.json` and the pictures of the inputs.
+    """
+
+    folder: Path
+    grids: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def save_run(
+    result: Activations | Gradients,
+    path: str | Path,
+    *,
+    cmap: str = "auto",
+    scale: Literal["channel", "layer"] = "channel",
+    histogram: Sequence[str] = (),
+    command: str = "",
+) -> SavedRun:
+    """Write a result as the commands do: whole or not at all, and never over anything but an earlier run.
+
+    Args:
+        result: What `hookscope.activations` or `hookscope.grads` returned.
+        path: The run directory: nothing yet, an empty folder, or an earlier run, which is replaced.
+        cmap: Matplotlib colour map of the grids; "auto": one for maps from 0 up, another, centred, for signed ones.
+        scale: Colour range of each channel by itself, or one for the layer.
+        histogram: Labels of outputs whose gradients to draw histograms of, twelve at most; none: twelve over depth.
+        command: What `run.json` says the command was; "" for none.
+
+    Raises:
+        UsageError: If the run broke off, or `histogram` has too many labels or is given for activations.
+        LayerNotFoundError: If a label in `histogram` is no output with a gradient.
+        OutputError: If something cannot be written.
+    """
+    provenance = result.provenance
+    if provenance is None or result.failure is not None or not result.inputs:
+        raise UsageError("This run broke off before its end: there is nothing to save.")
+    if isinstance(result, Gradients):
+        check_histograms(histogram, result)
+        maps, row_count, tensor_file = result.gradient_maps, len(result.gradients), "gradients.safetensors"
+    else:
+        maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
+    with new_run(Path(path)) as run:
+        drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
+        files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
+        if result.tensors:
+            _write_tensors(run.path / tensor_file, result.tensors)
+            files.append(tensor_file)
+        record = {
+            "verb": "grads" if isinstance(result, Gradients) else "activations",
+            "command": command,
+            **_circumstances(provenance),
+            "grids": drawn,
+            **{name: value for name, value in conversion.result_dict(result).items() if name not in _IN_FILES},
+            **provenance.settings,
+            "thumbnails": _write_pictures(run.path, result.inputs, provenance),
+        }
+        run.finish(record)
+    return SavedRun(Path(path), tuple(drawn), tuple(files))
+
+
+def check_histograms(labels: Sequence[str], result: Gradients) -> None:
+    """Refuse labels that cannot be drawn.
+
+    Raises:
+        LayerNotFoundError: If a label is of no output with a gradient.
+        UsageError: If there are more than a picture holds.
+    """
+    if len(labels) > MOST_HISTOGRAMS:
+        raise UsageError(f"--histogram is given {len(labels)} times: a picture holds {MOST_HISTOGRAMS}.")
+    outputs = [row for row in result.gradients if row.role == "output"]
+    known = [row.label for row in outputs if row.status == "gradient"]
+    folded = {label: row.label for row in outputs for label in row.also}
+    for label in labels:
+        if label not in known:
+            hint = safe_text(nearest(label, known))
+            if label in folded:
+                hint = f" Its row repeats '{safe_text(folded[label])}': give that, or --repeats."
+            raise LayerNotFoundError(f"--histogram '{safe_text(label)}' is no output with a gradient.{hint}")
+
+
+def _draw_grids(
+    folder: Path,
+    maps: Sequence[FeatureMaps],
+    inputs: Sequence[InputRecord],
+    row_count: int,
+    *,
+    cmap: str,
+    scale: Literal["channel", "layer"],
+) -> list[str]:
+    """Draw the grids into `folder`; return their paths inside the run."""
+    names = [f"grids/{grids.grid_name(each, row_count, input_count=len(inputs))}" for each in maps]
+
+    def draw(each: FeatureMaps, name: str) -> None:
+        picture = grids.draw_grid(each, cmap=cmap, scale=scale, input_name=inputs[each.input_index].name)
+        (folder / name).write_bytes(grids.encode_png(picture))
+
+    if names:
+        (folder / "grids").mkdir()
+        # NumPy and zlib let go of the interpreter for most of the work.
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            list(pool.map(draw, maps, names))
+    return names
+
+
+def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
+    texts = {"layers.csv": tables.rows_to_csv(result), "layers.json": tables.rows_to_json(result)}
+    if isinstance(result, Gradients):
+        texts["gradients.csv"] = tables.gradients_to_csv(result)
+        texts["parameters.csv"] = tables.parameters_to_csv(result)
+        texts["gradients.json"] = tables.gradients_to_json(result)
+    if result.comparison is not None:
+        texts["changes.csv"] = tables.changes_to_csv(result.comparison)
+    if isinstance(result, Gradients) and result.inputs_alone:
+        texts["inputs.csv"] = tables.inputs_to_csv(result.inputs_alone)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return list(texts)
+
+
+def _draw_plots(folder: Path, result: Activations | Gradients, histogram: Sequence[str]) -> list[str]:
+    if not isinstance(result, Gradients):
+        return []
+    from hookscope.render import plots  # noqa: PLC0415 - loads Matplotlib, which activations do without
+
+    (folder / "plots").mkdir()
+    drawn = {f"plots/{name}.png": draw(result) for name, draw in plots.PLOTS.items()}
+    if histogram:
+        drawn["plots/gradient-histograms.png"] = plots.gradient_histograms(result, histogram)
+    for name, figure in drawn.items():
+        (folder / name).write_bytes(plots.encode_png(figure))
+    return list(drawn)
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    from safetensors import SafetensorError  # noqa: PLC0415 - loads torch, which is there if there are tensors
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        raise OutputError(
+            f"Cannot write {path.name}: {error}. Free some space, or leave out --save-tensors."
+        ) from error
+
+
+def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance) -> list[str | None]:
+    """Write the pictures of the first inputs; return for each input its path in the run, or None."""
+    names: list[str | None] = [None] * len(inputs)
+    for index, record in enumerate(inputs[:SHOWN_INPUTS]):
+        if record in provenance.pictures:
+            (folder / "inputs").mkdir(exist_ok=True)
+            name = names[index] = f"inputs/{index:03d}.png"
+            Image.fromarray(provenance.pictures[record]).save(folder / name)
+    return names
+
+
+def _circumstances(provenance: Provenance) -> dict[str, Any]:
+    return {
+        "versions": dict(provenance.versions),
+        "platform": platform.platform(),
+        "threads": provenance.threads,
+        "patterns": list(provenance.patterns),
+        "preprocessing": asdict(provenance.preprocessing),
+        "named_inputs": dict(provenance.named_inputs),
+        "unusable_inputs": list(provenance.unusable_inputs),
+    }

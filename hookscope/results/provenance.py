@@ -1,0 +1,38 @@
+"""How a run came about, for its record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.results.inputs import InputRecord, Preprocessing
+
+SHOWN_INPUTS = 32
+"""Inputs whose pictures a run keeps: as many as its report shows. Our choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a run was made with, besides what the result says itself.
+
+    Attributes:
+        patterns: Layer patterns, as given.
+        preprocessing: How files became inputs.
+        named_inputs: Inputs by name: the value, or the record of the file it was read from.
+        unusable_inputs: A sentence for each input that was left out.
+        pictures: The first pictures as the network saw them, (H, W, 3) or (H, W) uint8.
+        settings: Further options of the command, by name: "edits", "limits", "autocast".
+        versions: Of Python, hookscope, torch and its neighbours.
+        threads: torch's threads on the CPU.
+    """
+
+    patterns: tuple[str, ...]
+    preprocessing: Preprocessing
+    named_inputs: Mapping[str, Any] = field(default_factory=dict)
+    unusable_inputs: tuple[str, ...] = ()
+    pictures: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 1
