@@ -1,8 +1,10 @@
 import doctest
+import json
 import re
 import subprocess
 import sys
 from importlib import import_module
+from inspect import Parameter, signature
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +37,6 @@ def test_all_is_sorted_complete_and_without_repetition() -> None:
     assert set(hookscope.__all__) <= set(dir(hookscope))
 
 
-def test_every_error_is_public() -> None:
-    errors = vars(import_module("hookscope.errors")).values()
-    defined = {error.__name__ for error in errors if isinstance(error, type) and issubclass(error, Exception)}
-    assert defined <= set(hookscope.__all__)
-
-
 @pytest.mark.parametrize("name", hookscope.__all__)
 def test_every_public_name_is_what_its_home_defines(name: str) -> None:
     home = import_module(f"hookscope.{hookscope._HOME_BY_NAME[name]}")
@@ -53,24 +49,24 @@ def test_names_stay_functions_whatever_submodule_is_imported_when() -> None:
     script = """
 import importlib, pkgutil, types
 import hookscope
-before = hookscope.inspect
+before = hookscope.check
 for module in pkgutil.walk_packages(hookscope.__path__, "hookscope."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-assert hookscope.inspect is before
+assert hookscope.check is before
 for name in hookscope.__all__:
     assert not isinstance(getattr(hookscope, name), types.ModuleType), name
-from hookscope import capture, inspect
-assert callable(capture) and callable(inspect)
+from hookscope import capture, check, checkpoint, layers, report
+assert callable(capture) and callable(check) and callable(checkpoint) and callable(layers) and callable(report)
 """
     assert in_a_fresh_process(script) == ""
 
 
 def test_names_are_functions_also_when_submodules_come_first() -> None:
     script = (
-        "import hookscope.inspection.forward, hookscope; print(hookscope.capture.__name__, hookscope.inspect.__name__)"
+        "import hookscope.checks.checkpoint, hookscope; print(hookscope.capture.__name__, hookscope.check.__name__)"
     )
-    assert in_a_fresh_process(script) == "capture inspect\n"
+    assert in_a_fresh_process(script) == "capture check\n"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -78,24 +74,249 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = hookscope.captured
 
 
-def test_the_library_does_what_the_command_does(tmp_path: Path) -> None:
-    model = hookscope.load_model("demo")
-    assert model.info.random is False
-    batches = hookscope.load_batches([CAT], model.preprocessing)
-    inspection = hookscope.inspect(model, batches, ["name:/^_conv_stem$/", "_fc"], grids_for=1)
+@pytest.fixture(scope="module")
+def run() -> hookscope.Activations:
+    return hookscope.activations("demo", CAT, layer="name:/^(_conv_stem|_bn0|_fc)$/", grids_for=1, save_tensors=True)
 
-    assert [(row.label, row.activation.shape) for row in inspection.rows] == [
-        ("_conv_stem", (1, 32, 112, 112)),
-        ("_fc", (1, 1000)),
-    ]
-    assert inspection.predictions[0].class_names[0] == "Egyptian cat"
-    assert [maps.label for maps in inspection.feature_maps] == ["_conv_stem", "_fc"]
-    hookscope.draw_grid(inspection.feature_maps[0]).save(tmp_path / "stem.png")
-    with Image.open(tmp_path / "stem.png") as picture:
-        assert min(picture.size) > 300
-    assert hookscope.rows_to_csv(inspection).count("\n") == 3
-    assert '"Egyptian cat"' in hookscope.inspection_to_json(inspection)
-    assert hookscope.layer_table(inspection, width=80) is not None
+
+@pytest.fixture(scope="module")
+def gradients() -> hookscope.Gradients:
+    return hookscope.grads(small(), pictures(), loss="sum", inputs=True)
+
+
+def pictures(count: int = 2) -> torch.Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 5))
+
+
+# What only concerns terminals, files and pictures: the commands do that with the result.
+OF_COMMANDS = {
+    *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full", "histogram"),
+    *("update_baseline", "junit", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
+}
+OF_FUNCTIONS = {"on_progress", "on_error"}
+OTHER_NAMES = {"named": "input", "with_inputs": "inputs", "keep_tensors": "save_tensors", "checkpoints": "checkpoint"}
+
+
+@pytest.mark.parametrize("name", ["activations", "grads", "check", "checkpoint", "layers", "report"])
+def test_a_function_takes_what_its_command_takes(name: str) -> None:
+    command = getattr(import_module(f"hookscope.cli.{name}"), name)
+    options = {OTHER_NAMES.get(each, each): each for each in signature(command).parameters}
+    parameters = signature(getattr(hookscope, name)).parameters
+    known = OF_COMMANDS - ({"out"} if name == "report" else set())
+    assert set(parameters) - OF_FUNCTIONS == set(options) - known
+
+    defaults = {each: signature(command).parameters[option].default for each, option in options.items()}
+    for each in set(parameters) - OF_FUNCTIONS - {"grids_for"}:  # a command draws, a function does when it is asked to
+        ours = parameters[each].default
+        assert ours is Parameter.empty or (ours or None) == (defaults[each] or None), each
+
+
+def test_the_library_does_what_the_command_does(run: hookscope.Activations, tmp_path: Path) -> None:
+    options = ["--layer", "name:/^(_conv_stem|_bn0|_fc)$/", "--grids-for", "1", "--save-tensors", "--json"]
+    command = [sys.executable, "-m", "hookscope", "activations", "demo", str(CAT), *options, "--out", "by-command"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    document = json.loads(ended.stdout)
+    assert document.pop("run") == "by-command"
+    ours = json.loads(run.to_json())
+    del document["timings"], ours["timings"]
+    assert document == ours
+
+    folder = run.save(tmp_path / "by-library")
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    theirs = tmp_path / "by-command"
+    assert files == {path.relative_to(theirs).as_posix() for path in theirs.rglob("*") if path.is_file()}
+    assert len(files) >= 8
+    for name in files - {"run.json"}:
+        assert (folder / name).read_bytes() == (theirs / name).read_bytes(), name
+    records = [json.loads((each / "run.json").read_text()) for each in (folder, theirs)]
+    for record in records:
+        del record["timings"], record["command"]
+    assert records[0] == records[1]
+
+
+def test_a_result_prints_as_the_commands_table(run: hookscope.Activations) -> None:
+    text = str(run)
+    assert text.splitlines()[0].startswith("demo (EfficientNet) · weights: ImageNet")
+    assert "Egyptian cat 0.41" in text
+    assert text.splitlines()[-1] == "verified: the same output as without hooks"
+    assert "\x1b" not in text
+    assert repr(run) == "<Activations of demo: 3 rows, 1 inputs>"
+
+
+def test_rows_are_found_by_their_label_and_wrong_ones_name_the_nearest(
+    run: hookscope.Activations, gradients: hookscope.Gradients
+) -> None:
+    assert run["_conv_stem"].shape == (1, 32, 112, 112)
+    assert run["_fc"].mean == pytest.approx(run.tensors["_fc"].double().mean().item())
+    assert run["_fc"].l2 == pytest.approx(run.tensors["_fc"].double().norm().item())
+    with pytest.raises(hookscope.LayerNotFoundError, match=r"No row is called '_conv_stm'.+Nearest: '_conv_stem'"):
+        run["_conv_stm"]
+    assert gradients["3"].shape == (2, 5)
+    assert gradients["3.bias"].l2 == pytest.approx((5 * 2**2) ** 0.5)  # of a sum over two inputs
+    with pytest.raises(hookscope.LayerNotFoundError, match=r"Nearest: '3.bias'"):
+        gradients["3.bais"]
+
+
+def test_results_become_data_frames(run: hookscope.Activations, gradients: hookscope.Gradients) -> None:
+    frame = run.to_pandas().set_index("label")
+    assert frame.loc["_fc", "mean"] == run["_fc"].mean
+    assert frame.loc["_fc", "q50"] == pytest.approx(run.tensors["_fc"].double().median().item(), rel=0.05)
+    frame = gradients.to_pandas()
+    assert [*frame["role"].unique()] == ["input", "output", "parameter"]
+    assert frame[frame["role"] == "parameter"]["label"].tolist() == ["0.weight", "0.bias", "3.weight", "3.bias"]
+
+
+def test_a_frame_without_pandas_is_one_line(run: hookscope.Activations, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(hookscope.UsageError, match="pip install pandas"):
+        run.to_pandas()
+
+
+def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
+    network, values = small(), pictures(3)
+    network.train()
+    expected = torch.cat([network(values[:2]), network(values[2:])])
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    run = hookscope.activations(network, values, save_tensors=True, batch_size=2)
+    assert network.training
+    assert torch.equal(run.tensors["3"], expected)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
+    assert [record.name for record in run.inputs] == ["tensor"] * 3
+    with pytest.raises(hookscope.UsageError, match="A module runs as it is"):
+        hookscope.activations(network, values, weights="none")
+    with pytest.raises(hookscope.UsageError, match="There is no input"):
+        hookscope.activations(network)
+
+
+def test_a_picture_in_memory_counts_like_its_file(tmp_path: Path) -> None:
+    network = small()
+    with Image.open(CAT) as picture:
+        in_memory = hookscope.activations(network, [picture, CAT], resize=8, crop=8, save_tensors=True)
+    first, second = in_memory.tensors["3"]
+    assert torch.equal(first, second)
+    assert in_memory.inputs[0].sha256 is None
+    in_memory.save(tmp_path / "run")
+    assert len(list((tmp_path / "run" / "inputs").iterdir())) == 2
+
+
+def test_gradients_are_those_of_autograd(gradients: hookscope.Gradients) -> None:
+    network, values = small(), pictures()
+    network(values).sum().backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None
+        assert gradients[name].l2 == pytest.approx(parameter.grad.norm().item(), rel=1e-5)
+    assert gradients.loss is not None
+    assert gradients.loss.value == pytest.approx(network(values).sum().item(), rel=1e-5)
+
+
+def test_a_loss_may_be_a_function_and_a_target_a_tensor() -> None:
+    network, values, target = small(), pictures(4), torch.randn(4, 5)
+    result = hookscope.grads(network, values, loss=lambda output, wanted: (output - wanted).abs().sum(), target=target)
+    assert result.loss is not None
+    assert result.loss.value == pytest.approx((network(values) - target).abs().sum().item(), rel=1e-6)
+    alone = hookscope.grads(network, values, loss="mse", target=target, per_image=True, batch_size=4).inputs_alone
+    each = [nn.functional.mse_loss(network(values[at : at + 1]), target[at : at + 1]).item() for at in range(4)]
+    assert [one.loss for one in alone] == pytest.approx(each, rel=1e-5)
+
+
+def test_edits_are_compared_and_verdicts_given() -> None:
+    result = hookscope.grads(small(), pictures(), loss="sum", edit="3:output:zero")
+    assert result.comparison is not None
+    assert result.comparison.losses is not None
+    assert result.comparison.losses[1] == 0
+    assert "Effect of 3:output:zero" in str(result.comparison)
+    assert {verdict.rule for verdict in result.verdicts} == {"zero-gradient"}
+    assert result.comparison.to_pandas().set_index(["what", "label"]).loc[("activation", "3"), "l2_after"] == 0
+    quiet = hookscope.grads(small(), pictures(), limit={"vanishing": 1e-30})
+    assert quiet.provenance is not None
+    assert quiet.provenance.settings["limits"]["vanishing"] == 1e-30
+    with pytest.raises(hookscope.UsageError, match="Nearest: 'vanishing'"):
+        hookscope.grads(small(), limit={"vanishin": 1})
+
+
+def test_inputs_by_name_are_values(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor, factor: float, shift: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * factor + shift
+
+    network, values = Scaled(), torch.randn(2, 3)
+    np.save(tmp_path / "shift.npy", np.array([[7.0, 8.0]], np.float32))
+    for shift in (torch.tensor([[7.0, 8.0]]), tmp_path / "shift.npy"):
+        run = hookscope.activations(
+            network, values, input={"factor": 2.5, "shift": shift}, layer="*", save_tensors=True
+        )
+        expected = network(values, 2.5, torch.tensor([[7.0, 8.0]]))
+        assert torch.equal(run.tensors["(model)"], expected)
+
+
+def test_a_run_that_breaks_off_carries_what_was_seen(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(7, 7))
+    with pytest.raises(hookscope.ForwardError) as caught:
+        hookscope.activations(network, pictures(1))
+    seen = caught.value.inspection
+    assert [row.label for row in seen.rows] == ["0"]
+    assert "The model raised" in str(seen)
+    with pytest.raises(hookscope.UsageError, match="broke off"):
+        seen.save(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_inputs_that_cannot_be_used_are_left_out_if_somebody_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cut.jpg").write_bytes(CAT.read_bytes()[:3000])
+    network, told = small(), []
+    with pytest.raises(hookscope.InputError, match=r"cut.jpg"):
+        hookscope.activations(network, [tmp_path / "cut.jpg", CAT], resize=8, crop=8)
+    run = hookscope.activations(network, [tmp_path / "cut.jpg", CAT], resize=8, crop=8, on_error=told.append)
+    assert [type(error).__name__ for error in told] == ["ImageError"]
+    assert [record.name for record in run.inputs] == [str(CAT)]
+    assert run.provenance is not None
+    assert run.provenance.unusable_inputs == (str(told[0]),)
+
+
+def test_layers_checkpoints_and_checks_are_looked_up_and_converted(tmp_path: Path) -> None:
+    table = hookscope.layers(small(), input_shape=(2, 3, 8, 8))
+    assert table["3"].output_shapes == ((2, 5),)
+    assert str(table).splitlines()[0] == "Sequential (Sequential)"
+    assert table.to_pandas()["layer"].tolist() == ["", "0", "1", "2", "3"]
+    with pytest.raises(hookscope.LayerNotFoundError):
+        table["4"]
+
+    torch.save(small().state_dict(), tmp_path / "small.pt")
+    contents = hookscope.checkpoint(tmp_path / "small.pt")
+    assert contents["0.weight"].shape == (4, 3, 3, 3)
+    assert "0.weight" in str(contents)
+    assert contents.to_pandas()["key"].tolist() == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    with pytest.raises(hookscope.HookscopeError, match=r"Nearest: '0.weight'"):
+        contents["0.wieght"]
+
+    network = small()
+    with torch.no_grad():
+        network.get_parameter("0.weight")[0, 0, 0, 0] = torch.nan
+    report = hookscope.check(network, select="non-finite-parameter")
+    assert not report.passed
+    assert report.to_pandas()["where"].tolist() == ["0.weight"]
+    assert "non-finite-parameter" in str(report)
+    assert report.to_dict()["checkpoints"][0]["passed"] is False
+    with pytest.raises(AssertionError, match=r"0.weight"):
+        report.raise_for_failure()
+
+
+def test_a_page_is_made_of_a_run_and_of_a_result(run: hookscope.Activations, tmp_path: Path) -> None:
+    page = hookscope.report(run.save(tmp_path / "run"))
+    assert page == tmp_path / "run.html"
+    assert "_conv_stem" in page.read_text(encoding="utf-8")
+    assert hookscope.report(run, tmp_path / "other.html").stat().st_size > 50_000
+    with pytest.raises(hookscope.UsageError, match="give out"):
+        hookscope.report(run)
 
 
 def test_the_readmes_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,24 +348,3 @@ def test_any_network_can_be_captured_in_a_with_block() -> None:
     assert torch.equal(first.value, network[0](torch.ones(2, 3)))  # before the ReLU overwrote it
     assert torch.equal(last.value, result)
     assert not network[0]._forward_hooks
-
-
-def test_an_inspection_of_a_tensor_needs_no_files() -> None:
-    values = np.random.default_rng(1).normal(3, 2, (2, 3, 5, 7)).astype(np.float32)
-    inspection = hookscope.inspect(nn.Sequential(nn.Identity()), torch.from_numpy(values))
-    [row] = inspection.rows
-    assert row.activation.mean == pytest.approx(values.astype(np.float64).mean())
-    assert row.activation.std == pytest.approx(values.astype(np.float64).std())
-    assert hookscope.tensor_statistics(torch.from_numpy(values), 1).mean == pytest.approx(row.activation.mean)
-
-
-def test_modules_can_be_listed_without_computing_anything() -> None:
-    with torch.device("meta"):
-        network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-    rows, failure = hookscope.list_modules(network, [torch.zeros(1, 3, 9, 9, device="meta")], ["conv"])
-    assert failure is None
-    assert [(row.layer, row.output_shapes, row.selected) for row in rows] == [
-        ("", ((1, 8, 7, 7),), False),
-        ("0", ((1, 8, 7, 7),), True),
-        ("1", ((1, 8, 7, 7),), False),
-    ]

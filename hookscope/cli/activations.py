@@ -46,6 +46,7 @@ from hookscope.cli.options import (
     Weights,
 )
 from hookscope.cli.running import command_line, last_line, report_all, run_path, show_result, unreported
+from hookscope.cli.sections import WRITE
 from hookscope.errors import HookscopeError, UsageError
 from hookscope.text import strict_json
 
@@ -78,7 +79,9 @@ def activations(
     output_key: OutputKey = None,
     edit: Edits = None,
     batch_size: BatchSize = 8,
-    grids: Annotated[bool, typer.Option("--grids/--no-grids", help="Draw feature-map grids.")] = True,
+    grids: Annotated[
+        bool, typer.Option("--grids/--no-grids", help="Draw feature-map grids.", rich_help_panel=WRITE)
+    ] = True,
     grids_for: GridsFor = 4,
     max_channels: MaxChannels = None,
     cmap: Cmap = "auto",
@@ -88,7 +91,12 @@ def activations(
     seed: Seed = 0,
     verify: Verify = True,
     keep_tensors: Annotated[
-        bool, typer.Option("--save-tensors", help="Also write the activations themselves, activations.safetensors.")
+        bool,
+        typer.Option(
+            "--save-tensors",
+            help="Also write the activations themselves, activations.safetensors.",
+            rich_help_panel=WRITE,
+        ),
     ] = False,
     show: Show = False,
     tensorboard: TensorBoard = None,

@@ -23,6 +23,7 @@ from hookscope.cli.grads import grads
 from hookscope.cli.layers import layers
 from hookscope.cli.models import models
 from hookscope.cli.report import report as report_command
+from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_BUG,
@@ -55,15 +56,17 @@ app = typer.Typer(
     "5 nothing matched, 6 the model raised, 70 a bug in hookscope.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command(short_help="Draw feature maps and measure activations.")(activations)
-app.command(short_help="Measure gradients, and say what is wrong with them.", epilog=VERDICTS)(grads)
-app.command(short_help="Run checkpoints and judge them by rules, as in CI.")(check)
-app.command(short_help="List the tensors in a weights file.")(checkpoint)
-app.command(short_help="List the modules of a network, with shapes.")(layers)
-app.command(short_help="List the names that MODEL accepts.")(models)
-app.command("report", short_help="Make one HTML page of a run.")(report_command)
+app.command(cls=SectionedCommand, short_help="Draw feature maps and measure activations.")(activations)
+app.command(cls=SectionedCommand, short_help="Measure gradients, and say what is wrong with them.", epilog=VERDICTS)(
+    grads
+)
+app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by rules, as in CI.")(check)
+app.command(cls=SectionedCommand, short_help="List the tensors in a weights file.")(checkpoint)
+app.command(cls=SectionedCommand, short_help="List the modules of a network, with shapes.")(layers)
+app.command(cls=SectionedCommand, short_help="List the names that MODEL accepts.")(models)
+app.command("report", cls=SectionedCommand, short_help="Make one HTML page of a run.")(report_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.options import Arch, Trust
+from hookscope.cli.sections import RULES, RUN, SHOW, WORKERS, WRITE
 from hookscope.errors import HookscopeError, OutputError, UsageError, gravest
 from hookscope.text import safe_text, slug
 
@@ -42,47 +43,84 @@ def check(
     arch: Arch = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml."),
+        typer.Option(
+            metavar="FILE",
+            help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml.",
+            rich_help_panel=RULES,
+        ),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Report layers whose statistics differ from this baseline.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Report layers whose statistics differ from this baseline.", rich_help_panel=RULES
+        ),
     ] = None,
     update_baseline: Annotated[
-        bool, typer.Option("--update-baseline", help="Write the baseline instead, from one checkpoint.")
+        bool,
+        typer.Option(
+            "--update-baseline", help="Write the baseline instead, from one checkpoint.", rich_help_panel=RULES
+        ),
     ] = False,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as JUnit XML.")] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the report as JUnit XML.", rich_help_panel=WRITE)
+    ] = None,
     page: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Also write the report as one HTML page.")
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Also write the report as one HTML page.", rich_help_panel=WRITE),
     ] = None,
     report_format: Annotated[
-        Format | None, typer.Option("--format", help="On stdout; default: text, or github where GitHub runs this.")
+        Format | None,
+        typer.Option(
+            "--format", help="On stdout; default: text, or github where GitHub runs this.", rich_help_panel=SHOW
+        ),
     ] = None,
     select: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="Judge by this rule or glob only; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Judge by this rule or glob only; repeatable.", rich_help_panel=RULES),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="Leave this rule or glob out; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Leave this rule or glob out; repeatable.", rich_help_panel=RULES),
     ] = None,
     evidence: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep grids, histograms and rows of the layers that fail here.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep grids, histograms and rows of the layers that fail here.", rich_help_panel=WRITE
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Checkpoints to check at a time.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Checkpoints to check at a time.", rich_help_panel=WORKERS)
+    ] = 1,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=1e6, metavar="SECONDS", help="What one checkpoint may take.")
+        float,
+        typer.Option(
+            min=0.1, max=1e6, metavar="SECONDS", help="What one checkpoint may take.", rich_help_panel=WORKERS
+        ),
     ] = 600,
     memory: Annotated[
         float | None,
         typer.Option(
-            min=0.01, max=1e6, metavar="GIB", help="Likewise; default: nine tenths of the machine's, over --jobs."
+            min=0.01,
+            max=1e6,
+            metavar="GIB",
+            help="Likewise; default: nine tenths of the machine's, over --jobs.",
+            rich_help_panel=WORKERS,
         ),
     ] = None,
     trust: Trust = False,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "cpu",
-    rules: Annotated[bool, typer.Option("--rules", help="List the rules and exit.")] = False,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=RUN)
+    ] = "cpu",
+    rules: Annotated[bool, typer.Option("--rules", help="List the rules and exit.", rich_help_panel=RULES)] = False,
     explain: Annotated[
-        str | None, typer.Option(metavar="RULE", help="Explain a rule, its limits and their sources, and exit.")
+        str | None,
+        typer.Option(
+            metavar="RULE", help="Explain a rule, its limits and their sources, and exit.", rich_help_panel=RULES
+        ),
     ] = None,
-    init: Annotated[bool, typer.Option("--init", help="Write hookscope.toml to start from, and exit.")] = False,
+    init: Annotated[
+        bool, typer.Option("--init", help="Write hookscope.toml to start from, and exit.", rich_help_panel=RULES)
+    ] = False,
 ) -> int:
     """Load each CHECKPOINT, run it, and judge it by rules: corrupt, non-finite, half-loaded, dead, drifting?
 

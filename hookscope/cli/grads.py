@@ -49,6 +49,7 @@ from hookscope.cli.options import (
     Weights,
 )
 from hookscope.cli.running import command_line, last_line, report_all, run_path, show_result, unreported
+from hookscope.cli.sections import GRADIENTS, RUN, WRITE
 from hookscope.errors import HookscopeError
 from hookscope.text import strict_json
 
@@ -73,6 +74,7 @@ def grads(
             metavar="LOSS",
             help="ce, bce, mse, l1, huber, nll, sum, logit, projection (a seeded random projection of all outputs), or "
             "file.py:function.",
+            rich_help_panel=GRADIENTS,
         ),
     ] = "projection",
     target: Annotated[
@@ -81,16 +83,21 @@ def grads(
             metavar="TARGET",
             help="A class index or name, or one per input with commas; zeros, noise, self (the input), or a tensor "
             "file. Default: the output's own argmax for losses of classes, 0.5 for bce, noise for mse, l1 and huber.",
+            rich_help_panel=GRADIENTS,
         ),
     ] = None,
     output_key: OutputKey = None,
     layer: Layer = None,
     repeats: Repeats = False,
     with_inputs: Annotated[
-        bool, typer.Option("--inputs", help="Also report grad_input: the gradient through each layer alone.")
+        bool,
+        typer.Option(
+            "--inputs", help="Also report grad_input: the gradient through each layer alone.", rich_help_panel=GRADIENTS
+        ),
     ] = False,
     mode: Annotated[
-        Literal["eval", "train"], typer.Option(help="train: batch statistics and dropout as in training.")
+        Literal["eval", "train"],
+        typer.Option(help="train: batch statistics and dropout as in training.", rich_help_panel=GRADIENTS),
     ] = "eval",
     weights: Weights = "auto",
     arch: Arch = None,
@@ -109,16 +116,26 @@ def grads(
     named: NamedInputs = None,
     batch_size: BatchSize = 8,
     per_image: Annotated[
-        bool, typer.Option("--per-image", help="Also differentiate each picture alone; write norms and their spread.")
+        bool,
+        typer.Option(
+            "--per-image",
+            help="Also differentiate each picture alone; write norms and their spread.",
+            rich_help_panel=GRADIENTS,
+        ),
     ] = False,
     edit: Edits = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(
-            "--limit", metavar="NAME=VALUE", help=f"Where a verdict begins to object; repeatable. Defaults: {_LIMITS}."
+            "--limit",
+            metavar="NAME=VALUE",
+            help=f"Where a verdict begins to object; repeatable. Defaults: {_LIMITS}.",
+            rich_help_panel=GRADIENTS,
         ),
     ] = None,
-    grids: Annotated[bool, typer.Option("--grids/--no-grids", help="Draw gradients of outputs as grids.")] = False,
+    grids: Annotated[
+        bool, typer.Option("--grids/--no-grids", help="Draw gradients of outputs as grids.", rich_help_panel=WRITE)
+    ] = False,
     grids_for: GridsFor = 4,
     max_channels: MaxChannels = None,
     cmap: Cmap = "auto",
@@ -129,17 +146,20 @@ def grads(
             "--histogram",
             metavar="LABEL",
             help="Layers to draw histograms of, twelve at most; default: twelve over depth.",
+            rich_help_panel=WRITE,
         ),
     ] = None,
     device: Device = "auto",
     dtype: Dtype = None,
     autocast: Annotated[
-        Literal["bfloat16", "float16"] | None, typer.Option(help="Run forward pass and loss under autocast.")
+        Literal["bfloat16", "float16"] | None,
+        typer.Option(help="Run forward pass and loss under autocast.", rich_help_panel=RUN),
     ] = None,
     seed: Seed = 0,
     verify: Verify = True,
     keep_tensors: Annotated[
-        bool, typer.Option("--save-tensors", help=f"Also write the gradients themselves, {_TENSORS}.")
+        bool,
+        typer.Option("--save-tensors", help=f"Also write the gradients themselves, {_TENSORS}.", rich_help_panel=WRITE),
     ] = False,
     show: Show = False,
     tensorboard: TensorBoard = None,

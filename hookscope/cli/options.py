@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from hookscope.cli.sections import GRADIENTS, INPUT, LAYERS, MODEL, RUN, SHOW, WRITE
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -22,6 +24,7 @@ Layer = Annotated[
         help="Layers by name or type; repeatable. A word matches a part of either (conv), *?[] make a glob over the "
         "whole, /.../ a regular expression, name: or type: narrow it, ! excludes, @3 or @-1 picks by execution order. "
         "Default: modules that own parameters, and leaves.",
+        rich_help_panel=LAYERS,
     ),
 ]
 Repeats = Annotated[
@@ -30,6 +33,7 @@ Repeats = Annotated[
         "--repeats",
         help="Also show modules that return their input, such as dropout in eval mode, although their rows repeat "
         "another one.",
+        rich_help_panel=LAYERS,
     ),
 ]
 Weights = Annotated[
@@ -38,6 +42,7 @@ Weights = Annotated[
         metavar="NAME",
         help="auto: pretrained if cached or downloadable, else random with a warning; none: random; a name such as "
         "IMAGENET1K_V1, or a file: that or an error.",
+        rich_help_panel=MODEL,
     ),
 ]
 Arch = Annotated[
@@ -45,12 +50,15 @@ Arch = Annotated[
     typer.Option(
         metavar="MODEL",
         help="The network that a weights file given as MODEL belongs to; default: inferred from names and shapes.",
+        rich_help_panel=MODEL,
     ),
 ]
 Verify = Annotated[
     bool,
     typer.Option(
-        "--verify/--no-verify", help="Run the first batch once more without hooks, and compare output and loss."
+        "--verify/--no-verify",
+        help="Run the first batch once more without hooks, and compare output and loss.",
+        rich_help_panel=RUN,
     ),
 ]
 Trust = Annotated[
@@ -59,11 +67,16 @@ Trust = Annotated[
         "--trust",
         help="Let the weights file run code while it is read: pickled modules, TorchScript, .pt2. It can do anything "
         "that you can.",
+        rich_help_panel=MODEL,
     ),
 ]
 Key = Annotated[
     str | None,
-    typer.Option(metavar="PATH", help="Where in the file the weights are, such as ema or checkpoint.model."),
+    typer.Option(
+        metavar="PATH",
+        help="Where in the file the weights are, such as ema or checkpoint.model.",
+        rich_help_panel=MODEL,
+    ),
 ]
 AllowMissing = Annotated[
     list[str] | None,
@@ -71,6 +84,7 @@ AllowMissing = Annotated[
         "--allow-missing",
         metavar="PATTERN",
         help="Names of the network that the weights file need not have, as a glob (fc.*); repeatable.",
+        rich_help_panel=MODEL,
     ),
 ]
 AllowUnexpected = Annotated[
@@ -79,25 +93,41 @@ AllowUnexpected = Annotated[
         "--allow-unexpected",
         metavar="PATTERN",
         help="Names of the weights file that the network need not know, as a glob (head.*); repeatable.",
+        rich_help_panel=MODEL,
     ),
 ]
 ModelArg = Annotated[
     list[str] | None,
-    typer.Option("--model-arg", metavar="NAME=VALUE", help="Keyword argument for the model's factory; repeatable."),
+    typer.Option(
+        "--model-arg",
+        metavar="NAME=VALUE",
+        help="Keyword argument for the model's factory; repeatable.",
+        rich_help_panel=MODEL,
+    ),
 ]
 Seed = Annotated[
-    int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="Seed of random weights and random numbers.")
+    int,
+    typer.Option(
+        min=0, max=2**63 - 1, metavar="N", help="Seed of random weights and random numbers.", rich_help_panel=RUN
+    ),
 ]
 Device = Annotated[
     str,
-    typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto takes an accelerator if there is one."),
+    typer.Option(
+        metavar="DEVICE",
+        help="auto, cpu, cuda, cuda:1 or mps; auto takes an accelerator if there is one.",
+        rich_help_panel=RUN,
+    ),
 ]
 Dtype = Annotated[
     Literal["float32", "float64", "float16", "bfloat16"] | None,
-    typer.Option(help="Run in this floating dtype; default: the model's own."),
+    typer.Option(help="Run in this floating dtype; default: the model's own.", rich_help_panel=RUN),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON to stdout; everything for people to stderr.")
+    bool,
+    typer.Option(
+        "--json", help="Print the result as JSON to stdout; everything for people to stderr.", rich_help_panel=SHOW
+    ),
 ]
 
 
@@ -106,11 +136,16 @@ Resize = Annotated[
     typer.Option(
         metavar="SIZE",
         help="Resize the shorter side to 256, exactly to 240x320, or none; default: the weights' own, else 224.",
+        rich_help_panel=INPUT,
     ),
 ]
 Crop = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224."),
+    typer.Option(
+        metavar="SIZE",
+        help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224.",
+        rich_help_panel=INPUT,
+    ),
 ]
 Mean = Annotated[
     str | None,
@@ -118,6 +153,7 @@ Mean = Annotated[
         metavar="VALUES",
         help="Subtracted after scaling to 0-1: one value, one per channel, or none; default: the weights' own, "
         "else 0.485,0.456,0.406 (ImageNet's).",
+        rich_help_panel=INPUT,
     ),
 ]
 Std = Annotated[
@@ -125,6 +161,7 @@ Std = Annotated[
     typer.Option(
         metavar="VALUES",
         help="Divided by, likewise; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
+        rich_help_panel=INPUT,
     ),
 ]
 MaxPixels = Annotated[
@@ -134,6 +171,7 @@ MaxPixels = Annotated[
         min=1,
         metavar="N",
         help="Refuse pictures of more pixels before decoding them; default: 89478485, where Pillow warns of bombs.",
+        rich_help_panel=INPUT,
     ),
 ]
 BatchAxis = Annotated[
@@ -142,6 +180,7 @@ BatchAxis = Annotated[
         "--batch-axis",
         metavar="AXIS",
         help="Which axis of a tensor file counts inputs: 0, another, none, or auto: the first of (N, C, H, W).",
+        rich_help_panel=INPUT,
     ),
 ]
 NamedInputs = Annotated[
@@ -150,16 +189,25 @@ NamedInputs = Annotated[
         "--input",
         metavar="NAME=VALUE",
         help="Give the model an input by name: a number (sr=16000), a picture or a tensor file (b=b.npy); repeatable.",
+        rich_help_panel=INPUT,
     ),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Pictures per forward pass.")]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Pictures per forward pass.", rich_help_panel=INPUT)]
 InputShape = Annotated[
     str | None,
-    typer.Option(metavar="N,C,H,W", help="Shape of the noise to run with; default: what the weights or layers tell."),
+    typer.Option(
+        metavar="N,C,H,W",
+        help="Shape of the noise to run with; default: what the weights or layers tell.",
+        rich_help_panel=INPUT,
+    ),
 ]
 OutputKey = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="Which of several outputs counts, such as logits, [0] or ['aux']."),
+    typer.Option(
+        metavar="KEY",
+        help="Which of several outputs counts, such as logits, [0] or ['aux'].",
+        rich_help_panel=GRADIENTS,
+    ),
 ]
 Edits = Annotated[
     list[str] | None,
@@ -168,26 +216,34 @@ Edits = Annotated[
         metavar="PATTERN:PLACE:OPERATION",
         help="Change a layer's input, output or grad, or a parameter's grad, and show the effect; repeatable, applied "
         "in order. Operations: zero, scale(2), add(0.5), clamp(min=0), clip-norm(1), noise(0.1); channels=3,7 narrows.",
+        rich_help_panel=LAYERS,
     ),
 ]
-GridsFor = Annotated[int, typer.Option(min=1, metavar="N", help="Draw grids for the first N pictures.")]
+GridsFor = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Draw grids for the first N pictures.", rich_help_panel=WRITE)
+]
 MaxChannels = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Draw the first N channels of a layer; default: all.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Draw the first N channels of a layer; default: all.", rich_help_panel=WRITE),
 ]
 Cmap = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="Matplotlib colour map; auto: one for maps from 0 up, another, centred, for signed ones."
+        metavar="NAME",
+        help="Matplotlib colour map; auto: one for maps from 0 up, another, centred, for signed ones.",
+        rich_help_panel=WRITE,
     ),
 ]
 Scale = Annotated[
-    Literal["channel", "layer"], typer.Option(help="Colour range of each channel by itself, or one for the layer.")
+    Literal["channel", "layer"],
+    typer.Option(help="Colour range of each channel by itself, or one for the layer.", rich_help_panel=WRITE),
 ]
 Show = Annotated[
     bool,
     typer.Option(
         "--show",
         help="Also show up to six grids of the first input, spread over depth, in the terminal. Needs hookscope[show].",
+        rich_help_panel=SHOW,
     ),
 ]
 TensorBoard = Annotated[
@@ -197,13 +253,18 @@ TensorBoard = Annotated[
         metavar="DIR",
         help="Also write scalars, histograms and grids for TensorBoard into DIR, one folder for each run. Needs "
         "hookscope[tensorboard].",
+        rich_help_panel=WRITE,
     ),
 ]
 Report = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE", help="Also write the run as one HTML page, FILE.")
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Also write the run as one HTML page, FILE.", rich_help_panel=WRITE),
 ]
 Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT.")
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT.", rich_help_panel=WRITE
+    ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
-Full = Annotated[bool, typer.Option("--full", help="Show every row of a long table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.", rich_help_panel=SHOW)]
+Full = Annotated[bool, typer.Option("--full", help="Show every row of a long table.", rich_help_panel=SHOW)]

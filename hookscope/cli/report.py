@@ -8,13 +8,20 @@ import typer
 from hookscope.cli.console import consoles
 from hookscope.cli.exporters import page_line
 from hookscope.cli.options import Quiet
+from hookscope.cli.sections import WRITE
 
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `activations` or `grads`.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="HTML file to write; default: RUN.html beside RUN."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="HTML file to write; default: RUN.html beside RUN.",
+            rich_help_panel=WRITE,
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> int:

@@ -15,6 +15,7 @@ from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
+from hookscope.results.showing import Shown
 from hookscope.text import safe_text
 
 Level = Literal["fail", "warn", "off"]
@@ -192,8 +193,8 @@ class RuleOutcome:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckReport(Shown):
     """The verdict on one checkpoint.
 
     Attributes:
@@ -217,6 +218,9 @@ class CheckReport:
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
+
+    def __repr__(self) -> str:
+        return f"<CheckReport of {self.checkpoint}: {'passed' if self.passed else 'failed'}>"
 
     @property
     def findings(self) -> tuple[Finding, ...]:

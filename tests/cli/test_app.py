@@ -194,3 +194,21 @@ def test_a_closed_pipe_is_exit_code_141_without_a_word(
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", ["activations", "grads", "check", "checkpoint", "layers", "report"])
+def test_every_option_stands_under_a_heading(command: str, run: Run) -> None:
+    sections: dict[str, list[str]] = {}
+    for line in run(command, "--help").stdout.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            heading = line
+        elif line.startswith("  -"):
+            sections.setdefault(heading, []).append(line)
+    assert len(sections) >= 2
+    assert [line.split()[:2] for line in sections["Other options:"]] == [["-h,", "--help"]]
+
+
+def test_the_summary_of_each_command_is_whole(run: Run) -> None:
+    commands = run("--help").stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert len(commands) == 7
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands)

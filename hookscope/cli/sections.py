@@ -1,0 +1,27 @@
+"""`--help` with options under headings. In plain text, since importing Rich takes half as long as all else in it."""
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperOption
+
+MODEL, INPUT, LAYERS, GRADIENTS = "Model", "Input", "Layers", "Loss and gradients"
+RUN, WRITE, SHOW = "Device and numbers", "Files", "Terminal"
+RULES, WORKERS = "Rules", "Processes"
+
+
+class SectionedCommand(TyperCommand):
+    """A command whose help puts each option under its `rich_help_panel`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments first, then a section for each heading in the order of its first option."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = "Arguments"
+                if isinstance(parameter, TyperOption):
+                    heading = parameter.rich_help_panel or "Other options"
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
