@@ -57,7 +57,7 @@ def activations(
         list[str] | None,
         typer.Argument(
             metavar="[IMAGE]...",
-            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; only --input can do without.",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; optional with --input.",
         ),
     ] = None,
     layer: Layer = None,
@@ -106,7 +106,7 @@ def activations(
     quiet: Quiet = False,
     full: Full = False,
 ) -> int:
-    """Run MODEL over pictures once; write feature-map grids, a shape table and activation statistics.
+    """Run MODEL over pictures; write feature-map grids, shapes and activation statistics.
 
     \b
     hookscope activations demo cat.jpg --layer conv

@@ -51,14 +51,12 @@ def check(
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Report layers whose statistics differ from this baseline.", rich_help_panel=RULES
-        ),
+        typer.Option(metavar="FILE", help="Compare layer statistics with this baseline.", rich_help_panel=RULES),
     ] = None,
     update_baseline: Annotated[
         bool,
         typer.Option(
-            "--update-baseline", help="Write the baseline instead, from one checkpoint.", rich_help_panel=RULES
+            "--update-baseline", help="Write the baseline from one checkpoint instead.", rich_help_panel=RULES
         ),
     ] = False,
     junit: Annotated[
@@ -71,30 +69,32 @@ def check(
     report_format: Annotated[
         Format | None,
         typer.Option(
-            "--format", help="On stdout; default: text, or github where GitHub runs this.", rich_help_panel=SHOW
+            "--format",
+            help="Format on stdout; default: github in GitHub Actions, else text.",
+            rich_help_panel=SHOW,
         ),
     ] = None,
     select: Annotated[
         list[str] | None,
-        typer.Option(metavar="RULE", help="Judge by this rule or glob only; repeatable.", rich_help_panel=RULES),
+        typer.Option(metavar="RULE", help="Apply only this rule or glob; repeatable.", rich_help_panel=RULES),
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(metavar="RULE", help="Leave this rule or glob out; repeatable.", rich_help_panel=RULES),
+        typer.Option(metavar="RULE", help="Skip this rule or glob; repeatable.", rich_help_panel=RULES),
     ] = None,
     evidence: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Keep grids, histograms and rows of the layers that fail here.", rich_help_panel=WRITE
+            metavar="DIR", help="Write grids, histograms and rows of failing layers here.", rich_help_panel=WRITE
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Checkpoints to check at a time.", rich_help_panel=WORKERS)
+        int, typer.Option(min=1, metavar="N", help="Checkpoints to check in parallel.", rich_help_panel=WORKERS)
     ] = 1,
     timeout: Annotated[
         float,
         typer.Option(
-            min=0.1, max=1e6, metavar="SECONDS", help="What one checkpoint may take.", rich_help_panel=WORKERS
+            min=0.1, max=1e6, metavar="SECONDS", help="Time limit for each checkpoint.", rich_help_panel=WORKERS
         ),
     ] = 600,
     memory: Annotated[
@@ -103,7 +103,7 @@ def check(
             min=0.01,
             max=1e6,
             metavar="GIB",
-            help="Likewise; default: nine tenths of the machine's, over --jobs.",
+            help="Memory limit for each checkpoint; default: nine tenths of the machine's memory, divided by --jobs.",
             rich_help_panel=WORKERS,
         ),
     ] = None,
@@ -119,13 +119,13 @@ def check(
         ),
     ] = None,
     init: Annotated[
-        bool, typer.Option("--init", help="Write hookscope.toml to start from, and exit.", rich_help_panel=RULES)
+        bool, typer.Option("--init", help="Write a hookscope.toml with every setting, and exit.", rich_help_panel=RULES)
     ] = False,
 ) -> int:
-    """Load each CHECKPOINT, run it, and judge it by rules: corrupt, non-finite, half-loaded, dead, drifting?
+    """Load and run each CHECKPOINT, and check it by rules: corrupt, non-finite, half-loaded, dead, drifting?
 
-    A checkpoint that fails a rule makes the exit code 1; one that could not be checked makes it another. Each is
-    checked in a separate process, with limits.
+    The exit code is 1 if a checkpoint fails a rule; other codes mean that one could not be checked. Each checkpoint
+    runs in a separate process with limits.
 
     \b
     hookscope check model.pt

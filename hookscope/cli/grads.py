@@ -65,7 +65,7 @@ def grads(
         list[str] | None,
         typer.Argument(
             metavar="[IMAGE]...",
-            help="Pictures, tensor files, folders or globs; default: seeded noise of the shape that MODEL takes.",
+            help="Pictures, tensor files, folders or globs; default: seeded noise.",
         ),
     ] = None,
     loss: Annotated[
@@ -81,8 +81,9 @@ def grads(
         str | None,
         typer.Option(
             metavar="TARGET",
-            help="A class index or name, or one per input with commas; zeros, noise, self (the input), or a tensor "
-            "file. Default: the output's own argmax for losses of classes, 0.5 for bce, noise for mse, l1 and huber.",
+            help="A class index or name, or one per input separated by commas; zeros, noise, self (the input), or a "
+            "tensor file. Default: the argmax of the output for classification losses, 0.5 for bce, noise for mse, "
+            "l1 and huber.",
             rich_help_panel=GRADIENTS,
         ),
     ] = None,
@@ -119,7 +120,7 @@ def grads(
         bool,
         typer.Option(
             "--per-image",
-            help="Also differentiate each picture alone; write norms and their spread.",
+            help="Also differentiate each picture separately; show its gradient norms and their spread.",
             rich_help_panel=GRADIENTS,
         ),
     ] = False,
@@ -129,7 +130,7 @@ def grads(
         typer.Option(
             "--limit",
             metavar="NAME=VALUE",
-            help=f"Where a verdict begins to object; repeatable. Defaults: {_LIMITS}.",
+            help=f"Threshold of a rule; repeatable. Defaults: {_LIMITS}.",
             rich_help_panel=GRADIENTS,
         ),
     ] = None,
@@ -145,7 +146,7 @@ def grads(
         typer.Option(
             "--histogram",
             metavar="LABEL",
-            help="Layers to draw histograms of, twelve at most; default: twelve over depth.",
+            help="Layers to draw histograms for, at most twelve; default: twelve spread over depth.",
             rich_help_panel=WRITE,
         ),
     ] = None,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from hookscope.cli.sections import GRADIENTS, INPUT, LAYERS, MODEL, RUN, SHOW, WRITE
+from hookscope.cli.sections import INPUT, LAYERS, MODEL, RUN, SHOW, WRITE
 
 Model = Annotated[
     str,
@@ -21,9 +21,9 @@ Layer = Annotated[
         "--layer",
         "-l",
         metavar="PATTERN",
-        help="Layers by name or type; repeatable. A word matches a part of either (conv), *?[] make a glob over the "
-        "whole, /.../ a regular expression, name: or type: narrow it, ! excludes, @3 or @-1 picks by execution order. "
-        "Default: modules that own parameters, and leaves.",
+        help="Layers by name or type; repeatable. A word matches part of either (conv), a glob (*?[]) the whole, "
+        "/.../ is a regular expression; name: or type: restrict the match, ! excludes, @3 or @-1 picks by execution "
+        "order. Default: modules with parameters, and leaf modules.",
         rich_help_panel=LAYERS,
     ),
 ]
@@ -31,8 +31,7 @@ Repeats = Annotated[
     bool,
     typer.Option(
         "--repeats",
-        help="Also show modules that return their input, such as dropout in eval mode, although their rows repeat "
-        "another one.",
+        help="Also show modules that return their input unchanged, such as dropout in eval mode.",
         rich_help_panel=LAYERS,
     ),
 ]
@@ -40,8 +39,8 @@ Weights = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="auto: pretrained if cached or downloadable, else random with a warning; none: random; a name such as "
-        "IMAGENET1K_V1, or a file: that or an error.",
+        help="auto: pretrained if cached or downloadable, else random with a warning; none: random; or a name such "
+        "as IMAGENET1K_V1 or a file, which must load.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -49,7 +48,7 @@ Arch = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="The network that a weights file given as MODEL belongs to; default: inferred from names and shapes.",
+        help="Network of the weights file given as MODEL; default: inferred from names and shapes.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -74,7 +73,7 @@ Key = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Where in the file the weights are, such as ema or checkpoint.model.",
+        help="Path of the weights inside the file, such as ema or checkpoint.model.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -83,7 +82,7 @@ AllowMissing = Annotated[
     typer.Option(
         "--allow-missing",
         metavar="PATTERN",
-        help="Names of the network that the weights file need not have, as a glob (fc.*); repeatable.",
+        help="Parameters that the weights file may lack, as a glob (fc.*); repeatable.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -92,7 +91,7 @@ AllowUnexpected = Annotated[
     typer.Option(
         "--allow-unexpected",
         metavar="PATTERN",
-        help="Names of the weights file that the network need not know, as a glob (head.*); repeatable.",
+        help="Names in the weights file that the network may lack, as a glob (head.*); repeatable.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -101,7 +100,7 @@ ModelArg = Annotated[
     typer.Option(
         "--model-arg",
         metavar="NAME=VALUE",
-        help="Keyword argument for the model's factory; repeatable.",
+        help="Keyword argument of the factory; repeatable.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -126,7 +125,7 @@ Dtype = Annotated[
 Json = Annotated[
     bool,
     typer.Option(
-        "--json", help="Print the result as JSON to stdout; everything for people to stderr.", rich_help_panel=SHOW
+        "--json", help="Print the result as JSON on stdout, and everything else on stderr.", rich_help_panel=SHOW
     ),
 ]
 
@@ -160,7 +159,7 @@ Std = Annotated[
     str | None,
     typer.Option(
         metavar="VALUES",
-        help="Divided by, likewise; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
+        help="Divides what remains, in the same form; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
         rich_help_panel=INPUT,
     ),
 ]
@@ -170,7 +169,7 @@ MaxPixels = Annotated[
         "--max-pixels",
         min=1,
         metavar="N",
-        help="Refuse pictures of more pixels before decoding them; default: 89478485, where Pillow warns of bombs.",
+        help="Refuse larger pictures before decoding them; default: 89478485, Pillow's limit for decompression bombs.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -179,7 +178,7 @@ BatchAxis = Annotated[
     typer.Option(
         "--batch-axis",
         metavar="AXIS",
-        help="Which axis of a tensor file counts inputs: 0, another, none, or auto: the first of (N, C, H, W).",
+        help="Batch axis of a tensor file: 0, another index, none, or auto (the first of (N, C, H, W)).",
         rich_help_panel=INPUT,
     ),
 ]
@@ -188,7 +187,7 @@ NamedInputs = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=VALUE",
-        help="Give the model an input by name: a number (sr=16000), a picture or a tensor file (b=b.npy); repeatable.",
+        help="Keyword argument of forward: a number (sr=16000), a picture or a tensor file (b=b.npy); repeatable.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -197,7 +196,7 @@ InputShape = Annotated[
     str | None,
     typer.Option(
         metavar="N,C,H,W",
-        help="Shape of the noise to run with; default: what the weights or layers tell.",
+        help="Shape of the noise to run over; default: inferred from the weights or the first layer.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -205,8 +204,8 @@ OutputKey = Annotated[
     str | None,
     typer.Option(
         metavar="KEY",
-        help="Which of several outputs counts, such as logits, [0] or ['aux'].",
-        rich_help_panel=GRADIENTS,
+        help="Which output to use if there are several, such as logits, [0] or ['aux'].",
+        rich_help_panel=MODEL,
     ),
 ]
 Edits = Annotated[
@@ -224,25 +223,25 @@ GridsFor = Annotated[
 ]
 MaxChannels = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Draw the first N channels of a layer; default: all.", rich_help_panel=WRITE),
+    typer.Option(min=1, metavar="N", help="Draw only the first N channels of a layer.", rich_help_panel=WRITE),
 ]
 Cmap = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Matplotlib colour map; auto: one for maps from 0 up, another, centred, for signed ones.",
+        help="Matplotlib colour map; auto: sequential for maps without negative values, else diverging around 0.",
         rich_help_panel=WRITE,
     ),
 ]
 Scale = Annotated[
     Literal["channel", "layer"],
-    typer.Option(help="Colour range of each channel by itself, or one for the layer.", rich_help_panel=WRITE),
+    typer.Option(help="One colour range per channel, or one for the whole layer.", rich_help_panel=WRITE),
 ]
 Show = Annotated[
     bool,
     typer.Option(
         "--show",
-        help="Also show up to six grids of the first input, spread over depth, in the terminal. Needs hookscope[show].",
+        help="Also show up to six grids of the first input in the terminal. Needs hookscope[show].",
         rich_help_panel=SHOW,
     ),
 ]
@@ -251,8 +250,7 @@ TensorBoard = Annotated[
     typer.Option(
         "--tensorboard",
         metavar="DIR",
-        help="Also write scalars, histograms and grids for TensorBoard into DIR, one folder for each run. Needs "
-        "hookscope[tensorboard].",
+        help="Also write scalars, histograms and grids for TensorBoard; one DIR per run. Needs hookscope[tensorboard].",
         rich_help_panel=WRITE,
     ),
 ]

@@ -19,13 +19,13 @@ def report(
             "--out",
             "-o",
             metavar="FILE",
-            help="HTML file to write; default: RUN.html beside RUN.",
+            help="HTML file to write; default: RUN.html next to RUN.",
             rich_help_panel=WRITE,
         ),
     ] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Make one HTML page of RUN that holds everything it shows: tables, plots, feature maps.
+    """Write RUN as one self-contained HTML page: tables, plots, feature maps.
 
     \b
     hookscope report hookscope-runs/activations-demo-cat
