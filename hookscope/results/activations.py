@@ -73,16 +73,6 @@ class LayerRow(MeasuredTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class UncalledLayer:
-    """A selected module whose forward never ran as a module, and why as far as known."""
-
-    layer: str
-    kind: str
-    parameter_count: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class FeatureMaps:
     """The values of one activation for one input, arranged for drawing.
 
@@ -117,6 +107,16 @@ class FeatureMaps:
 
 
 @dataclass(frozen=True, slots=True)
+class UncalledLayer:
+    """A selected module whose forward never ran as a module, and why as far as known."""
+
+    layer: str
+    kind: str
+    parameter_count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """Whether the network gives the same output, and loss, with hooks as without; compared on the first batch.
 
@@ -131,27 +131,27 @@ class Verification:
     layer: str = ""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Activations(Shown):
-    """Everything one run of a model over its inputs showed.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Run(Shown):
+    """What every run of a network tells, with a backward pass or without one.
 
     Attributes:
         model: Which network.
-        inputs: What it was given, in order.
-        rows: One per (layer, call, slot), in execution order.
+        inputs: What it ran over, in order.
+        rows: Activations, one per (layer, call, slot), in execution order.
         uncalled: Selected modules that never ran.
-        feature_maps: For drawing; empty unless asked for.
         predictions: Top classes per input, for classifiers.
         warnings: Sentences a reader must see.
         notes: Sentences about what was done that are no cause for alarm.
-        failure: Set when the forward pass raised; `rows` then hold what was reached.
-        seed: Seed of random weights and of any randomness in the forward pass.
+        failure: Set when the model raised; rows then hold what was reached.
+        seed: Seed of everything random.
         device: Where it ran: "cpu", "cuda:0".
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.
-        verification: Whether hooks changed the output; None where that was not asked for, or edits changed it.
+        verification: Whether hooks changed the output or the loss; None where that was not asked for, or edits did.
         comparison: What edits changed; None without edits.
-        tensors: The activations themselves on the CPU, by label, if they were asked for.
+        tensors: The activations on the CPU by label, if they were asked for; of a run with a backward pass the
+            gradients instead: "LABEL grad_output", "LABEL grad_input", "NAME grad" of a parameter.
         provenance: How the run came about; None for a run that cannot be saved.
     """
 
@@ -159,7 +159,6 @@ class Activations(Shown):
     inputs: tuple[InputRecord, ...]
     rows: tuple[LayerRow, ...]
     uncalled: tuple[UncalledLayer, ...] = ()
-    feature_maps: tuple[FeatureMaps, ...] = ()
     predictions: tuple[Prediction, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -173,6 +172,25 @@ class Activations(Shown):
     tensors: Mapping[str, Any] = field(default_factory=dict)
     provenance: Provenance | None = None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.model.name}: {len(self.rows)} rows, {len(self.inputs)} inputs>"
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of the command; see `hookscope.render.run_files.save_run` for the options."""
+        folder: Path = rendered(self, "save", path, **options).folder
+        return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Activations(Run):
+    """What layers put out in one run.
+
+    Attributes:
+        feature_maps: For drawing; empty unless asked for.
+    """
+
+    feature_maps: tuple[FeatureMaps, ...] = ()
+
     def __getitem__(self, label: str) -> LayerRow:
         """Return the row of an output: "layer1.0.conv1", "relu#1".
 
@@ -180,11 +198,3 @@ class Activations(Shown):
             LayerNotFoundError: If no row has this label; with the nearest ones.
         """
         return row_of(label, self.rows)
-
-    def __repr__(self) -> str:
-        return f"<Activations of {self.model.name}: {len(self.rows)} rows, {len(self.inputs)} inputs>"
-
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the run directory of `hookscope activations`; see `hookscope.render.run_files.save_run`."""
-        folder: Path = rendered(self, "save", path, **options).folder
-        return folder

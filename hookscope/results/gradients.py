@@ -1,17 +1,11 @@
 """What one forward and backward pass showed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from hookscope.results.activations import FeatureMaps, LayerRow, UncalledLayer, Verification
-from hookscope.results.comparison import Comparison, Prediction
-from hookscope.results.inputs import InputRecord
+from hookscope.results.activations import FeatureMaps, Run
 from hookscope.results.labels import row_label, row_of
-from hookscope.results.network import Failure, ModelInfo
-from hookscope.results.provenance import Provenance
-from hookscope.results.showing import Shown, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
 GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached"]
@@ -185,60 +179,27 @@ class InputGradients:
     rows_l2: Mapping[str, float | None]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Gradients(Shown):
-    """Everything one forward and backward pass of a model over its inputs showed.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Gradients(Run):
+    """What one forward and backward pass showed.
 
     Attributes:
-        model: Which network.
-        inputs: What it was given, in order.
         loss: What was differentiated; None when the forward pass raised.
-        rows: Activations, one per (layer, call, slot), in execution order: as in `Activations`.
         gradients: One per output of `rows`, in execution order; those of inputs among them when asked for.
         parameters: One per parameter of the whole network, in the order of `named_parameters()`.
-        uncalled: Selected modules that never ran.
         gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
-        predictions: Top classes per input, for classifiers.
         verdicts: Judgements, the gravest first.
-        warnings: Sentences a reader must see.
-        notes: Sentences about what was done that are no cause for alarm.
-        failure: Set when the forward or the backward pass raised; rows then hold what was reached.
         mode: "eval", or "train" for batch statistics and dropout as in training.
-        seed: Seed of everything random.
-        device: Where it ran: "cpu", "cuda:0".
-        dtype: Floating dtype of the parameters: "float32".
-        timings: Seconds by phase.
-        verification: Whether hooks changed the output or the loss; None where that was not asked for, or edits did.
-        comparison: What edits changed; None without edits.
         inputs_alone: Norms of each input differentiated by itself, if asked for.
-        tensors: The gradients themselves on the CPU, if they were asked for: "LABEL grad_output", "LABEL grad_input",
-            "NAME grad" of a parameter.
-        provenance: How the run came about; None for a run that cannot be saved.
     """
 
-    model: ModelInfo
-    inputs: tuple[InputRecord, ...]
     loss: LossRecord | None
-    rows: tuple[LayerRow, ...]
     gradients: tuple[GradientRow, ...]
     parameters: tuple[ParameterRow, ...]
-    uncalled: tuple[UncalledLayer, ...] = ()
     gradient_maps: tuple[FeatureMaps, ...] = ()
-    predictions: tuple[Prediction, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    failure: Failure | None = None
     mode: Literal["eval", "train"] = "eval"
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    timings: Mapping[str, float] = field(default_factory=dict)
-    verification: Verification | None = None
-    comparison: Comparison | None = None
     inputs_alone: tuple[InputGradients, ...] = ()
-    tensors: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Provenance | None = None
 
     def __getitem__(self, label: str) -> GradientRow | ParameterRow:
         """Return the gradient of an output, "layer1.0.conv1", or of a parameter, "layer1.0.conv1.weight".
@@ -248,11 +209,3 @@ class Gradients(Shown):
         """
         rows: list[GradientRow | ParameterRow] = [row for row in self.gradients if row.role == "output"]
         return row_of(label, [*rows, *self.parameters])
-
-    def __repr__(self) -> str:
-        return f"<Gradients of {self.model.name}: {len(self.gradients)} rows, {len(self.verdicts)} verdicts>"
-
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the run directory of `hookscope grads`; see `hookscope.render.run_files.save_run`."""
-        folder: Path = rendered(self, "save", path, **options).folder
-        return folder

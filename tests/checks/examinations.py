@@ -99,7 +99,7 @@ def numbered(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
     return tuple(replace(each, index=index) for index, each in enumerate(rows))
 
 
-FORWARD = Activations(MODEL, INPUTS, numbered(ROWS), predictions=(PREDICTION,))
+FORWARD = Activations(model=MODEL, inputs=INPUTS, rows=numbered(ROWS), predictions=(PREDICTION,))
 
 HEALTHY = Examination(
     MODEL,

@@ -24,15 +24,15 @@ def passed(
     activations: dict[str, float], gradients: dict[str, float], parameters: dict[str, float], loss: float
 ) -> Gradients:
     return Gradients(
-        MODEL,
-        (),
-        LossRecord("sum", "", loss),
-        tuple(layer(name, value) for name, value in activations.items()),
-        tuple(
+        model=MODEL,
+        inputs=(),
+        loss=LossRecord("sum", "", loss),
+        rows=tuple(layer(name, value) for name, value in activations.items()),
+        gradients=tuple(
             GradientRow(0, 0, name, "Conv2d", 0, "", "output", "gradient", with_l2(value))
             for name, value in gradients.items()
         ),
-        tuple(
+        parameters=tuple(
             ParameterRow(0, name, "Conv2d", True, "gradient", with_l2(value), 1.0, value)
             for name, value in parameters.items()
         ),
@@ -57,27 +57,29 @@ def test_equal_runs_have_no_changes() -> None:
 
 
 def test_rows_that_one_run_alone_has_are_changes_without_a_ratio_those_of_the_first_last() -> None:
-    before = Activations(MODEL, (), (layer("gone", 2), layer("both", 1)))
-    after = Activations(MODEL, (), (layer("both", 1), layer("both", 3, call=1)))
+    before = Activations(model=MODEL, inputs=(), rows=(layer("gone", 2), layer("both", 1)))
+    after = Activations(model=MODEL, inputs=(), rows=(layer("both", 1), layer("both", 3, call=1)))
     changes = compare(before, after, []).changes
     assert [(each.label, each.l2_ratio) for each in changes] == [("both#1", None), ("gone", None)]
     assert (changes[0].before, changes[1].after) == (None, None)
 
 
 def test_a_row_that_was_zero_has_no_ratio() -> None:
-    [change] = compare(*(Activations(MODEL, (), (layer("a", value),)) for value in (0, 2)), []).changes
+    [change] = compare(
+        *(Activations(model=MODEL, inputs=(), rows=(layer("a", value),)) for value in (0, 2)), []
+    ).changes
     assert change.l2_ratio is None
 
 
 @pytest.mark.parametrize("kind", ["no loss in one", "no losses"])
 def test_losses_are_compared_where_both_runs_have_one(kind: str) -> None:
     run = passed({}, {}, {}, 7)
-    before = replace(run, loss=None) if kind == "no loss in one" else Activations(MODEL, (), ())
+    before = replace(run, loss=None) if kind == "no loss in one" else Activations(model=MODEL, inputs=(), rows=())
     after = run if kind == "no loss in one" else before
     assert compare(before, after, []).losses is None
 
 
 def test_predictions_of_both_runs_are_kept() -> None:
     first, second = (Prediction(0, (index,), (), (1.0,)) for index in (3, 4))
-    runs = [Activations(MODEL, (), (), predictions=(each,)) for each in (first, second)]
+    runs = [Activations(model=MODEL, inputs=(), rows=(), predictions=(each,)) for each in (first, second)]
     assert compare(*runs, []).predictions == ((first,), (second,))
