@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from hookscope.render.tables import inspection_to_json, rows_to_csv
     from hookscope.render.terminal import layer_table
     from hookscope.results.activations import Activations, FeatureMaps, LayerRow
-    from hookscope.results.check import CheckReport, Finding, RuleOutcome
+    from hookscope.results.check import CheckReport, RuleOutcome
+    from hookscope.results.findings import Finding
     from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
     from hookscope.results.inputs import Preprocessing
     from hookscope.results.statistics import TensorStatistics
@@ -111,7 +112,8 @@ __all__ = [
 
 # Where each name lives.
 _HOMES = {
-    "results.check": ("CheckReport", "Finding", "RuleOutcome"),
+    "results.check": ("CheckReport", "RuleOutcome"),
+    "results.findings": ("Finding",),
     "checks.checkpoint": ("check",),
     "errors": (
         "CheckpointError",

@@ -12,11 +12,11 @@ from torch import nn
 from hookscope.checks import judge, refused, wanted_rules
 from hookscope.checks.baseline import Baseline, read_baseline
 from hookscope.checks.configuration import read_settings
-from hookscope.checks.examination import Prepared, examine, prepare
+from hookscope.checks.measuring import Prepared, measure, prepare
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError
 from hookscope.models import LoadedModel
-from hookscope.results.check import CheckReport, Examination
+from hookscope.results.check import CheckMeasurements, CheckReport
 
 
 def check(
@@ -76,7 +76,7 @@ def check_checkpoint(
     device: torch.device | None = None,
     baseline: Baseline | None = None,
     evidence: Path | None = None,
-    on_examined: Callable[[Examination], None] | None = None,
+    on_measured: Callable[[CheckMeasurements], None] | None = None,
 ) -> CheckReport:
     """Load a checkpoint, run it, judge it; keep evidence if it fails.
 
@@ -88,29 +88,29 @@ def check_checkpoint(
         device: Where to run; None for the CPU, or where a given network is.
         baseline: What to hold its statistics against.
         evidence: Folder to write on failure: nothing yet, or that of an earlier failure, which is replaced.
-        on_examined: Is given what was measured, if it could be.
+        on_measured: Is given what was measured, if it could be.
 
     Returns:
         The verdict. Whatever a user can put right is an `error` in it; other exceptions are bugs, and pass.
     """
     began = time.perf_counter()
     name = model if isinstance(model, str) else _name_of(model)
-    prepared, examination = None, None
+    prepared, measured = None, None
     try:
         prepared = prepare(model, settings, trust=trust, device=device)
         # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
-        keeps_rows = on_examined is not None or evidence is not None
-        examination = examine(prepared, settings, wanted | {"drift"} if keeps_rows else wanted)
-        _refuse_lack_of_memory(name, examination)
-        report = judge(name, examination, settings, wanted, baseline)
+        keeps_rows = on_measured is not None or evidence is not None
+        measured = measure(prepared, settings, wanted | {"drift"} if keeps_rows else wanted)
+        _refuse_lack_of_memory(name, measured)
+        report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:
-        examination = None
+        measured = None
         lacks_memory = isinstance(error, ModelError) and _tells_of_lack(str(error))  # it could not even be built
         report = refused(name, _lack_of_memory(name) if lacks_memory else error, wanted)
-    if examination is not None and on_examined is not None:
-        on_examined(examination)
+    if measured is not None and on_measured is not None:
+        on_measured(measured)
     if evidence is not None and not report.passed:
-        report = _with_evidence(report, evidence, prepared, settings, examination)
+        report = _with_evidence(report, evidence, prepared, settings, measured)
     return replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
 
 
@@ -118,13 +118,13 @@ def _name_of(model: nn.Module | LoadedModel) -> str:
     return model.info.name if isinstance(model, LoadedModel) else type(model).__name__
 
 
-def _refuse_lack_of_memory(name: str, examination: Examination) -> None:
+def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
     """Tell a network that needs more memory than it may take from one that is wrong.
 
     Raises:
         InputError: If a forward or backward pass raised for want of memory.
     """
-    for inspection in (examination.forward, examination.gradients):
+    for inspection in (measured.forward, measured.gradients):
         failure = inspection.failure if inspection is not None else None
         if failure is not None and _tells_of_lack(failure.error):
             raise _lack_of_memory(name, f", in {failure.layer or '(model)'}")
@@ -146,14 +146,14 @@ def _with_evidence(
     folder: Path,
     prepared: Prepared | None,
     settings: CheckSettings,
-    examination: Examination | None,
+    measured: CheckMeasurements | None,
 ) -> CheckReport:
     """Write the evidence; where that fails, the checkpoint could not be checked to the end."""
     from hookscope.checks.evidence import write_evidence  # noqa: PLC0415 (matplotlib; most checkpoints pass)
 
     told = replace(report, evidence=str(folder))
     try:
-        write_evidence(folder, told, prepared, settings, examination)
+        write_evidence(folder, told, prepared, settings, measured)
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
         return replace(report, error=str(error), error_code=error.exit_code) if worse else report

@@ -18,8 +18,7 @@ from hookscope.cli.activations import activations
 from hookscope.cli.check import check
 from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
-from hookscope.cli.grads import EPILOG as VERDICTS
-from hookscope.cli.grads import grads
+from hookscope.cli.grads import GradsCommand, grads
 from hookscope.cli.layers import layers
 from hookscope.cli.models import models
 from hookscope.cli.report import report as report_command
@@ -58,7 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="Draw feature maps and measure activations.")(activations)
-app.command(short_help="Measure gradients, and say what is wrong with them.", epilog=VERDICTS)(grads)
+app.command(short_help="Measure gradients, and say what is wrong with them.", cls=GradsCommand)(grads)
 app.command(short_help="Run checkpoints and judge them by rules, as in CI.")(check)
 app.command(short_help="List the tensors in a weights file.")(checkpoint)
 app.command(short_help="List the modules of a network, with shapes.")(layers)

@@ -4,14 +4,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
-from hookscope.checks.verdicts.limits import RULES, Limits
 from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import choose_outlets
 from hookscope.cli.options import (
@@ -83,11 +83,24 @@ if TYPE_CHECKING:
     from hookscope.results.inputs import InputRecord
 
 _TENSORS = "gradients.safetensors"
-_LIMITS = ", ".join(f"{each.name}={each.default:g}" for each in fields(Limits))
 _MOST_HISTOGRAMS = 12
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 
-EPILOG = "\n\n".join(["Verdicts:", *(f"{rule}: {meaning}" for rule, meaning in RULES.items())])
+
+class GradsCommand(TyperCommand):
+    """Ends its help with the rules, which are only loaded then."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write each rule with its meaning and its limits."""
+        from hookscope.checks import GRADS_RULES, RULES
+
+        paragraphs = ["Verdicts; `hookscope check --explain RULE` says more about each:"]
+        for name in GRADS_RULES:
+            rule = RULES[name]
+            limits = (f" Limit {each.grads_name}={each.default:g}: {each.meaning}." for each in rule.limits.values())
+            paragraphs.append(f"{name}: {rule.meaning}{''.join(limits)}")
+        self.epilog = "\n\n".join(paragraphs)
+        super().format_epilog(ctx, formatter)
 
 
 def grads(
@@ -147,7 +160,7 @@ def grads(
     limit: Annotated[
         list[str] | None,
         typer.Option(
-            "--limit", metavar="NAME=VALUE", help=f"Where a verdict begins to object; repeatable. Defaults: {_LIMITS}."
+            "--limit", metavar="NAME=VALUE", help="Where a verdict begins to object, as listed below; repeatable."
         ),
     ] = None,
     grids: Annotated[bool, typer.Option("--grids/--no-grids", help="Draw gradients of outputs as grids.")] = False,
@@ -189,7 +202,7 @@ def grads(
     hookscope grads net.py:build photos/ --mode train --per-image
     hookscope grads demo cat.jpg --loss logit --edit 'relu:grad:clamp(min=0)'
     """
-    from hookscope.checks.verdicts import judge
+    from hookscope.checks import judge_gradients, limits_from_text
     from hookscope.inspection.backward import inspect_gradients
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
@@ -198,7 +211,7 @@ def grads(
 
     began = time.perf_counter()
     check_cmap(cmap)
-    limits = _limits(limit or ())
+    limits = limits_from_text(limit or ())
     _check_input_options(images, input_shape, per_image=per_image)
     notes: list[str] = []
     paths, first = find_files(images or (), named or (), notes, "noise")
@@ -252,7 +265,7 @@ def grads(
                 advance=advance,
             )
     inspection = replace(outcome.inspection, timings={"load": load_seconds, **outcome.inspection.timings})
-    inspection = replace(inspection, verdicts=judge(inspection, limits))
+    inspection = replace(inspection, verdicts=judge_gradients(inspection, limits))
     outcome = replace(outcome, inspection=inspection)
     _check_histograms(histogram or (), outcome)
 
@@ -272,7 +285,7 @@ def grads(
             files = _write_files(run.path, outcome, histogram or ())
             settings = {
                 "edits": list(edit or ()),
-                "limits": asdict(limits),
+                "limits": limits,
                 "autocast": autocast,
                 "thumbnails": feed.write_pictures(run.path, inspection.inputs),
             }
@@ -419,27 +432,6 @@ def _check_histograms(labels: Sequence[str], outcome: _Outcome) -> None:
             if label in folded:
                 hint = f" Its row repeats '{safe_text(folded[label])}': give that, or --repeats."
             raise LayerNotFoundError(f"--histogram '{safe_text(label)}' is no output with a gradient.{hint}")
-
-
-def _limits(texts: Sequence[str]) -> Limits:
-    """Return the limits that `--limit` options give.
-
-    Raises:
-        UsageError: If one is not of the form NAME=VALUE, with a known name and a positive number.
-    """
-    known = [each.name for each in fields(Limits)]
-    given = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if name not in known:
-            raise UsageError(f"--limit {text!r} names no limit.{nearest(name, known)} Give one of {', '.join(known)}.")
-        try:
-            given[name] = float(value)
-        except ValueError as error:
-            raise UsageError(f"--limit {text!r} has no number. Give, for example, --limit {name}=0.5.") from error
-        if not 0 < given[name] < float("inf"):
-            raise UsageError(f"--limit {text!r} is not a positive number. Give, for example, --limit {name}=0.5.")
-    return Limits(**given)
 
 
 def _dtype(name: str | None) -> "torch.dtype | None":

@@ -13,6 +13,7 @@ from hookscope.results.activations import (
     Verification,
     row_label,
 )
+from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.showing import as_html
@@ -136,23 +137,6 @@ class LossRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """One judgement about a run, by one rule.
-
-    Attributes:
-        rule: Stable identifier: "vanishing-gradient".
-        level: "fail" for what breaks training or results, "warn" for what deserves a look.
-        where: Label of the row or name of the parameter it is about; "" for the whole network.
-        message: One sentence with the measured value and the limit.
-    """
-
-    rule: str
-    level: Literal["fail", "warn"]
-    where: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class InputGradients:
     """Gradient norms of one input alone.
 
@@ -183,7 +167,7 @@ class Gradients:
         uncalled: Selected modules that never ran.
         gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
         predictions: Top classes per input, for classifiers.
-        verdicts: Judgements, the gravest first.
+        verdicts: What the rules object to, failures first.
         warnings: Sentences a reader must see.
         notes: Sentences about what was done that are no cause for alarm.
         failure: Set when the forward or the backward pass raised; rows then hold what was reached.
@@ -204,7 +188,7 @@ class Gradients:
     uncalled: tuple[UncalledLayer, ...] = ()
     gradient_maps: tuple[FeatureMaps, ...] = ()
     predictions: tuple[Prediction, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Finding, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     failure: Failure | None = None

@@ -20,7 +20,7 @@ from hookscope.errors import (
 )
 from hookscope.results.activations import Failure
 from hookscope.results.check import Finding, RuleOutcome
-from tests.checks.examinations import (
+from tests.checks.measurements import (
     EVERYTHING,
     HEALTHY,
     judged,
@@ -30,7 +30,7 @@ from tests.checks.examinations import (
     with_output,
     with_row,
 )
-from tests.checks.verdicts.conftest import chain, inspection
+from tests.checks.rules.by_hand import chain, inspection
 
 DEFAULT = wanted_rules(CheckSettings())
 
