@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
@@ -226,7 +226,6 @@ def _counting_order(label: str) -> tuple[tuple[int, str], ...]:
 
 def baseline_text(baseline: Baseline) -> str:
     """Return a baseline as JSON: one line per fact, input and layer. Equal baselines give equal bytes."""
-    gradients = baseline.gradients
     return strict_json(
         {
             "schema_version": SCHEMA_VERSION,
@@ -237,18 +236,9 @@ def baseline_text(baseline: Baseline) -> str:
             "parameter_count": baseline.parameter_count,
             "dtype": baseline.dtype,
             "mode": "eval",
-            "gradients": gradients and {"loss": gradients.loss, "target": gradients.target, "mode": gradients.mode},
+            "gradients": baseline.gradients and asdict(baseline.gradients),
             "quantile_levels": QUANTILE_LEVELS,
-            "inputs": [
-                {
-                    "name": each.name,
-                    "count": each.count,
-                    "sha256": each.sha256,
-                    "shape": each.shape,
-                    "steps": each.steps,
-                }
-                for each in baseline.inputs
-            ],
+            "inputs": [asdict(each) for each in baseline.inputs],
             "layers": [_document(row) for row in baseline.rows],
         }
     )

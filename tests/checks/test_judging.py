@@ -157,7 +157,7 @@ def test_ignoring_the_rule_does_not_make_a_checkpoint_pass_that_cannot_be_loaded
 
 def test_naming_rules_loads_neither_torch_nor_numpy_and_judging_no_torch() -> None:
     script = (
-        "import sys, hookscope.checks as checks; print('numpy' in sys.modules, 'torch' in sys.modules);"
+        "import sys, hookscope.checks as checks; checks.RULES; print('numpy' in sys.modules, 'torch' in sys.modules);"
         " checks.judge, checks.refused, checks.wanted_rules; print('torch' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -2,26 +2,35 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from hookscope.checks.measuring.backward import differentiate
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from hookscope.checks.measuring.consistency import compare_passes, output_values
 from hookscope.checks.measuring.nonfinite_origin import locate_origin
-from hookscope.checks.measuring.outputs import FirstPass, Returned, returned_tensors
-from hookscope.checks.measuring.peaks import ChannelPeaks, channel_peaks
-from hookscope.checks.measuring.predicting import best_classes
+from hookscope.checks.measuring.outputs import FirstPass, best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs
 from hookscope.checks.settings import CheckSettings
-from hookscope.inputs import Batch
+from hookscope.errors import UsageError
+from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.network import subject_of
-from hookscope.results.activations import Activations, Prediction
+from hookscope.losses import choose_loss
+from hookscope.losses.choosing import Loss
+from hookscope.models import load_function
+from hookscope.results.activations import Activations, Prediction, row_label
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues
 from hookscope.results.gradients import Gradients
 from hookscope.text import printable
@@ -30,6 +39,52 @@ from hookscope.text import printable
 _NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "baseline"})
 
 _FEWEST_CLASSES = 5
+
+# Losses that fit every output and need no target: where they do not, the network has nothing to differentiate.
+_FIT_ALL = ("projection", "sum")
+
+# What goes to zero for negative inputs without being zero over a range of them: x·Φ(x), x/(1+e^-x), x·tanh(log(1+e^x)),
+# log(1+e^x), under the names that torch, torchvision, timm and transformers give them. Not Hardswish, which is exactly
+# zero below -3 as a ReLU is; nor ELU, CELU and SELU, which go to a constant other than zero.
+SMOOTH = frozenset(
+    {
+        *("GELU", "GELUTanh", "QuickGELU", "PytorchGELUTanh"),
+        *("GELUActivation", "NewGELUActivation", "QuickGELUActivation", "FastGELUActivation"),
+        *("SiLU", "SiLUActivation", "Swish", "Mish", "MishActivation", "Softplus"),
+    }
+)
+
+
+@dataclass(slots=True)
+class ChannelPeaks:
+    """The greatest magnitude of each channel so far, by label, (C,), on the network's device."""
+
+    smooth: frozenset[str]
+    _peaks: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
+        """Look at an output: what `inspect` calls in the hook."""
+        if label.partition("#")[0] not in self.smooth or channel_axis is None:
+            return
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
+            return
+        others = [axis for axis in range(tensor.dim()) if axis != channel_axis]
+        peaks = torch.maximum(tensor.amax(others), -tensor.amin(others))
+        known = self._peaks.get(label)
+        if known is not None and known.shape == peaks.shape:
+            peaks = torch.maximum(known, peaks)
+        self._peaks[label] = peaks
+
+    def by_label(self) -> Mapping[str, NDArray[np.float32]]:
+        """Return the peaks by label, each (C,)."""
+        return {label: peaks.float().cpu().numpy() for label, peaks in self._peaks.items()}
+
+
+def channel_peaks(modules: Mapping[str, nn.Module]) -> ChannelPeaks:
+    """Return what watches the smooth activation functions among the modules."""
+    return ChannelPeaks(
+        frozenset(row_label(name, 0, "") for name, module in modules.items() if type(module).__name__ in SMOOTH)
+    )
 
 
 @dataclass(slots=True)
@@ -174,7 +229,8 @@ def _forward(
         returned = returned_tensors(output)
         outputs.add(batch, returned)
         if expecting:
-            best = _best_classes(returned, batch, prepared, settings)
+            count = max([_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations)])
+            best = best_classes(returned, batch.indices, count, prepared.loaded.info.categories, settings.output_key)
             if isinstance(best, str):
                 found.unmeasured["expectation"] = best
             else:
@@ -194,15 +250,6 @@ def _forward(
     except ForwardError as error:
         return error.inspection, outputs
     return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
-
-
-def _best_classes(
-    returned: Returned, batch: Batch, prepared: Prepared, settings: CheckSettings
-) -> list[Prediction] | str:
-    """Return the best classes of a batch, as many as the expectations ask about; or why there are none."""
-    count = max([_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations)])
-    categories = prepared.loaded.info.categories
-    return best_classes(returned, batch.indices, count, categories, settings.output_key)
 
 
 def _after(
@@ -237,9 +284,35 @@ def _is_broken(forward: Activations) -> bool:
 
 
 def _gradients(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], found: _Found) -> None:
-    found.gradients, reason = differentiate(prepared, settings)
-    if reason:
-        rules = _needing(wanted, "gradients")
-        if found.gradients is not None and found.gradients.loss is not None:
-            rules -= {"non-finite-loss"}
-        found.leave_out(rules, reason)
+    """Run the network forward and backward over all inputs; detectors in train mode are given targets."""
+    module, batches, loss = prepared.loaded.module, prepared.batches(), _loss(prepared, settings)
+    if settings.mode == "train" and default_targets_text(module):
+        batches = (with_default_targets(module, batch) for batch in batches)
+    rules = _needing(wanted, "gradients")
+    try:
+        found.gradients = inspect_gradients(
+            prepared.loaded, batches, loss, mode=settings.mode, seed=settings.seed, output_key=settings.output_key
+        )
+    except PassError as error:
+        found.gradients = error.inspection
+        found.leave_out(rules - {"non-finite-loss"} if error.inspection.loss is not None else rules, str(error))
+    except UsageError as error:
+        if settings.loss not in _FIT_ALL or settings.output_key is not None:
+            raise
+        found.leave_out(rules, str(error))
+
+
+def _loss(prepared: Prepared, settings: CheckSettings) -> Loss:
+    """Return the loss that the settings name: by name, or as FILE.py:FUNCTION; a target may be a tensor file."""
+    source, _, name = settings.loss.rpartition(":")
+    target = settings.target
+    file = Path(target) if target is not None and target.lower().endswith(tuple(TENSOR_SUFFIXES)) else None
+    return choose_loss(
+        load_function(Path(source), name) if source.endswith(".py") else settings.loss,
+        target=target if file is None else read_tensor(file),
+        target_name="" if file is None else file.name,
+        seed=settings.seed,
+        categories=prepared.loaded.info.categories,
+        output_key=settings.output_key,
+        input_count=prepared.input_count,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
@@ -73,7 +72,7 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     drifting: list[tuple[FindingTarget, str, str]] = []
     for row, now in measured_rows(measured):
         target, before = output_of(row), known.pop(now.label, None)
-        limits = _Limits(*(terms.limit(field.name, target) for field in fields(_Limits)))
+        limits = {name: terms.limit(name, target) for name in terms.rule.limits}
         change = "it is not in the baseline"
         if before:
             resolution = _resolution(row.activation.distribution)
@@ -185,15 +184,6 @@ def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
     return f"only {alike} of {count} layers have the name, type and shape that it says, so it is of another network"
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """The limits of the rule, for one layer."""
-
-    max_difference: float
-    max_dead_difference: float
-    max_gradient_ratio: float
-
-
 def _gone(row: BaselineRow) -> FindingTarget:
     """Return a layer that is in the baseline alone; its name is what its label says without call and slot."""
     name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
@@ -201,7 +191,12 @@ def _gone(row: BaselineRow) -> FindingTarget:
 
 
 def _change(
-    before: BaselineRow, now: BaselineRow, limits: _Limits, resolution: Mapping[str, float], *, with_gradients: bool
+    before: BaselineRow,
+    now: BaselineRow,
+    limits: Mapping[str, float],
+    resolution: Mapping[str, float],
+    *,
+    with_gradients: bool,
 ) -> str:
     """Return what changed by more than is allowed, in words; "" for nothing."""
     for what, was, given in (
@@ -214,9 +209,9 @@ def _change(
     changes = [
         _changed_count("NaN", before.nan_count, now.nan_count),
         _changed_count("Inf", before.inf_count, now.inf_count),
-        _changed_values(before, now, limits.max_difference, resolution),
-        _changed_share(before.dead_fraction, now.dead_fraction, limits.max_dead_difference),
-        _changed_gradient(before.gradient_l2, now.gradient_l2, limits.max_gradient_ratio) if with_gradients else "",
+        _changed_values(before, now, limits["max_difference"], resolution),
+        _changed_share(before.dead_fraction, now.dead_fraction, limits["max_dead_difference"]),
+        _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"]) if with_gradients else "",
     ]
     return "; ".join(filter(None, changes))
 

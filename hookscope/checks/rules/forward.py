@@ -44,7 +44,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     The first module in execution order that turns finite inputs into NaN or Inf is named, with its own parameters that
     are not finite; those that only pass it on are counted. Overflow, a division by zero, a root or logarithm of what is
     negative do it. -Inf in an attention mask is no finding as long as nothing comes of it. The rules that it would
-    break by itself are skipped.
+    break by itself are skipped. `hookscope grads` names the first output that holds NaN or Inf, and skips no rule.
     """
     rows = measured.forward.rows if measured.forward else ()
     origin = measured.origin

@@ -64,7 +64,7 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     found: dict[str, Objection] = {}
     for trend in (*_recurrences(taken_gradients(measured)), _learning(taken_gradients(measured))):
         ratio = trend.ratio(median)
-        if ratio < limit:
+        if ratio is not None and ratio < limit:
             first = trend.targets[0]
             found.setdefault(first.where, Objection(first, trend.sentence(ratio, limit)))
     yield from found.values()
@@ -97,7 +97,7 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     found: dict[str, Objection] = {}
     for trend in (*_recurrences(gradients), _of_outputs("layers", rows)):
         ratio = trend.ratio(max)
-        if ratio > limit:
+        if ratio is not None and ratio > limit:
             first = trend.targets[0]
             message = trend.sentence(ratio, limit) + remark
             found.setdefault(first.where, Objection(first, message, "warn" if idle else "fail"))
@@ -185,10 +185,10 @@ class _Trend:
     targets: Sequence[FindingTarget]
     values: Sequence[float]
 
-    def ratio(self, of_last: Callable[[Sequence[float]], float]) -> float:
-        """Return the median of the first tenth over what `of_last` makes of the last tenth; 1 where values are few."""
+    def ratio(self, of_last: Callable[[Sequence[float]], float]) -> float | None:
+        """Return the median of the first tenth over what `of_last` makes of the last tenth; None if values are few."""
         if len(self.values) < _SHORTEST_TREND:
-            return 1.0
+            return None
         ratio = median(self.values[: self._tenth]) / of_last(self.values[-self._tenth :])
         return max(ratio, sys.float_info.min)  # never 0, for its logarithm
 
@@ -201,7 +201,7 @@ class _Trend:
         steps = [math.log(early) - math.log(late) for early, late in pairwise(self.values)]
         change = math.log(ratio)
         steepest = max(range(len(steps)), key=lambda step: steps[step] * math.copysign(1, change))
-        if steps[steepest] / change > 0.5:
+        if change and steps[steepest] / change > 0.5:
             late, early = self.targets[steepest + 1].where, self.targets[steepest].where
             step = self.values[steepest] / self.values[steepest + 1]
             where = f"most of it, {step:.1e}, from '{late}' to '{early}'"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.reading import are, counted
-from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule, stored_in
+from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, output_of, rule, stored_in
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight
 
 if TYPE_CHECKING:
@@ -80,34 +79,27 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class _Greatest:
-    """The greatest magnitude of an output, parameter or buffer; Inf where the dtype itself has overflowed."""
-
-    magnitude: float
-    target: FindingTarget
-
-
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[Objection]:
     """Name the worst of all outputs and weights whose magnitude is above the limit."""
     rows = measured.forward.rows if measured.forward else ()
-    known = [_Greatest(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
-    known += [_Greatest(each.max_abs or 0.0, stored_in(each)) for each in measured.stored if "float" in each.dtype]
-    on = [each for each in known if terms.is_on(each.target)]
-    broken = [each for each in on if each.magnitude > terms.limit("max_fraction_of_range", each.target) * top]
+    known = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
+    known += [(each.max_abs or 0.0, stored_in(each)) for each in measured.stored if "float" in each.dtype]
+    on = [(magnitude, target) for magnitude, target in known if terms.is_on(target)]
+    broken = [each for each in on if each[0] > terms.limit("max_fraction_of_range", each[1]) * top]
     if broken:
-        worst = max(broken, key=lambda each: each.magnitude)
-        limit = terms.limit("max_fraction_of_range", worst.target)
+        magnitude, worst = max(broken, key=lambda each: each[0])
+        limit = terms.limit("max_fraction_of_range", worst)
         remark = " BatchNorm does not normalise yet, being untrained." if batch_norm_is_untrained(measured) else ""
         message = (
-            f"'{worst.target.where}' ({worst.target.kind}) reaches {worst.magnitude:.3g},"
-            f" {worst.magnitude / top:.3g} times the greatest of {dtype} (limit {limit:g});"
+            f"'{worst.where}' ({worst.kind}) reaches {magnitude:.3g},"
+            f" {magnitude / top:.3g} times the greatest of {dtype} (limit {limit:g});"
             f" {len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it.{remark}"
         )
-        yield Objection(worst.target, message)
+        yield Objection(worst, message)
 
 
 def _magnitude(row: LayerRow, dtype: str) -> float:
+    """Return the greatest magnitude of an output; Inf where its dtype itself has overflowed."""
     statistics = row.activation
     if statistics.dtype == dtype and statistics.inf_count:
         return float("inf")

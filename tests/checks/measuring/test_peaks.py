@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hookscope.checks.measuring.peaks import SMOOTH
+from hookscope.checks.measuring.measuring import SMOOTH
 from tests.checks.measuring.networks import Written, measure_network
 from tests.networks import NETWORKS
 

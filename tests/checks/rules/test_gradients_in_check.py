@@ -76,6 +76,7 @@ def test_limits_may_be_moved(rule: str, limit: str, accepted: float) -> None:
     settings = CheckSettings(rules={rule: RuleSettings(limits={limit: accepted})})
     assert judged(with_gradients(BROKEN[rule])).findings
     assert judged(with_gradients(BROKEN[rule]), settings).findings == ()
+    assert judge_gradients(BROKEN[rule], {RULES[rule].limits[limit].grads_name: accepted}) == ()
 
 
 def test_a_layer_may_be_left_out() -> None:

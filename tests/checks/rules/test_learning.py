@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from hookscope.checks import judge_gradients
 from hookscope.results.gradients import GradientRow, Gradients
 from tests.checks.rules.by_hand import (
     chain,
@@ -157,15 +158,6 @@ def test_gradients_of_inputs_have_no_say() -> None:
     assert rules(replace(judged, gradients=(*strange, *judged.gradients))) == []  # type: ignore[arg-type]
 
 
-def test_the_limit_of_vanishing_is_an_option() -> None:
-    assert rules(logistic_chain(30)) == ["vanishing-gradient"]
-    assert found("vanishing-gradient", logistic_chain(30), {"vanishing": 1e-20}) == []
-
-
-def test_a_vanishing_gradient_is_not_called_imbalance_as_well() -> None:
-    assert rules(logistic_chain(60)) == ["vanishing-gradient"]
-
-
 # Exploding
 
 
@@ -208,6 +200,14 @@ def test_untrained_batch_norm_in_eval_mode_is_taken_into_account(mode: str, scal
     (verdict,) = found("exploding-gradient", judged)
     assert verdict.level == level
     assert ("train mode" in verdict.message) == (level == "warn")
+
+
+def test_a_limit_on_the_other_side_of_one_objects_to_what_is_flat_and_not_to_two_layers() -> None:
+    (finding,) = found("exploding-gradient", chain([1.0] * 8), {"exploding": 0.5})
+    assert "to 1.0e+00 times its size (limit 5e-01)" in finding.message
+    assert len(found("vanishing-gradient", chain([1.0] * 8), {"vanishing": 2.0})) == 1
+    for few in (chain([1.0] * 2), inspection()):
+        assert judge_gradients(few, {"exploding": 0.5, "vanishing": 2.0}) == ()
 
 
 def test_two_layers_are_no_trend() -> None:
