@@ -1,6 +1,6 @@
 """Judge what was measured of a checkpoint, or in a run of `hookscope grads`, by rules with names, levels and limits.
 
-Everything is loaded on first use, so that `--help`, which names limits, does not wait for it.
+Everything is loaded on first use, so that `--help` does not wait for it.
 """
 
 from importlib import import_module
