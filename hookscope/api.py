@@ -2,16 +2,15 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from hookscope.checks.verdicts import judge
-from hookscope.checks.verdicts.limits import Limits
-from hookscope.errors import UsageError, nearest
+from hookscope.checks import judge_gradients, limits_from_text
+from hookscope.errors import UsageError
 from hookscope.inputs import noise_batch, to_device
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.forward import list_modules
@@ -230,7 +229,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
         HookscopeError: As for `activations`; `PassError` if the model raised.
     """
     began = time.perf_counter()
-    limits = limits_of(limit)
+    limits = limits_from_text(_arguments(limit))
     has_images = not isinstance(images, Sequence) or bool(images)
     if has_images and input_shape:
         raise UsageError("--input-shape is the shape of noise: leave it out, or the pictures.")
@@ -264,12 +263,12 @@ def grads(  # noqa: D417 - those of `activations` are described there
         save_tensors=save_tensors,
         on_progress=on_progress,
         on_error=on_error,
-        settings={"limits": asdict(limits)},
+        settings={"limits": limits},
         grids_for=grids_for,
         max_channels=max_channels,
         output_key=output_key,
     )
-    return replace(result, verdicts=judge(result, limits))
+    return replace(result, verdicts=judge_gradients(result, limits))
 
 
 def layers(
@@ -422,28 +421,6 @@ def report(run: str | Path | Activations | Gradients, out: str | Path | None = N
     return target
 
 
-def limits_of(given: Texts | Mapping[str, float]) -> Limits:
-    """Return the limits of the rules for gradients, by name or from "NAME=VALUE" each.
-
-    Raises:
-        UsageError: If one is not of that form, with a known name and a positive number.
-    """
-    known = list(asdict(Limits()))
-    texts = [f"{name}={value}" for name, value in given.items()] if isinstance(given, Mapping) else _texts(given)
-    values = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if name not in known:
-            raise UsageError(f"--limit {text!r} names no limit.{nearest(name, known)} Give one of {', '.join(known)}.")
-        try:
-            values[name] = float(value)
-        except ValueError as error:
-            raise UsageError(f"--limit {text!r} has no number. Give, for example, --limit {name}=0.5.") from error
-        if not 0 < values[name] < float("inf"):
-            raise UsageError(f"--limit {text!r} is not a positive number. Give, for example, --limit {name}=0.5.")
-    return Limits(**values)
-
-
 def _load(
     model: Model,
     weights: str,
@@ -502,6 +479,7 @@ def _texts(given: Any) -> Any:
 
 
 def _arguments(given: Texts | Mapping[str, Any]) -> list[str]:
+    """Return what is given by name as "NAME=VALUE" each."""
     if isinstance(given, Mapping):
         return [f"{name}={value!r}" for name, value in given.items()]
     return [given] if isinstance(given, str) else list(given)

@@ -1,21 +1,18 @@
-"""Judge what was measured of a checkpoint by rules that have names, levels and limits.
+"""Judge what was measured of a checkpoint, or in a run of `hookscope grads`, by rules with names, levels and limits.
 
-The rules are files by what they look at: stored (parameters and buffers), finite, activations, outputs, expectations,
-drift, gradients. All but `RULES` and its kin is loaded on first use, so that `--help`, which names rules, does not wait
-for NumPy.
+Everything is loaded on first use, so that `--help` does not wait for it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules import RULES, Limit, Rule
-
 if TYPE_CHECKING:
-    from hookscope.checks.judging import judge, refused
-    from hookscope.checks.selection import wanted_rules
+    from hookscope.checks.judging import judge, judge_gradients, refused, wanted_rules
+    from hookscope.checks.rules import GRADS_RULES, RULES, Limit, Rule, grads_limits, limits_from_text
     from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 
 __all__ = [
+    "GRADS_RULES",
     "RULES",
     "CheckSettings",
     "Expectation",
@@ -23,23 +20,23 @@ __all__ = [
     "Limit",
     "Rule",
     "RuleSettings",
+    "grads_limits",
     "judge",
+    "judge_gradients",
+    "limits_from_text",
     "refused",
     "wanted_rules",
 ]
 
-_HOME_BY_NAME = {
-    "CheckSettings": "settings",
-    "Expectation": "settings",
-    "LayerSettings": "settings",
-    "RuleSettings": "settings",
-    "judge": "judging",
-    "refused": "judging",
-    "wanted_rules": "selection",
+_NAMES_BY_HOME = {
+    "judging": ("judge", "judge_gradients", "refused", "wanted_rules"),
+    "rules": ("GRADS_RULES", "RULES", "Limit", "Rule", "grads_limits", "limits_from_text"),
+    "settings": ("CheckSettings", "Expectation", "LayerSettings", "RuleSettings"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME_BY_NAME:
+    home = next((home for home, names in _NAMES_BY_HOME.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'hookscope.checks' has no attribute {name!r}")
-    return getattr(import_module(f"hookscope.checks.{_HOME_BY_NAME[name]}"), name)
+    return getattr(import_module(f"hookscope.checks.{home}"), name)

@@ -10,14 +10,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.results.activations import LayerRow
-from hookscope.results.check import Examination
+from hookscope.results.check import CheckMeasurements
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.statistics import QUANTILE_LEVELS
@@ -127,39 +127,39 @@ class Baseline:
     rows: tuple[BaselineRow, ...]
 
 
-def baseline_of(examination: Examination) -> Baseline:
-    """Return what is worth keeping of an examination.
+def baseline_of(measured: CheckMeasurements) -> Baseline:
+    """Return what a baseline keeps of measurements.
 
     Raises:
         UsageError: If the forward pass did not run to its end.
     """
-    forward = examination.forward
+    forward = measured.forward
     if forward is None or forward.failure is not None:
         raise UsageError(
-            f"{printable(examination.model.name)} did not run to the end of its forward pass, so there is no baseline "
+            f"{printable(measured.model.name)} did not run to the end of its forward pass, so there is no baseline "
             f"to write. Correct what the rule 'forward' reports first."
         )
-    rows = [row for _, row in measured_rows(examination)]
+    rows = [row for _, row in measured_rows(measured)]
     return Baseline(
-        model=safe_text(examination.model.name),
-        kind=safe_text(examination.model.kind),
-        weights=safe_text(examination.model.weights),
-        weights_sha256=examination.model.sha256,
-        parameter_count=examination.model.parameter_count,
+        model=safe_text(measured.model.name),
+        kind=safe_text(measured.model.kind),
+        weights=safe_text(measured.model.weights),
+        weights_sha256=measured.model.sha256,
+        parameter_count=measured.model.parameter_count,
         dtype=forward.dtype,
-        gradients=gradients_of(examination.gradients),
+        gradients=gradients_of(measured.gradients),
         inputs=inputs_of(forward.inputs),
         rows=tuple(sorted(rows, key=lambda row: _counting_order(row.label))),
     )
 
 
-def measured_rows(examination: Examination) -> tuple[tuple[LayerRow, BaselineRow], ...]:
+def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
     """Return the rows that a baseline holds, in execution order, each with what it would hold of them."""
-    if examination.forward is None:
+    if measured.forward is None:
         return ()
-    rows = examination.forward.rows
+    rows = measured.forward.rows
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
-    norms = _gradient_norms(examination.gradients)
+    norms = _gradient_norms(measured.gradients)
     return tuple(
         (row, _baseline_row(row, norms.get(row.label)))
         for row in rows
@@ -226,7 +226,6 @@ def _counting_order(label: str) -> tuple[tuple[int, str], ...]:
 
 def baseline_text(baseline: Baseline) -> str:
     """Return a baseline as JSON: one line per fact, input and layer. Equal baselines give equal bytes."""
-    gradients = baseline.gradients
     return strict_json(
         {
             "schema_version": SCHEMA_VERSION,
@@ -237,18 +236,9 @@ def baseline_text(baseline: Baseline) -> str:
             "parameter_count": baseline.parameter_count,
             "dtype": baseline.dtype,
             "mode": "eval",
-            "gradients": gradients and {"loss": gradients.loss, "target": gradients.target, "mode": gradients.mode},
+            "gradients": baseline.gradients and asdict(baseline.gradients),
             "quantile_levels": QUANTILE_LEVELS,
-            "inputs": [
-                {
-                    "name": each.name,
-                    "count": each.count,
-                    "sha256": each.sha256,
-                    "shape": each.shape,
-                    "steps": each.steps,
-                }
-                for each in baseline.inputs
-            ],
+            "inputs": [asdict(each) for each in baseline.inputs],
             "layers": [_document(row) for row in baseline.rows],
         }
     )

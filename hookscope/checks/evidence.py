@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from hookscope.checks.examination import Prepared, examine_layers
+from hookscope.checks.measuring import Prepared, measure_layers
 from hookscope.checks.settings import CheckSettings
 from hookscope.render.activation_plots import activation_histograms
 from hookscope.render.check_json import checks_to_json
@@ -11,7 +11,7 @@ from hookscope.render.grids import draw_grid, encode_png, grid_name
 from hookscope.render.plots import encode_png as encode_figure
 from hookscope.render.tables import rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.check import CheckReport, Examination
+from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.runs.directory import new_run
 
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: whoever looks for
@@ -24,7 +24,7 @@ def write_evidence(
     report: CheckReport,
     prepared: Prepared | None,
     settings: CheckSettings,
-    examination: Examination | None,
+    measured: CheckMeasurements | None,
 ) -> None:
     """Write `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; whole or not at all.
 
@@ -35,16 +35,16 @@ def write_evidence(
         report: The verdict, `evidence` set.
         prepared: The network with its inputs; None if it could not be loaded.
         settings: Those it was prepared with.
-        examination: What the verdict is about; None if there is none.
+        measured: What the verdict is about; None if there is none.
 
     Raises:
         OutputError: If it cannot be written.
     """
-    rows = failing_rows(report, examination.forward if examination is not None else None)
+    rows = failing_rows(report, measured.forward if measured is not None else None)
     with new_run(folder, "--evidence") as run:
         (run.path / "report.json").write_text(checks_to_json([report]), encoding="utf-8")
-        if rows and prepared is not None and examination is not None and examination.forward is not None:
-            forward = replace(examination.forward, rows=rows, uncalled=())
+        if rows and prepared is not None and measured is not None and measured.forward is not None:
+            forward = replace(measured.forward, rows=rows, uncalled=())
             (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
             _draw(run.path, prepared, settings, forward)
         run.finish({"verb": "check", "checkpoint": report.checkpoint, "layers": [row.label for row in rows]})
@@ -66,7 +66,7 @@ def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Ac
     figure = activation_histograms(rows, forward.model.name)
     (folder / "plots" / "histograms.png").write_bytes(encode_figure(figure))
     labels = {row.label for row in rows}
-    seen = examine_layers(prepared, settings, sorted(labels))
+    seen = measure_layers(prepared, settings, sorted(labels))
     maps = [each for each in seen.feature_maps if each.label in labels]
     if maps:
         (folder / "grids").mkdir()

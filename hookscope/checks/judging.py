@@ -1,26 +1,23 @@
-"""Put every wanted rule to an examination: which can be judged, which are silenced by others, what comes of each."""
+"""Judge measurements by rules: which are wanted, which causes silence others, what comes of each."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from fnmatch import fnmatchcase
 
-from hookscope.checks.activations import dead_channels, quiet_channels, saturated_activation
 from hookscope.checks.baseline import Baseline
-from hookscope.checks.context import WHOLE, Terms, terms_of
-from hookscope.checks.drift import drift, require_fit
-from hookscope.checks.expectations import expectation
-from hookscope.checks.finite import bf16_headroom, forward_raises, fp16_headroom, non_finite_activation, raised
-from hookscope.checks.gradients import cause_of_silence, gradient_findings, gradient_verdicts
-from hookscope.checks.outputs import batch_consistency, constant_output, output_shape, repeatability
-from hookscope.checks.rules import RULES, Rule
-from hookscope.checks.settings import CheckSettings
-from hookscope.checks.stored import (
-    batchnorm_variance,
-    constant_parameter,
-    dead_filter,
-    duplicate_parameter,
-    non_finite_parameter,
-    zero_parameter,
+from hookscope.checks.rules import GRADS_RULES, RULES, grads_limits
+from hookscope.checks.rules.forward import raised
+from hookscope.checks.rules.rule import (
+    WHOLE,
+    Objection,
+    Rule,
+    RuleTerms,
+    is_on_for_some,
+    level_for_all,
+    terms_of,
 )
+from hookscope.checks.settings import CheckSettings, RuleSettings
 from hookscope.errors import (
     EXIT_DONE,
     CheckpointError,
@@ -29,50 +26,26 @@ from hookscope.errors import (
     ModelError,
     UntrustedFileError,
     UsageError,
+    nearest,
 )
-from hookscope.results.check import CheckReport, Examination, Finding, RuleOutcome
-from hookscope.results.gradients import Verdict
-
-_JUDGES: Mapping[str, Callable[[Examination, Terms], Iterator[Finding]]] = {
-    "non-finite-parameter": non_finite_parameter,
-    "zero-parameter": zero_parameter,
-    "constant-parameter": constant_parameter,
-    "duplicate-parameter": duplicate_parameter,
-    "batchnorm-variance": batchnorm_variance,
-    "dead-filter": dead_filter,
-    "forward": forward_raises,
-    "non-finite-activation": non_finite_activation,
-    "output-shape": output_shape,
-    "constant-output": constant_output,
-    "repeatability": repeatability,
-    "batch-consistency": batch_consistency,
-    "dead-channels": dead_channels,
-    "quiet-channels": quiet_channels,
-    "saturated-activation": saturated_activation,
-    "fp16-headroom": fp16_headroom,
-    "bf16-headroom": bf16_headroom,
-    "expectation": expectation,
-}
-"""Whoever needs nothing but what was measured. The file's own rules have passed once there is an examination."""
-
-_BROKEN_BY_NON_FINITE = frozenset(
-    {
-        *("constant-output", "repeatability", "batch-consistency", "expectation", "drift"),
-        *("dead-channels", "quiet-channels", "saturated-activation"),
-    }
-)
+from hookscope.results.activations import Activations
+from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import Gradients
+from hookscope.results.repeats import fold_repeats
+from hookscope.text import printable
 
 _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, from which the rest follows"
 
 _IDLE_WITHOUT = {"drift": "a baseline (--baseline FILE)", "expectation": "an [[expect]] in the configuration"}
 
-# These say themselves what could not be measured: whoever asks for them must not take silence for consent.
+# These say themselves what could not be measured: a user who asks for them must not take silence for consent.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
 
 
 def judge(
     checkpoint: str,
-    examination: Examination,
+    measured: CheckMeasurements,
     settings: CheckSettings,
     wanted: AbstractSet[str],
     baseline: Baseline | None = None,
@@ -80,12 +53,12 @@ def judge(
     """Judge one checkpoint by every wanted rule.
 
     A cause silences its consequences: where a module makes NaN or Inf, or a pass raises, the rules that it would break
-    are skipped, with that reason. `expectation` and `drift` are off where there is nothing to hold the network to.
+    are skipped, with that reason. `expectation` and `drift` are off where there is nothing to compare with.
 
     Args:
         checkpoint: What was checked, for the report.
-        examination: What was measured.
-        settings: What the check was told.
+        measured: What was measured.
+        settings: Those of the check.
         wanted: Identifiers of rules, as `wanted_rules` returns them.
         baseline: What `drift` compares with; None for nothing.
 
@@ -97,38 +70,70 @@ def judge(
             another network or of other inputs, or if no rule is left to judge by.
     """
     idle = ({"expectation"} if not settings.expectations else set()) | ({"drift"} if baseline is None else set())
-    terms = {name: terms_of(rule, settings) for name, rule in RULES.items() if name in wanted and name not in idle}
+    terms = {
+        name: terms_of(rule, settings, baseline) for name, rule in RULES.items() if name in wanted and name not in idle
+    }
     if not terms:
         unmet = " and ".join(f"{name} needs {_IDLE_WITHOUT[name]}" for name in sorted(wanted & idle))
         raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
-    gradients = examination.gradients
-    verdicts = gradient_verdicts(gradients, terms) if gradients is not None else ()
+    # All of these are evaluated, for one that is not wanted may be the cause of what another objects to.
+    about_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
+    objections = _evaluated(
+        measured, [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in about_gradients]
+    )
     outcomes: dict[str, RuleOutcome] = {}
     for name, rule in RULES.items():
         if name not in terms:
             outcomes[name] = RuleOutcome(name, "off")
-        elif reason := _obstacle(rule, examination, outcomes):
-            outcomes[name] = _unjudged(rule, reason, terms[name], examination, outcomes)
-        elif reason := _silenced(name, verdicts, outcomes):
-            outcomes[name] = RuleOutcome(name, "skipped", reason=reason)
-        elif rule.needs == "gradients" and gradients is not None:
-            outcomes[name] = outcome(name, gradient_findings(gradients, verdicts, terms[name]))
-        elif name == "drift" and baseline is not None:
-            require_fit(baseline, examination)
-            outcomes[name] = outcome(name, drift(examination, terms[name], baseline))
+            continue
+        missing, cause = _missing(rule, measured), _silencing(rule, objections, outcomes)
+        if cause and not (missing and rule.needs == "gradients"):
+            outcomes[name] = RuleOutcome(name, "skipped", reason=cause)
+        elif missing:
+            outcomes[name] = _unjudged(terms[name], missing, measured, outcomes)
+        elif rule.needs == "gradients":
+            outcomes[name] = _outcome(name, _findings(terms[name], _objections_or_cause(rule, objections)))
         else:
-            outcomes[name] = outcome(name, _JUDGES[name](examination, terms[name]) if name in _JUDGES else ())
-    error = _error(examination)
+            outcomes[name] = _outcome(name, _findings(terms[name], rule.evaluate(measured, terms[name])))
+    error = _error(measured)
     return CheckReport(
         checkpoint,
         tuple(outcomes.values()),
-        examination.model,
-        examination.forward.inputs if examination.forward else (),
+        measured.model,
+        measured.forward.inputs if measured.forward else (),
         error,
         ModelError.exit_code if error else EXIT_DONE,
-        examination.warnings,
-        examination.seconds,
+        measured.warnings,
+        measured.seconds,
     )
+
+
+def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
+    """Judge one forward and backward pass by the rules of `hookscope grads`.
+
+    Of a pass that broke off, only the loss and the activations are judged. Rows that repeat another are not judged a
+    second time.
+
+    Args:
+        gradients: What to judge; its own `verdicts` are not looked at.
+        limits: By name, as `limits_from_text` returns them; those left out keep their defaults.
+
+    Returns:
+        Findings, failures first, then in the order of `GRADS_RULES`. None means that nothing broke a limit.
+    """
+    known = grads_limits()
+    changed: dict[str, dict[str, float]] = {}
+    for name, value in (limits or {}).items():
+        rule, own = known[name]
+        changed.setdefault(rule.identifier, {})[own] = value
+    settings = CheckSettings(rules={name: RuleSettings(limits=own) for name, own in changed.items()})
+    terms = {name: terms_of(RULES[name], settings) for name in GRADS_RULES}
+    folded = fold_repeats(gradients)
+    forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows)
+    measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
+    objections = _evaluated(measured, terms.values())
+    found = [finding for name in GRADS_RULES for finding in _findings(terms[name], objections.get(name, ()))]
+    return _failures_first(found)
 
 
 def refused(checkpoint: str, error: HookscopeError, wanted: AbstractSet[str]) -> CheckReport:
@@ -151,7 +156,7 @@ def refused(checkpoint: str, error: HookscopeError, wanted: AbstractSet[str]) ->
     outcomes = {name: RuleOutcome(name, "skipped" if name in wanted else "off") for name in RULES}
     for name in wanted & outcomes.keys():
         if name == broken:
-            outcomes[name] = outcome(name, [Finding(name, "fail", "", str(error))])
+            outcomes[name] = _outcome(name, [Finding(name, "fail", "", str(error))])
         elif name == "integrity" and broken == "architecture":
             outcomes[name] = RuleOutcome(name, "pass")
         else:
@@ -161,31 +166,112 @@ def refused(checkpoint: str, error: HookscopeError, wanted: AbstractSet[str]) ->
     return CheckReport(checkpoint, tuple(outcomes.values()), error=str(error), error_code=code)
 
 
-def outcome(rule: str, found: Iterable[Finding]) -> RuleOutcome:
+def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
+    """Return the identifiers of the rules to judge by.
+
+    Without `select` those are all that are not off, or that some layers' settings turn on. With it they are the
+    selected ones and no others; one that is off everywhere is then judged at level "fail". `ignore` takes rules away,
+    selected ones too.
+
+    Args:
+        settings: What the check was told.
+        select: Identifiers, or globs over them.
+        ignore: Likewise.
+
+    Raises:
+        UsageError: If one of `select` or `ignore` matches no rule, no rule is left, or the settings name a rule or a
+            limit that there is not.
+    """
+    _refuse_unknown(settings)
+    on = {
+        name for name, rule in RULES.items() if level_for_all(rule, settings) != "off" or is_on_for_some(rule, settings)
+    }
+    chosen = _matching("--select", select) if select else on
+    left = frozenset(chosen - _matching("--ignore", ignore))
+    if not left:
+        raise UsageError("No rule is left to check; leave out --ignore, or turn rules on in the configuration.")
+    return left
+
+
+def _matching(option: str, patterns: Iterable[str]) -> set[str]:
+    """Return the rules that any of the patterns matches; each must match one."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in RULES if fnmatchcase(name, pattern)}
+        if not matched:
+            hint = nearest(pattern, RULES)
+            raise UsageError(
+                f"{option} '{printable(pattern, 80)}' is no rule.{hint} List them with `hookscope check --rules`."
+            )
+        found |= matched
+    return found
+
+
+def _refuse_unknown(settings: CheckSettings) -> None:
+    given = [*settings.rules.items(), *(each for layer in settings.layers for each in layer.rules.items())]
+    for name, changes in given:
+        _refuse_unknown_names(name, changes)
+
+
+def _refuse_unknown_names(name: str, changes: RuleSettings) -> None:
+    if name not in RULES:
+        raise UsageError(f"The settings name a rule '{printable(name, 80)}' that there is not.{nearest(name, RULES)}")
+    for limit in changes.limits:
+        if limit not in RULES[name].limits:
+            hint = nearest(limit, RULES[name].limits)
+            raise UsageError(f"The rule {name} has no limit '{printable(limit, 80)}'.{hint}")
+
+
+def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[Objection]]:
+    """Return what rules object to, by identifier; a rule is left out if a cause before it objects."""
+    gradients = measured.gradients
+    complete = gradients is not None and gradients.loss is not None and gradients.failure is None
+    if gradients is not None:
+        measured = replace(measured, gradients=fold_repeats(gradients))
+    found: dict[str, list[Objection]] = {}
+    for each in terms:
+        rule = each.rule
+        # What makes NaN or Inf is only certain where it was searched for, so here it silences nothing.
+        causes = [cause for cause in rule.silenced_by if cause != "non-finite-activation"]
+        possible = (
+            complete or rule.needs != "gradients" or (gradients is not None and rule.identifier == "non-finite-loss")
+        )
+        if possible and not any(found.get(cause) for cause in causes):
+            found[rule.identifier] = [*rule.evaluate(measured, each)]
+    return found
+
+
+def _findings(terms: RuleTerms, objections: Iterable[Objection]) -> list[Finding]:
+    return [finding for each in objections if (finding := terms.finding(each)) is not None]
+
+
+def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: finding.level != "fail"))
+
+
+def _outcome(rule: str, found: Iterable[Finding]) -> RuleOutcome:
     """Return what came of a rule that could be judged."""
-    findings = tuple(sorted(found, key=lambda finding: finding.level != "fail"))
+    findings = _failures_first(found)
     return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
 
 
-def _obstacle(rule: Rule, examination: Examination, outcomes: Mapping[str, RuleOutcome]) -> str:
-    """Return why a rule cannot be judged, in a sentence; "" if it can."""
+def _missing(rule: Rule, measured: CheckMeasurements) -> str:
+    """Return why a rule cannot be judged for want of measurements, in a sentence; "" if it can."""
     name, needs = rule.identifier, rule.needs
     if needs in ("file", "network"):
         return ""
     if needs != "stored":
-        if examination.forward is not None and examination.forward.failure is not None and name != "forward":
+        if measured.forward is not None and measured.forward.failure is not None and name != "forward":
             return "the forward pass raised"
-        if needs == "gradients" and examination.gradients is None:
-            return examination.unmeasured.get(name, "no gradients were taken")
-        if examination.forward is None and needs != "gradients":
-            return examination.unmeasured.get(name, "the network was not run")
-    if name in _BROKEN_BY_NON_FINITE and outcomes["non-finite-activation"].findings:
-        return _FOLLOWS_FROM_NON_FINITE
-    return "" if name in _NEVER_UNMEASURED else examination.unmeasured.get(name, "")
+        if needs == "gradients" and measured.gradients is None:
+            return measured.unmeasured.get(name, "no gradients were taken")
+        if measured.forward is None and needs != "gradients":
+            return measured.unmeasured.get(name, "the network was not run")
+    return "" if name in _NEVER_UNMEASURED else measured.unmeasured.get(name, "")
 
 
 def _unjudged(
-    rule: Rule, reason: str, terms: Terms, examination: Examination, outcomes: Mapping[str, RuleOutcome]
+    terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
 ) -> RuleOutcome:
     """Return what comes of a rule that cannot be judged.
 
@@ -194,28 +280,42 @@ def _unjudged(
     """
     message = f"What is asked for cannot be judged: {reason.rstrip('.')}."
     said = any(finding.message == message for each in outcomes.values() for finding in each.findings)
-    if rule.level != "off" or said or _error(examination):
-        return RuleOutcome(rule.identifier, "skipped", reason=reason)
-    return outcome(rule.identifier, terms.object_to(WHOLE, message))
+    if terms.rule.level != "off" or said or _error(measured):
+        return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
+    return _outcome(terms.rule.identifier, _findings(terms, [Objection(WHOLE, message)]))
 
 
-def _silenced(rule: str, verdicts: Sequence[Verdict], outcomes: Mapping[str, RuleOutcome]) -> str:
-    """Return which finding leaves nothing to say about gradients by a rule; "" if there is none."""
-    cause = cause_of_silence(rule, verdicts)
-    # After a forward pass that is not finite, the backward of whatever comes last would be blamed.
-    if (
-        "non-finite-gradient" in (rule, cause.rule if cause else "")
-        and outcomes["non-finite-activation"].status == "fail"
-    ):
-        return _FOLLOWS_FROM_NON_FINITE
-    if cause is None or cause.rule not in outcomes or not outcomes[cause.rule].findings:
+def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcomes: Mapping[str, RuleOutcome]) -> str:
+    """Return which finding leaves a rule nothing to say, in a sentence; "" if there is none."""
+    cause = _cause(rule, objections)
+    if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
+        origin = outcomes["non-finite-activation"]
+        # After a forward pass that is not finite, the backward of what comes last would be blamed; after a warning the
+        # gradients are still judged, for it may be a mask.
+        if origin.status == "fail" or (origin.findings and rule.needs != "gradients"):
+            return _FOLLOWS_FROM_NON_FINITE
+    if not cause or not outcomes[cause].findings:
         return ""
-    return f"the gradients break {cause.rule}, from which the rest follows"
+    return f"the gradients break {cause}, from which the rest follows"
 
 
-def _error(examination: Examination) -> str:
+def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[Objection]]) -> Sequence[Objection]:
+    """Return what a rule about gradients objects to; where a cause that is not reported silences it, the cause."""
+    cause = _cause(rule, objections)
+    if not cause:
+        return objections.get(rule.identifier, ())
+    first = objections[cause][0]
+    message = f"It cannot be judged, as the gradients break {cause}: {first.message}"
+    return [replace(first, message=message)]
+
+
+def _cause(rule: Rule, objections: Mapping[str, Sequence[Objection]]) -> str:
+    return next((cause for cause in rule.silenced_by if objections.get(cause)), "")
+
+
+def _error(measured: CheckMeasurements) -> str:
     """Return which pass raised, and where; "" for none."""
-    forward, gradients = examination.forward, examination.gradients
+    forward, gradients = measured.forward, measured.gradients
     if forward is not None and forward.failure is not None:
         return raised("forward", forward.failure)
     if gradients is not None and gradients.failure is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hookscope.results.check import Level
+from hookscope.results.findings import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from hookscope.cli.activations import activations
 from hookscope.cli.check import check
 from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
-from hookscope.cli.grads import EPILOG as VERDICTS
-from hookscope.cli.grads import grads
+from hookscope.cli.grads import GradsCommand, grads
 from hookscope.cli.layers import layers
 from hookscope.cli.models import models
 from hookscope.cli.report import report as report_command
@@ -59,9 +58,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command(cls=SectionedCommand, short_help="Draw feature maps and measure activations.")(activations)
-app.command(cls=SectionedCommand, short_help="Measure gradients, and say what is wrong with them.", epilog=VERDICTS)(
-    grads
-)
+app.command(cls=GradsCommand, short_help="Measure gradients, and say what is wrong with them.")(grads)
 app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by rules, as in CI.")(check)
 app.command(cls=SectionedCommand, short_help="List the tensors in a weights file.")(checkpoint)
 app.command(cls=SectionedCommand, short_help="List the modules of a network, with shapes.")(layers)

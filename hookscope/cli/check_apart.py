@@ -10,7 +10,7 @@ from hookscope.checks import refused
 from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import HookscopeError, InputError, UsageError
-from hookscope.results.check import CheckReport, Examination
+from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.sandbox import Limits, WorkerFailure, run_jobs, usable_cores
 from hookscope.text import printable
 
@@ -78,7 +78,7 @@ def _check(job: CheckJob) -> Checked:
     """Check one checkpoint: in the worker."""
     from hookscope.checks.checkpoint import check_checkpoint
 
-    examined: list[Examination] = []
+    measured: list[CheckMeasurements] = []
     try:
         device = None
         if job.device != "cpu":
@@ -95,10 +95,10 @@ def _check(job: CheckJob) -> Checked:
         device=device,
         baseline=job.baseline,
         evidence=job.evidence,
-        on_examined=examined.append if job.renews_baseline else None,
+        on_measured=measured.append if job.renews_baseline else None,
     )
     try:
-        return Checked(report, baseline_text(baseline_of(examined[0])) if examined else "")
+        return Checked(report, baseline_text(baseline_of(measured[0])) if measured else "")
     except UsageError:  # the forward pass raised, which the report says
         return Checked(report)
 

@@ -2,12 +2,11 @@
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import asdict, fields
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import typer
 
-from hookscope.checks.verdicts.limits import RULES, Limits
 from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import choose_exporters
 from hookscope.cli.options import (
@@ -49,14 +48,27 @@ from hookscope.cli.options import (
     Weights,
 )
 from hookscope.cli.running import command_line, last_line, report_all, run_path, show_result, unreported
-from hookscope.cli.sections import GRADIENTS, RUN, WRITE
+from hookscope.cli.sections import GRADIENTS, RUN, WRITE, SectionedCommand
 from hookscope.errors import HookscopeError
 from hookscope.text import strict_json
 
 _TENSORS = "gradients.safetensors"
-_LIMITS = ", ".join(f"{each.name}={each.default:g}" for each in fields(Limits))
 
-EPILOG = "\n\n".join(["Verdicts:", *(f"{rule}: {meaning}" for rule, meaning in RULES.items())])
+
+class GradsCommand(SectionedCommand):
+    """Ends its help with the rules, which are only loaded then."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write each rule with its meaning and its limits."""
+        from hookscope.checks import GRADS_RULES, RULES
+
+        paragraphs = ["Verdicts; `hookscope check --explain RULE` says more about each:"]
+        for name in GRADS_RULES:
+            rule = RULES[name]
+            limits = (f" Limit {each.grads_name}={each.default:g}: {each.meaning}." for each in rule.limits.values())
+            paragraphs.append(f"{name}: {rule.meaning}{''.join(limits)}")
+        self.epilog = "\n\n".join(paragraphs)
+        super().format_epilog(ctx, formatter)
 
 
 def grads(
@@ -130,7 +142,7 @@ def grads(
         typer.Option(
             "--limit",
             metavar="NAME=VALUE",
-            help=f"Threshold of a rule; repeatable. Defaults: {_LIMITS}.",
+            help="Threshold of a rule, such as vanishing=1e-6; repeatable.",
             rich_help_panel=GRADIENTS,
         ),
     ] = None,
@@ -179,13 +191,14 @@ def grads(
     hookscope grads demo cat.jpg --loss logit --edit 'relu:grad:clamp(min=0)'
     """
     from hookscope import api
+    from hookscope.checks import limits_from_text
     from hookscope.inspection.backward import PassError
     from hookscope.render.grids import check_cmap
     from hookscope.render.run_files import check_histograms, save_run
     from hookscope.runs.directory import check_target
 
     check_cmap(cmap)
-    api.limits_of(limit or ())
+    limits_from_text(limit or ())
     run = run_path("grads", model, out, images or (), named or (), "noise")
     check_target(run)
     exporters = choose_exporters(run, show=show, tensorboard=tensorboard, page=page, grids=grids)

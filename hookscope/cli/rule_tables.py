@@ -6,7 +6,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.checks.rules import RULES, Limit, Needs, Rule
+from hookscope.checks.rules import RULES, Limit, Rule
+from hookscope.checks.rules.rule import Needs
 
 _STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
 
@@ -45,7 +46,7 @@ def rule_explanation(rule: Rule) -> RenderableType:
     for name, limit in rule.limits.items():
         parts += ["", *_limit(name, limit)]
     for paragraph in filter(None, rule.explanation.split("\n\n")):
-        parts += ["", Text(" ".join(paragraph.split()))]
+        parts += ["", Text(paragraph)]
     return Group(*parts)
 
 

@@ -66,6 +66,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     verify: bool = False,
     distributions: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
+    on_output: Callable[[Batch, object], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
     on_error: Callable[[UnfitInputError], None] | None = None,
 ) -> Activations:
@@ -87,6 +88,8 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         distributions: Count how values are distributed, for quantiles and histograms, at some more time.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
+        on_output: Called after each batch with the batch, which the model has not overwritten, and what the model
+            returned for it; clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
             as it was.
         on_error: Called for an input that the model raised on, which is then left out; the other inputs of its batch
@@ -116,7 +119,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
         state.mark_hooks()
-        run = _Run(subject, captured, recorder, state, output_key, verify=verify and not edits)
+        run = _Run(subject, captured, recorder, state, output_key, verify=verify and not edits, on_output=on_output)
         broken = _run_batches(run, queue, on_batch or (lambda _count: None))
     seconds = time.perf_counter() - began
 
@@ -177,6 +180,7 @@ class _Run:
     state: Preserved
     output_key: str | None
     verify: bool
+    on_output: Callable[[Batch, object], None] | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
     records: list[InputRecord] = field(default_factory=list)
     best: list[Prediction] = field(default_factory=list)
@@ -195,8 +199,8 @@ def _run_batches(run: _Run, queue: BatchQueue, finished: Callable[[int], None]) 
         places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
         run.recorder.start(places)
         to_verify = run.verify and not run.records
-        # The network may overwrite what it is given, and the batch may have to be given again.
-        again = to_verify or (queue.on_error is not None and len(places) > 1)
+        # The network may overwrite what it is given, and the batch may be needed again.
+        again = to_verify or run.on_output is not None or (queue.on_error is not None and len(places) > 1)
         output, error = _outcome(run.subject.network, copy_of(batch) if again else batch)
         run.recorder.settle()
         seen = run.captured.restart()
@@ -206,6 +210,8 @@ def _run_batches(run: _Run, queue: BatchQueue, finished: Callable[[int], None]) 
                 run.verification = _verified(run, batch, output, seen)
             run.records.extend(batch.records)
             run.best.extend(predictions(output, run.subject.info.categories, places, run.output_key))
+            if run.on_output is not None:
+                run.on_output(batch, output)
         else:
             failure = locate(run.subject.modules, error)
             message = failure_message(run.subject.info.name, failure, error)

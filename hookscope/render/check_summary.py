@@ -5,7 +5,8 @@ from typing import Literal
 
 from hookscope.errors import gravest
 from hookscope.render.columns import counted
-from hookscope.results.check import CheckReport, Finding
+from hookscope.results.check import CheckReport
+from hookscope.results.findings import Finding
 from hookscope.text import printable
 
 # Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from hookscope.render.check_summary import by_gravity, finding_text, message_text, untold_error
-from hookscope.results.check import CheckReport, Finding
+from hookscope.results.check import CheckReport
+from hookscope.results.findings import Finding
 from hookscope.text import printable, safe_text
 
 # Of one rule and checkpoint, this many findings are said. Our choice: an annotation is read beside a file's lines.

@@ -21,7 +21,8 @@ from hookscope.render.columns import (
 )
 from hookscope.render.terminal import folded_lines, repeats_words, title_lines, verification_line
 from hookscope.results.activations import Verification
-from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow, Verdict
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text, shape_text
 
@@ -116,7 +117,7 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
     return Panel(lines, title=title, title_align="left", border_style=_LEVEL_STYLES[verdicts[0].level])
 
 
-def _verdict_lines(verdict: Verdict) -> RenderableType:
+def _verdict_lines(verdict: Finding) -> RenderableType:
     place = f" at {safe_text(verdict.where)}" if verdict.where else ""
     heading = f"{verdict.level.upper()} {safe_text(verdict.rule)}{place}"
     return Group(
@@ -154,7 +155,7 @@ def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
 def _flagged_table(
     columns: Sequence[Column],
     rows: Sequence[GradientRow | ParameterRow],
-    verdicts: Sequence[Sequence[Verdict]],
+    verdicts: Sequence[Sequence[Finding]],
     width: int,
     *,
     full: bool,
@@ -178,7 +179,7 @@ def _flagged_table(
     return draw_table(fitted([*columns, last], status, width), styles, kept, width)
 
 
-def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Verdict], *, full: bool) -> str:
+def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], *, full: bool) -> str:
     """Return what is not plain about a gradient; nothing for one that is.
 
     In full, with the rows that it repeats or stands for.
@@ -200,7 +201,7 @@ def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Verdict], 
     return "; ".join(words)
 
 
-def _row_style(row: GradientRow | ParameterRow, verdicts: Sequence[Verdict]) -> str:
+def _row_style(row: GradientRow | ParameterRow, verdicts: Sequence[Finding]) -> str:
     """Return the colour of a row: of what asks for attention, dim for what has no gradient, else nothing."""
     if row.gradient.nan_count or row.gradient.inf_count:
         return _LEVEL_STYLES["fail"]
@@ -215,8 +216,8 @@ def _is_odd(statistics: TensorStatistics) -> bool:
     return bool(statistics.nan_count or statistics.inf_count or statistics.unmeasured)
 
 
-def _by_place(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
-    places: dict[str, list[Verdict]] = {}
+def _by_place(verdicts: Iterable[Finding]) -> dict[str, list[Finding]]:
+    places: dict[str, list[Finding]] = {}
     for verdict in verdicts:
         if verdict.where:  # a verdict on the whole network belongs to no row, not to the row of the model itself
             places.setdefault(verdict.where, []).append(verdict)

@@ -1,6 +1,6 @@
 """What `hookscope check` measured of a checkpoint, and what its rules said, as frozen dataclasses; no torch.
 
-`checks.examination` fills in an `Examination`, `checks.judging` makes it a `CheckReport`, renderers read that.
+`checks.measuring` fills in `CheckMeasurements`, `checks.judging` makes a `CheckReport` of them, renderers read that.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
 from hookscope.results.activations import Activations
+from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.showing import Shown
 from hookscope.text import safe_text
-
-Level = Literal["fail", "warn", "off"]
 
 Status = Literal["pass", "warn", "fail", "off", "skipped"]
 """What became of a rule. "skipped": it could not be judged, and why is said; never because nobody wanted it."""
@@ -102,7 +101,7 @@ class OutputValues:
 
     Differences are the greatest absolute difference between two tensors over the greatest magnitude in either; NaN
     where NaN meets a number; Inf where shapes differ or Inf meets a number; None where there was nothing to compare
-    (see `Examination.unmeasured`).
+    (see `CheckMeasurements.unmeasured`).
 
     Attributes:
         label: "(model)", "(model)['logits']", "(model)[0]['boxes']".
@@ -129,8 +128,8 @@ class OutputValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
-    """Everything the checks know about one checkpoint.
+class CheckMeasurements:
+    """Everything that rules can look at: what was measured of one checkpoint, or in one run of `hookscope grads`.
 
     Attributes:
         model: Which network, with which weights.
@@ -142,6 +141,7 @@ class Examination:
             magnitude of each channel over all inputs, (C,) float32.
         outputs: What the network returned.
         gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
+        origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
         unmeasured: By rule, in a sentence, why what it needs could not be measured.
         warnings: Sentences a reader must see.
         seconds: Time by phase: "load", "stored", "forward", "again", "gradients".
@@ -154,26 +154,10 @@ class Examination:
     channel_peaks: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     outputs: tuple[OutputValues, ...] = ()
     gradients: Gradients | None = None
+    origin_searched: bool = True
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that a rule objects to.
-
-    Attributes:
-        rule: Its identifier: "dead-channels".
-        level: "fail" or "warn".
-        where: Label of a layer's output, or name of a parameter or an input; "" for the whole checkpoint.
-        message: One sentence that holds the measured value and the limit, and stands without `where`.
-    """
-
-    rule: str
-    level: Literal["fail", "warn"]
-    where: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

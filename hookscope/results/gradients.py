@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hookscope.results.activations import FeatureMaps, Run
+from hookscope.results.findings import Finding
 from hookscope.results.labels import row_label, row_of
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
@@ -146,23 +147,6 @@ class LossRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """One judgement about a run, by one rule.
-
-    Attributes:
-        rule: Stable identifier: "vanishing-gradient".
-        level: "fail" for what breaks training or results, "warn" for what deserves a look.
-        where: Label of the row or name of the parameter it is about; "" for the whole network.
-        message: One sentence with the measured value and the limit.
-    """
-
-    rule: str
-    level: Literal["fail", "warn"]
-    where: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class InputGradients:
     """Gradient norms of one input alone.
 
@@ -188,7 +172,7 @@ class Gradients(Run):
         gradients: One per output of `rows`, in execution order; those of inputs among them when asked for.
         parameters: One per parameter of the whole network, in the order of `named_parameters()`.
         gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
-        verdicts: Judgements, the gravest first.
+        verdicts: What the rules object to, failures first.
         mode: "eval", or "train" for batch statistics and dropout as in training.
         inputs_alone: Norms of each input differentiated by itself, if asked for.
     """
@@ -197,7 +181,7 @@ class Gradients(Run):
     gradients: tuple[GradientRow, ...]
     parameters: tuple[ParameterRow, ...]
     gradient_maps: tuple[FeatureMaps, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Finding, ...] = ()
     mode: Literal["eval", "train"] = "eval"
     inputs_alone: tuple[InputGradients, ...] = ()
 

@@ -187,7 +187,7 @@ class StoredPrediction(_Stored):
 
 
 class StoredVerdict(_Stored):
-    """See `Verdict`."""
+    """See `Finding`."""
 
     rule: str
     level: str

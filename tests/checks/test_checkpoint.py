@@ -15,7 +15,7 @@ from hookscope.checks.checkpoint import check, check_checkpoint
 from hookscope.checks.evidence import failing_rows
 from hookscope.errors import UsageError
 from hookscope.results.activations import Activations
-from hookscope.results.check import CheckReport, Examination, Finding, RuleOutcome
+from hookscope.results.check import CheckMeasurements, CheckReport, Finding, RuleOutcome
 
 SETTINGS = CheckSettings(shape=(2, 3, 16, 16))
 
@@ -173,12 +173,12 @@ def test_a_network_that_raises_otherwise_fails_the_rule_forward() -> None:
 
 
 def test_what_was_measured_is_handed_out_even_when_a_rule_fails(network: Network) -> None:
-    seen: list[Examination] = []
+    seen: list[CheckMeasurements] = []
     wanted = wanted_rules(SETTINGS, ["batchnorm-variance"])
-    report = check_checkpoint(broken(network), SETTINGS, wanted, on_examined=seen.append)
+    report = check_checkpoint(broken(network), SETTINGS, wanted, on_measured=seen.append)
     assert not report.passed
-    [examination] = seen
-    assert examination.forward is not None  # which the rule alone does not need
+    [measured] = seen
+    assert measured.forward is not None  # which the rule alone does not need
 
 
 def test_evidence_holds_what_failed_and_nothing_else(network: Network) -> None:
@@ -255,7 +255,7 @@ def test_warnings_have_no_failing_rows(network: Network) -> None:
 
 
 def forward_of(network: Network) -> Activations:
-    seen: list[Examination] = []
-    check_checkpoint(network, SETTINGS, frozenset({"forward"}), on_examined=seen.append)
+    seen: list[CheckMeasurements] = []
+    check_checkpoint(network, SETTINGS, frozenset({"forward"}), on_measured=seen.append)
     assert seen[0].forward is not None
     return seen[0].forward

@@ -18,9 +18,10 @@ from hookscope.errors import (
     UntrustedFileError,
     UsageError,
 )
-from hookscope.results.check import Finding, RuleOutcome
+from hookscope.results.check import RuleOutcome
+from hookscope.results.findings import Finding
 from hookscope.results.network import Failure
-from tests.checks.examinations import (
+from tests.checks.measurements import (
     EVERYTHING,
     HEALTHY,
     judged,
@@ -30,7 +31,7 @@ from tests.checks.examinations import (
     with_output,
     with_row,
 )
-from tests.checks.verdicts.conftest import chain, inspection
+from tests.checks.rules.by_hand import chain, inspection
 
 DEFAULT = wanted_rules(CheckSettings())
 
@@ -157,7 +158,7 @@ def test_ignoring_the_rule_does_not_make_a_checkpoint_pass_that_cannot_be_loaded
 
 def test_naming_rules_loads_neither_torch_nor_numpy_and_judging_no_torch() -> None:
     script = (
-        "import sys, hookscope.checks as checks; print('numpy' in sys.modules, 'torch' in sys.modules);"
+        "import sys, hookscope.checks as checks; checks.RULES; print('numpy' in sys.modules, 'torch' in sys.modules);"
         " checks.judge, checks.refused, checks.wanted_rules; print('torch' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

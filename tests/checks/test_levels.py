@@ -6,7 +6,7 @@ import pytest
 
 from hookscope.checks import RULES, CheckSettings, Expectation, LayerSettings, RuleSettings, wanted_rules
 from hookscope.errors import UsageError
-from tests.checks.examinations import (
+from tests.checks.measurements import (
     FORWARD,
     HEALTHY,
     judged,

@@ -144,6 +144,22 @@ def test_an_error_of_the_callers_own_observer_is_not_blamed_on_the_model() -> No
         inspect(nn.ReLU(), torch.zeros(1, 1), on_tensor=broken)
 
 
+def test_the_model_s_output_is_handed_over_with_a_batch_that_it_has_not_overwritten() -> None:
+    class Doubles(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"out": x.mul_(2)}
+
+    given = torch.tensor([[1.0], [3.0]])
+    seen: list[tuple[list[float], list[float]]] = []
+
+    def keep(batch: Batch, output: object) -> None:
+        assert isinstance(output, dict)
+        seen.append((batch.args[0].flatten().tolist(), output["out"].flatten().tolist()))
+
+    inspect(Doubles(), batches_of(given, 1), on_output=keep)
+    assert seen == [([1.0], [2.0]), ([3.0], [6.0])]
+
+
 def test_refuses_lazy_modules_which_could_not_come_out_as_they_were() -> None:
     with pytest.raises(UsageError, match=r"0 \(LazyLinear\) is lazy"):
         inspect(nn.Sequential(nn.LazyLinear(3)), torch.zeros(1, 2))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.checks.examination import Prepared, examine
+from hookscope.checks.measuring import Prepared, measure
 from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import Batch
 from hookscope.models import LoadedModel
@@ -110,14 +110,14 @@ def test_a_check_gives_them_too(network: nn.Module) -> None:
     loaded = LoadedModel(network.eval(), info, Preprocessing())
     wanted = {"repeatability", "batch-consistency", "constant-output", "non-finite-activation", "dead-gradient"}
     prepared = Prepared(loaded, lambda: iter([batch_of()]), 4)
-    examination = examine(prepared, CheckSettings(), wanted)
-    assert examination.unmeasured == {}
-    [output] = examination.outputs
+    measured = measure(prepared, CheckSettings(), wanted)
+    assert measured.unmeasured == {}
+    [output] = measured.outputs
     assert (output.repeat_difference, output.alone_difference) == (0, pytest.approx(0, abs=1e-6))
     assert output.input_difference > 0
-    single = examine(Prepared(loaded, lambda: iter([batch_of(2)]), 1), CheckSettings(), wanted)
+    single = measure(Prepared(loaded, lambda: iter([batch_of(2)]), 1), CheckSettings(), wanted)
     assert single.unmeasured == {}
     broken = batch_of()
     broken.kwargs["b"][2, 0] = torch.nan
-    sentences = examine(Prepared(loaded, lambda: iter([broken]), 4), CheckSettings(), wanted).warnings
+    sentences = measure(Prepared(loaded, lambda: iter([broken]), 4), CheckSettings(), wanted).warnings
     assert any("holds NaN or Inf itself" in sentence for sentence in sentences)

@@ -14,7 +14,8 @@ from rich.console import Console, RenderableType
 from hookscope.results.activations import Activations, FeatureMaps, Flag, LayerRow, UncalledLayer
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
-from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, ParameterRow, Verdict
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.results.statistics import TensorStatistics
@@ -310,11 +311,11 @@ GRADIENTS = Gradients(
     uncalled=INSPECTION.uncalled,
     predictions=INSPECTION.predictions,
     verdicts=(
-        Verdict("non-finite-gradient", "fail", "layer1.0.conv2", "Its gradient has 3 NaN and 1 Inf (limit 0)."),
-        Verdict("dead-gradient", "fail", "layer1.0.conv1", "The gradient is exactly 0 everywhere (limit: above 0)."),
-        Verdict("vanishing-gradient", "fail", "conv1.weight", "‖g‖/‖w‖ shrinks to 1.0e-08 times its size."),
-        Verdict("unused-parameter", "warn", HOSTILE_NAME, f"1 of 8 never gets a gradient: {HOSTILE_NAME}."),
-        Verdict("zero-gradient", "warn", "", "About the whole network."),
+        Finding("non-finite-gradient", "fail", "layer1.0.conv2", "Its gradient has 3 NaN and 1 Inf (limit 0)."),
+        Finding("dead-gradient", "fail", "layer1.0.conv1", "The gradient is exactly 0 everywhere (limit: above 0)."),
+        Finding("vanishing-gradient", "fail", "conv1.weight", "‖g‖/‖w‖ shrinks to 1.0e-08 times its size."),
+        Finding("unused-parameter", "warn", HOSTILE_NAME, f"1 of 8 never gets a gradient: {HOSTILE_NAME}."),
+        Finding("zero-gradient", "warn", "", "About the whole network."),
     ),
     warnings=("Some layers are frozen.",),
     mode="train",

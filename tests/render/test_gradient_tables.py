@@ -12,7 +12,8 @@ from rich.console import Console, RenderableType
 from rich.control import strip_control_codes
 
 from hookscope.render.gradient_tables import gradient_table, loss_lines, parameter_table, verdicts_panel
-from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, Verdict
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord
 from tests.render.conftest import FAILURE, GRADIENT_ROWS, GRADIENTS, PARAMETER_ROWS, gradient_statistics, printed
 
 anything = st.text(st.characters(exclude_categories=[]), max_size=40)
@@ -34,7 +35,7 @@ def everything(inspection: Gradients, width: int) -> Sequence[RenderableType]:
     )
 
 
-def with_rows(*rows: GradientRow, verdicts: tuple[Verdict, ...] = ()) -> Gradients:
+def with_rows(*rows: GradientRow, verdicts: tuple[Finding, ...] = ()) -> Gradients:
     numbered = tuple(replace(row, index=index) for index, row in enumerate(rows))
     return replace(GRADIENTS, gradients=numbered, verdicts=verdicts)
 
@@ -69,7 +70,7 @@ def test_any_name_at_all_keeps_to_its_cell(name: str, other: str, width: int) ->
         gradients=(replace(GRADIENT_ROWS[5], layer=name, kind=other, remark=other), PLAIN),
         parameters=(replace(PARAMETER_ROWS[4], name=name, kind=other), PARAMETER_ROWS[0]),
         loss=LossRecord(name, other, 1.0, (name, other)),
-        verdicts=(Verdict("dead-gradient", "fail", name, other),),
+        verdicts=(Finding("dead-gradient", "fail", name, other),),
     )
     for renderable in everything(inspection, width):
         lines = printed(renderable, width).splitlines()
@@ -134,8 +135,8 @@ def test_a_row_that_a_verdict_names_says_which_and_is_coloured_as_a_whole() -> N
         replace(PLAIN, layer="warned"),
         replace(PLAIN, layer="failed"),
         verdicts=(
-            Verdict("exploding-gradient", "fail", "failed", "."),
-            Verdict("dead-channels", "warn", "warned", "."),
+            Finding("exploding-gradient", "fail", "failed", "."),
+            Finding("dead-channels", "warn", "warned", "."),
         ),
     )
     plain, warned, failed = (
@@ -149,7 +150,7 @@ def test_a_row_that_a_verdict_names_says_which_and_is_coloured_as_a_whole() -> N
 
 
 def test_a_verdict_on_the_whole_network_is_not_put_on_the_row_of_the_model() -> None:
-    inspection = with_rows(replace(PLAIN, layer=""), verdicts=(Verdict("zero-gradient", "fail", "", "."),))
+    inspection = with_rows(replace(PLAIN, layer=""), verdicts=(Finding("zero-gradient", "fail", "", "."),))
     assert "zero-gradient" not in shown(inspection)
 
 
@@ -172,7 +173,7 @@ def test_a_long_table_keeps_its_ends_what_verdicts_name_and_the_ends_of_non_fini
         replace(PLAIN, layer=f"block{number}", gradient=broken if 60 <= number < 70 else PLAIN.gradient)
         for number in range(144)
     ]
-    inspection = with_rows(*rows, verdicts=(Verdict("dead-gradient", "fail", "block100", "."),))
+    inspection = with_rows(*rows, verdicts=(Finding("dead-gradient", "fail", "block100", "."),))
     assert blocks(shown(inspection)) == [*range(20), 60, 69, 100, *range(124, 144)]
     assert blocks(shown(inspection, full=True)) == list(range(144))
 
@@ -193,7 +194,7 @@ def test_rows_of_zeros_fold_unless_a_verdict_names_them() -> None:
 
 def test_parameters_fold_alike() -> None:
     rows = tuple(replace(PARAMETER_ROWS[0], index=number, name=f"block{number}") for number in range(100))
-    inspection = replace(GRADIENTS, parameters=rows, verdicts=(Verdict("dead-gradient", "warn", "block50", "."),))
+    inspection = replace(GRADIENTS, parameters=rows, verdicts=(Finding("dead-gradient", "warn", "block50", "."),))
     assert blocks(printed(parameter_table(inspection, width=80), 80)) == [*range(20), 50, *range(80, 100)]
     assert blocks(printed(parameter_table(inspection, width=80, full=True), 80)) == list(range(100))
 

@@ -16,7 +16,8 @@ from PIL import Image
 from hookscope.render.plot_axes import plain
 from hookscope.render.plots import PLOTS, encode_png, gradient_flow, gradient_histograms, parameter_ratios
 from hookscope.results.distribution import distribution_of
-from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, Verdict
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from tests.render.conftest import (
     GRADIENT_ROWS,
     GRADIENTS,
@@ -207,7 +208,7 @@ def test_any_name_at_all_can_be_drawn(name: str, other: str) -> None:
         model=replace(GRADIENTS.model, name=name, weights=other),
         gradients=tuple(layers([name, other])),
         parameters=(replace(PARAMETER_ROWS[0], name=other), PARAMETER_ROWS[1]),
-        verdicts=(Verdict("dead-gradient", "fail", name, other),),
+        verdicts=(Finding("dead-gradient", "fail", name, other),),
     )
     for draw in PLOTS.values():
         encode_png(draw(inspection))

@@ -1,4 +1,5 @@
 import re
+from collections.abc import Iterator
 from io import StringIO
 
 import pytest
@@ -6,20 +7,28 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from hookscope.checks.rules import RULES, Limit, Rule
+from hookscope.checks.rules.rule import Objection
+from hookscope.checks.rules.rule import rule as make_rule
 from hookscope.cli.rule_tables import rule_explanation, rules_table
 
-RULE = Rule(
+
+@make_rule(
     "dead-things",
-    "Things behind a [thing] are dead.",
     "warn",
     "forward",
-    {
-        "fraction": Limit(0.05, "Share of things that are dead.", "our choice: one in twenty is normal"),
-        "magnitude": Limit(65504.0, "Greatest magnitude.", "IEEE 754, table 3.5: the greatest finite binary16"),
-        "tiny": Limit(1e-07, "Least magnitude.", "our choice"),
-    },
-    "Things die\nwhen nobody looks.\n\nLook at them.",
+    fraction=Limit(0.05, "Share of things that are dead.", "our choice: one in twenty is normal"),
+    magnitude=Limit(65504.0, "Greatest magnitude.", "IEEE 754, table 3.5: the greatest finite binary16"),
+    tiny=Limit(1e-07, "Least magnitude.", "our choice"),
 )
+def dead_things(*_: object) -> Iterator[Objection]:
+    """Things behind a [thing] are dead.
+
+    Things die
+    when nobody looks.
+
+    Look at them.
+    """
+    return iter(())
 
 
 def piped(renderable: RenderableType, width: int = 80) -> str:
@@ -58,7 +67,7 @@ def test_the_table_keeps_to_the_width_and_has_no_colour_in_a_pipe(width: int) ->
 
 
 def test_an_explanation_gives_meaning_level_limits_sources_and_all_paragraphs() -> None:
-    assert [line.rstrip() for line in piped(rule_explanation(RULE)).splitlines()] == [
+    assert [line.rstrip() for line in piped(rule_explanation(dead_things)).splitlines()] == [
         "dead-things",
         "Things behind a [thing] are dead.",
         "Default level: warn. Looks at a forward pass.",

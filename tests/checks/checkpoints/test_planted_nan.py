@@ -1,6 +1,6 @@
 """A NaN in one element of a weight: the report names the parameter, and the layer that makes NaN of it.
 
-Of networks whose attention uses the weights of layers without calling them, see `examination/test_nonfinite_origin.py`.
+Of networks whose attention uses the weights of layers without calling them, see `measured/test_nonfinite_origin.py`.
 """
 
 import math

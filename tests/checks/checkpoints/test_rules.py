@@ -15,7 +15,7 @@ from PIL import Image
 from hookscope.checks import RULES, CheckSettings, Expectation, RuleSettings, wanted_rules
 from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
 from hookscope.checks.checkpoint import check_checkpoint
-from hookscope.results.check import CheckReport, Examination
+from hookscope.results.check import CheckMeasurements, CheckReport
 from tests.checks.checkpoints import networks
 from tests.checks.checkpoints.pairs import NETWORKS, PAIRS, PICTURE, Change, Pair, nothing
 from tests.cli.conftest import Run
@@ -56,8 +56,8 @@ def baseline_for(pair: Pair, folder: Path, settings: CheckSettings) -> Baseline 
     if pair.rule != "drift":
         return None
     write(pair, nothing, folder / "before.pt")
-    seen: list[Examination] = []
-    check_checkpoint(str(folder / "before.pt"), settings, wanted_rules(settings), on_examined=seen.append)
+    seen: list[CheckMeasurements] = []
+    check_checkpoint(str(folder / "before.pt"), settings, wanted_rules(settings), on_measured=seen.append)
     return baseline_of(seen[0])
 
 

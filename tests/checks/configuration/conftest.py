@@ -1,6 +1,7 @@
 """What the tests of configuration files share."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,6 @@ def limited_rule(monkeypatch: pytest.MonkeyPatch) -> Rule:
         "max_fraction": Limit(0.9, "Of channels.", "Our choice."),
         "factor": Limit(1e4, "Of what.", "Our choice."),
     }
-    rule = Rule("bright-channels", "Channels are too bright.", "warn", "forward", limits)
+    rule = replace(RULES["forward"], identifier="bright-channels", level="warn", limits=limits)
     monkeypatch.setitem(RULES, rule.identifier, rule)  # type: ignore[arg-type] # a dict that calls itself a mapping
     return rule

@@ -2,13 +2,14 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hookscope.checks.configuration import default_text, read_settings
 from hookscope.checks.configuration.schema import SECTIONS
-from hookscope.checks.rules import RULES, Limit, Rule
+from hookscope.checks.rules import RULES, Limit
 from hookscope.checks.settings import CheckSettings
 from tests.checks.configuration.conftest import Read
 
@@ -38,7 +39,8 @@ def test_the_default_file_states_every_rule_with_its_meaning_level_and_limits() 
 def test_a_limit_is_stated_to_the_last_digit(monkeypatch: pytest.MonkeyPatch, read: Read) -> None:
     defaults = {"a_b": 1 / 3, "c": 1e-6, "d": 65504.0, "e": 1e22, "f": 0.0}
     limits = {name: Limit(value, "What is compared.", "Our choice.") for name, value in defaults.items()}
-    monkeypatch.setitem(RULES, "x", Rule("x", "It is so.", "warn", "forward", limits))  # type: ignore[arg-type]
+    rule = replace(RULES["forward"], identifier="x", level="warn", limits=limits)
+    monkeypatch.setitem(RULES, "x", rule)  # type: ignore[arg-type]
     stated = tomllib.loads(default_text())["rules"]["x"]
     assert stated == {"level": "warn", "a-b": 1 / 3, "c": 1e-6, "d": 65504, "e": 1e22, "f": 0}
     assert read(default_text()).rules == {}

@@ -1,0 +1,251 @@
+"""Run the first batch again, and its inputs alone, to see whether the network gives the same."""
+
+import math
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hookscope.checks.measuring.outputs import (
+    FirstPass,
+    Returned,
+    by_input,
+    difference,
+    greatest,
+    is_listed,
+    returned_tensors,
+    varying,
+    with_a_mirrored_copy,
+)
+from hookscope.hooks.forward_hooks import capture
+from hookscope.inputs import Batch, copy_of, part_of
+from hookscope.inspection.failures import error_line, reraise_internal
+from hookscope.inspection.network import Subject
+from hookscope.inspection.state.preservation import preserved
+from hookscope.results.check import OutputValues
+from hookscope.text import printable
+
+# Inputs of the first batch that are run alone. Our choice: one might be the one that a fault leaves alone.
+_ALONE = 2
+
+# From this share of the difference between batch and alone on, the difference between two equal passes explains it. Our
+# choice.
+_EXPLAINED = 0.1
+
+
+@dataclass(slots=True)
+class Compared:
+    """What the further passes showed.
+
+    Attributes:
+        repeat: By path, as `OutputValues.repeat_difference`.
+        alone: By path, as `OutputValues.alone_difference`.
+        unbatched: Paths whose axis 0 turned out not to count inputs.
+        unmeasured: By rule, why it could not be measured.
+        warnings: Sentences a reader must see.
+    """
+
+    repeat: dict[str, float | None] = field(default_factory=dict)
+    alone: dict[str, float | None] = field(default_factory=dict)
+    unbatched: set[str] = field(default_factory=set)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def compare_passes(subject: Subject, first: FirstPass, wanted: AbstractSet[str], seed: int) -> Compared:
+    """Make the passes that the wanted rules need beyond the first.
+
+    `repeatability` takes one over the first batch, with other random numbers: what draws any in eval mode shows, as a
+    dropout left on does. Where a pass changes the network, in buffers or attributes, another follows, which finds it
+    changed. `batch-consistency` takes one over each of two inputs of the first batch alone. Of a single input it takes
+    one over that input together with a mirrored negative of it, and so does `constant-output` where no input differs
+    from the first.
+
+    Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
+    """
+    compared = Compared()
+    batch = first.batch
+    if batch is None or not first.returned:
+        _explain(first, compared, wanted)
+        return compared
+    if "repeatability" in wanted:
+        _repeat(subject, batch, first.returned, seed, compared)
+    consistency = "batch-consistency" in wanted
+    if consistency and len(batch.indices) > 1:
+        _alone(subject, batch, first, seed, compared)
+    paired = [
+        rule
+        for rule, needed in (
+            ("batch-consistency", consistency and len(batch.indices) == 1),
+            ("constant-output", "constant-output" in wanted and not first.distinct),
+        )
+        if needed
+    ]
+    if paired:
+        _with_another(subject, batch, first, seed, compared, paired)
+    _explain(first, compared, wanted)
+    return compared
+
+
+def output_values(first: FirstPass, compared: Compared) -> tuple[OutputValues, ...]:
+    """Return a row for each tensor that the network returned for the first batch."""
+    rows = []
+    batch = first.batch
+    listed = batch is not None and is_listed(first.returned, batch)
+    for path, tensor in first.returned.items():
+        key = path.partition("]")[2] if listed else path
+        batched = not listed and path not in compared.unbatched and any(path in part for part in first.parts)
+        rows.append(
+            OutputValues(
+                f"(model){path}",
+                tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0), -1),
+                str(tensor.dtype).removeprefix("torch."),
+                batched,
+                _max_abs(tensor),
+                compared.repeat.get(path),
+                compared.alone.get(path),
+                first.spread.get(key) if listed or batched else None,
+                0 if batch is None else len(batch.indices),
+            )
+        )
+    return tuple(rows)
+
+
+def _max_abs(values: Tensor) -> float | None:
+    if values.is_quantized:
+        values = values.dequantize()
+    if values.layout != torch.strided or values.is_nested or values.is_meta:
+        return None
+    numbers = values.to(torch.complex128) if values.is_complex() else values.double()
+    finite = numbers[numbers.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else None
+
+
+def _run(subject: Subject, batch: Batch) -> Returned:
+    """Run the network over a batch; return copies of what it returned."""
+    given = copy_of(batch)
+    with torch.no_grad():
+        return returned_tensors(subject.network(*given.args, **given.kwargs))
+
+
+def _pass(subject: Subject, batch: Batch, seed: int) -> Returned | str:
+    """Run the network over a batch by itself; return what it returned, or what it raised."""
+    with preserved(subject.network, seed), capture(subject.network, subject.modules, lambda *_: None):
+        try:
+            return _run(subject, batch)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+            return printable(error_line(reraise_internal(error)))
+
+
+def _repeat(subject: Subject, batch: Batch, returned: Returned, seed: int, compared: Compared) -> None:
+    network = subject.network
+    with preserved(network, seed + 1) as state, capture(network, subject.modules, lambda *_: None):
+        state.mark_hooks()
+        passes = [returned]
+        try:
+            passes.append(_run(subject, batch))
+            if state.changed():
+                passes.append(_run(subject, batch))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+            passes.append({})
+            line = printable(error_line(reraise_internal(error)))
+            compared.warnings.append(f"The network raised when it was given the first batch again: {line}")
+    for again in passes[1:]:
+        for path, tensor in returned.items():
+            found = difference(tensor, again[path]) if path in again else math.inf
+            compared.repeat[path] = greatest(compared.repeat.get(path), found)
+
+
+def _alone(subject: Subject, batch: Batch, first: FirstPass, seed: int, compared: Compared) -> None:
+    """Run inputs of the batch alone, and compare with what belongs to them in the batch."""
+    for index in range(min(_ALONE, len(batch.indices))):
+        alone = part_of(batch, index)
+        returned = _pass(subject, alone, seed)
+        if isinstance(returned, str):
+            compared.unmeasured["batch-consistency"] = f"The network takes no input alone; it raised {returned}"
+            return
+        prefix = f"[{index}]" if is_listed(first.returned, batch) else ""
+        _compare_parts(first.parts[index], by_input(returned, alone)[0], prefix, compared)
+
+
+def _with_another(
+    subject: Subject, batch: Batch, first: FirstPass, seed: int, compared: Compared, rules: list[str]
+) -> None:
+    """Run the first input together with a mirrored negative of it, for the rules given."""
+    pair = with_a_mirrored_copy(batch)
+    if pair is None:
+        reason = "There is only one input, and no other one can be made of it: name more pictures."
+        compared.unmeasured.update(dict.fromkeys(rules, reason))
+        return
+    returned = _pass(subject, pair, seed)
+    if isinstance(returned, str):
+        reason = f"There is only one input, and with another one in its batch the network raised {returned}"
+        compared.unmeasured.update(dict.fromkeys(rules, reason))
+        return
+    parts = by_input(returned, pair)
+    if "batch-consistency" in rules:
+        prefix = "[0]" if is_listed(first.returned, batch) else ""
+        _compare_parts(first.parts[0], parts[0], prefix, compared)
+    if "constant-output" in rules:
+        for path in varying(parts[0], parts[1]):
+            first.spread[path] = difference(parts[0][path], parts[1][path])
+
+
+def _compare_parts(one: Mapping[str, Tensor], other: Mapping[str, Tensor], item: str, compared: Compared) -> None:
+    """Compare what belongs to one input in two passes, of which only one has it in a batch.
+
+    Args:
+        one: In the first pass.
+        other: In another one.
+        item: "[0]" if it is the first item of a list of results; "" if results are not listed.
+        compared: Gets what is found.
+    """
+    chosen_otherwise = bool(item) and any(
+        _differs_in_kind(tensor, other[path]) for path, tensor in one.items() if path in other
+    )
+    if chosen_otherwise:
+        compared.warnings.append(
+            f"Result {item} differs in number or order in a batch and alone, possibly from rounding: only its scores"
+            " are compared."
+        )
+    for path, tensor in one.items():
+        if path not in other:
+            compared.unbatched.add(item + path)
+            continue
+        pair = _common_scores(tensor, other[path]) if chosen_otherwise else (tensor, other[path])
+        found = None if pair is None else difference(*pair)
+        compared.alone[item + path] = greatest(compared.alone.get(item + path), found)
+
+
+def _differs_in_kind(one: Tensor, other: Tensor) -> bool:
+    """Tell whether there are more or fewer values, or other whole numbers: detections lost, gained or reordered."""
+    return one.shape != other.shape or (not one.is_floating_point() and not torch.equal(one, other))
+
+
+def _common_scores(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the highest scores of both, as many as both have; None for what is no list of scores."""
+    if one.dim() != 1 or other.dim() != 1 or not one.is_floating_point():
+        return None
+    count = min(len(one), len(other))
+    return one.sort(descending=True).values[:count], other.sort(descending=True).values[:count]
+
+
+def _explain(first: FirstPass, compared: Compared, wanted: AbstractSet[str]) -> None:
+    """Say why a wanted rule has nothing to go by."""
+    measured = {
+        "repeatability": compared.repeat.values(),
+        "batch-consistency": compared.alone.values(),
+        "constant-output": first.spread.values(),
+    }
+    for rule, values in measured.items():
+        if rule in wanted and all(value is None for value in values):
+            whose = "" if rule == "repeatability" else " that belong to one input"
+            compared.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
+    again = [value for value in compared.repeat.values() if value]
+    alone = [value for value in compared.alone.values() if value]
+    if again and alone and not max(again) < _EXPLAINED * max(alone):
+        compared.unmeasured["batch-consistency"] = (
+            "The same batch gives another output the second time, so a difference alone would say nothing."
+        )

@@ -1,0 +1,320 @@
+"""One hooked pass over all inputs, and as few more as the wanted rules need."""
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hookscope.checks.measuring.consistency import compare_passes, output_values
+from hookscope.checks.measuring.nonfinite_origin import locate_origin
+from hookscope.checks.measuring.outputs import FirstPass, best_classes, returned_tensors
+from hookscope.checks.measuring.preparing import Prepared
+from hookscope.checks.measuring.stored import stored_tensors
+from hookscope.checks.rules import RULES
+from hookscope.checks.rules.rule import Needs
+from hookscope.checks.settings import CheckSettings
+from hookscope.errors import UsageError
+from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.detection import default_targets_text, with_default_targets
+from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.network import subject_of
+from hookscope.losses import choose_loss
+from hookscope.losses.choosing import Loss
+from hookscope.models import load_function
+from hookscope.results.activations import Activations
+from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues
+from hookscope.results.comparison import Prediction
+from hookscope.results.gradients import Gradients
+from hookscope.results.labels import row_label
+from hookscope.text import printable
+
+# What cannot be had without a forward pass; of gradients, `inspect_gradients` makes its own.
+_NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "baseline"})
+
+_FEWEST_CLASSES = 5
+
+# Losses that fit every output and need no target: where they do not, the network has nothing to differentiate.
+_FIT_ALL = ("projection", "sum")
+
+# What goes to zero for negative inputs without being zero over a range of them: x·Φ(x), x/(1+e^-x), x·tanh(log(1+e^x)),
+# log(1+e^x), under the names that torch, torchvision, timm and transformers give them. Not Hardswish, which is exactly
+# zero below -3 as a ReLU is; nor ELU, CELU and SELU, which go to a constant other than zero.
+SMOOTH = frozenset(
+    {
+        *("GELU", "GELUTanh", "QuickGELU", "PytorchGELUTanh"),
+        *("GELUActivation", "NewGELUActivation", "QuickGELUActivation", "FastGELUActivation"),
+        *("SiLU", "SiLUActivation", "Swish", "Mish", "MishActivation", "Softplus"),
+    }
+)
+
+
+@dataclass(slots=True)
+class ChannelPeaks:
+    """The greatest magnitude of each channel so far, by label, (C,), on the network's device."""
+
+    smooth: frozenset[str]
+    _peaks: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
+        """Look at an output: what `inspect` calls in the hook."""
+        if label.partition("#")[0] not in self.smooth or channel_axis is None:
+            return
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
+            return
+        others = [axis for axis in range(tensor.dim()) if axis != channel_axis]
+        peaks = torch.maximum(tensor.amax(others), -tensor.amin(others))
+        known = self._peaks.get(label)
+        if known is not None and known.shape == peaks.shape:
+            peaks = torch.maximum(known, peaks)
+        self._peaks[label] = peaks
+
+    def by_label(self) -> Mapping[str, NDArray[np.float32]]:
+        """Return the peaks by label, each (C,)."""
+        return {label: peaks.float().cpu().numpy() for label, peaks in self._peaks.items()}
+
+
+def channel_peaks(modules: Mapping[str, nn.Module]) -> ChannelPeaks:
+    """Return what watches the smooth activation functions among the modules."""
+    return ChannelPeaks(
+        frozenset(row_label(name, 0, "") for name, module in modules.items() if type(module).__name__ in SMOOTH)
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been measured so far, by the names of `CheckMeasurements`."""
+
+    origin: NonFiniteOrigin | None = None
+    outputs: tuple[OutputValues, ...] = ()
+    gradients: Gradients | None = None
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def leave_out(self, rules: AbstractSet[str], reason: str) -> None:
+        """Say of rules why they could not be measured, where nothing says so yet."""
+        for rule in sorted(rules):
+            self.unmeasured.setdefault(rule, reason)
+
+
+def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str]) -> CheckMeasurements:
+    """Measure what the wanted rules look at.
+
+    Parameters and buffers are read once. The network runs over all inputs once with every module hooked, then over the
+    first batch again and over two of its inputs alone, each only if a rule wants it; where NaN or Inf shows, once more
+    to find where it begins; and forward and backward if a rule is about gradients. It comes out as it went in.
+
+    Args:
+        prepared: What `prepare` returned.
+        settings: The same that it was given.
+        wanted: Identifiers of rules that are not off.
+
+    Returns:
+        What was measured. A forward pass that raises is in it, as `forward.failure`.
+
+    Raises:
+        ImageError: If an input cannot be read.
+        UsageError: If the settings name an output, a loss or a target that there is not.
+    """
+    loaded = prepared.loaded
+    found = _Found(seconds={"load": prepared.load_seconds})
+    with _timed(found, "stored"):
+        stored, unread = stored_tensors(subject_of(loaded).network)
+    found.warnings += unread
+    if unread and not any(each.nan_count or each.inf_count for each in stored):
+        found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
+    forward = None
+    peaks = channel_peaks(subject_of(loaded).modules if "quiet-channels" in wanted else {})
+    if _needing(wanted, *_NEED_FORWARD):
+        with _timed(found, "forward"):
+            forward, outputs = _forward(prepared, settings, wanted, peaks, found)
+        with _timed(found, "again"):
+            _after(prepared, settings, wanted, forward, outputs, found)
+    if _needing(wanted, "gradients") and (forward is None or forward.failure is None):
+        with _timed(found, "gradients"):
+            _gradients(prepared, settings, wanted, found)
+    sentences = [
+        *loaded.notes,
+        *loaded.warnings,
+        *(forward.warnings if forward is not None else ()),
+        *((*found.gradients.notes, *found.gradients.warnings) if found.gradients is not None else ()),
+        *found.warnings,
+    ]
+    return CheckMeasurements(
+        loaded.info,
+        stored,
+        forward,
+        found.origin,
+        peaks.by_label(),
+        found.outputs,
+        found.gradients,
+        unmeasured=found.unmeasured,
+        warnings=tuple(dict.fromkeys(sentences)),
+        seconds=found.seconds,
+    )
+
+
+def measure_layers(
+    prepared: Prepared, settings: CheckSettings, labels: Sequence[str], *, grids_for: int = 1
+) -> Activations:
+    """Run the inputs again, with only a few layers hooked, and keep their feature maps: for evidence.
+
+    Args:
+        prepared: What `measure` was given.
+        settings: Likewise.
+        labels: At least one, as `LayerRow.label` has it, or the name of a layer; of a layer with several calls or
+            outputs all are kept.
+        grids_for: Keep feature maps of this many inputs, from the first.
+
+    Returns:
+        What was seen; where the forward pass raises, until then.
+
+    Raises:
+        LayerNotFoundError: If a label belongs to no layer.
+        ImageError: If an input cannot be read.
+    """
+    modules = subject_of(prepared.loaded).modules
+    patterns = [rf"name:/\A{re.escape(_layer_of(label, modules))}\Z/" for label in labels]
+    try:
+        return inspect(
+            prepared.loaded,
+            prepared.batches(),
+            patterns,
+            grids_for=grids_for,
+            seed=settings.seed,
+            output_key=settings.output_key,
+        )
+    except ForwardError as error:
+        return error.inspection
+
+
+def _layer_of(label: str, layers: Iterable[str]) -> str:
+    """Return the name of the layer that a label is about: the longest that it begins with."""
+    if label.startswith("(model)"):
+        return ""
+    fitting = [name for name in layers if name and re.match(rf"{re.escape(name)}(\Z|[#.\[])", label)]
+    return max(fitting, key=len, default=label)
+
+
+@contextmanager
+def _timed(found: _Found, phase: str) -> Iterator[None]:
+    """Note how long the block takes."""
+    began = time.perf_counter()
+    yield
+    found.seconds[phase] = time.perf_counter() - began
+
+
+def _needing(wanted: AbstractSet[str], *needs: Needs) -> set[str]:
+    """Return the wanted rules that need one of these."""
+    return {rule for rule in wanted if RULES[rule].needs in needs}
+
+
+def _forward(
+    prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], peaks: ChannelPeaks, found: _Found
+) -> tuple[Activations, FirstPass]:
+    """Run the network over all inputs with every module hooked; return what was seen, and what the network returned."""
+    expecting = "expectation" in wanted and bool(settings.expectations)
+    looked_at = expecting or bool(_needing(wanted, "outputs"))
+    outputs = FirstPass(spreads="constant-output" in wanted)
+    predictions: list[Prediction] = []
+
+    def on_output(batch: Batch, output: object) -> None:
+        returned = returned_tensors(output)
+        outputs.add(batch, returned)
+        if expecting:
+            count = max([_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations)])
+            best = best_classes(returned, batch.indices, count, prepared.loaded.info.categories, settings.output_key)
+            if isinstance(best, str):
+                found.unmeasured["expectation"] = best
+            else:
+                predictions.extend(best)
+
+    try:
+        seen = inspect(
+            prepared.loaded,
+            prepared.batches(),
+            ["*"],
+            seed=settings.seed,
+            output_key=settings.output_key,
+            distributions=True,
+            on_tensor=peaks.see,
+            on_output=on_output if looked_at else None,
+        )
+    except ForwardError as error:
+        return error.inspection, outputs
+    return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
+
+
+def _after(
+    prepared: Prepared,
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    forward: Activations,
+    outputs: FirstPass,
+    found: _Found,
+) -> None:
+    """Run the network again, as far as the first pass and the wanted rules ask for it."""
+    subject = subject_of(prepared.loaded)
+    if "non-finite-activation" in wanted and _is_broken(forward):
+        located = locate_origin(subject, prepared.batches(), settings.seed)
+        found.origin = located.origin
+        if located.origin is None and located.broken_input:
+            sentence = f"The input {printable(located.broken_input)} holds NaN or Inf itself, so no module is to blame."
+            found.warnings.append(sentence)
+            found.leave_out({"non-finite-activation"}, sentence)
+    if forward.failure is not None:
+        rules = _needing(wanted, "outputs", "expectations", "gradients", "baseline")
+        found.leave_out(rules, "The forward pass raised.")
+    elif _needing(wanted, "outputs"):
+        compared = compare_passes(subject, outputs, wanted, settings.seed)
+        found.outputs = output_values(outputs, compared)
+        found.unmeasured |= compared.unmeasured
+        found.warnings += compared.warnings
+
+
+def _is_broken(forward: Activations) -> bool:
+    return any(row.activation.nan_count or row.activation.inf_count for row in forward.rows)
+
+
+def _gradients(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], found: _Found) -> None:
+    """Run the network forward and backward over all inputs; detectors in train mode are given targets."""
+    module, batches, loss = prepared.loaded.module, prepared.batches(), _loss(prepared, settings)
+    if settings.mode == "train" and default_targets_text(module):
+        batches = (with_default_targets(module, batch) for batch in batches)
+    rules = _needing(wanted, "gradients")
+    try:
+        found.gradients = inspect_gradients(
+            prepared.loaded, batches, loss, mode=settings.mode, seed=settings.seed, output_key=settings.output_key
+        )
+    except PassError as error:
+        found.gradients = error.inspection
+        found.leave_out(rules - {"non-finite-loss"} if error.inspection.loss is not None else rules, str(error))
+    except UsageError as error:
+        if settings.loss not in _FIT_ALL or settings.output_key is not None:
+            raise
+        found.leave_out(rules, str(error))
+
+
+def _loss(prepared: Prepared, settings: CheckSettings) -> Loss:
+    """Return the loss that the settings name: by name, or as FILE.py:FUNCTION; a target may be a tensor file."""
+    source, _, name = settings.loss.rpartition(":")
+    target = settings.target
+    file = Path(target) if target is not None and target.lower().endswith(tuple(TENSOR_SUFFIXES)) else None
+    return choose_loss(
+        load_function(Path(source), name) if source.endswith(".py") else settings.loss,
+        target=target if file is None else read_tensor(file),
+        target_name="" if file is None else file.name,
+        seed=settings.seed,
+        categories=prepared.loaded.info.categories,
+        output_key=settings.output_key,
+        input_count=prepared.input_count,
+    )

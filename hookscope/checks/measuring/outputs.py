@@ -1,0 +1,239 @@
+"""Compare what a network returned, in two passes or for two inputs, and read class scores off it."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.hooks.pytree import tensors_given, tensors_in
+from hookscope.inputs import Batch, copy_of, part_of
+from hookscope.losses import Output, output_at
+from hookscope.results.comparison import Prediction
+from hookscope.statistics.storage import stored_values
+
+Returned = Mapping[str, Tensor]
+"""The tensors of one forward pass's result, by the path to each: "", "['logits']", "[0]['boxes']"."""
+
+
+def returned_tensors(output: object) -> Returned:
+    """Return copies of the tensors that a network returned."""
+    return {path: tensor.detach().clone() for path, tensor in tensors_in(output)}
+
+
+def difference(first: Tensor, second: Tensor) -> float | None:
+    """Return the greatest absolute difference over the greatest finite magnitude in either.
+
+    Returns:
+        0 for equal tensors, NaN in the same places included; NaN where NaN meets a number; Inf where shapes differ, or
+        Inf meets anything else; None for tensors that cannot be read.
+    """
+    # The ragged axis of a nested tensor has a symbol for its size, another one in each pass.
+    ragged = first.is_nested and second.is_nested
+    if first.dtype != second.dtype or (not ragged and first.shape != second.shape):
+        return math.inf
+    try:
+        left, right = _numbers(first), _numbers(second)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+    if left.shape != right.shape:  # ragged and sparse tensors of one shape may hold more or less
+        return math.inf
+    return _between(left, right) if left.numel() else 0.0
+
+
+def _between(left: Tensor, right: Tensor) -> float:
+    differing = (left != right) & ~(left.isnan() & right.isnan())
+    if not differing.any():
+        return 0.0
+    if (left.isnan() | right.isnan())[differing].any():
+        return math.nan
+    if (left.isinf() | right.isinf())[differing].any():
+        return math.inf
+    magnitude = max(float(each[each.isfinite()].abs().max()) for each in (left, right))
+    return float((left[differing] - right[differing]).abs().max()) / magnitude
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    values, _, _ = stored_values(tensor.detach().cpu(), () if tensor.is_nested else tuple(tensor.shape))
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
+
+
+def greatest(first: float | None, second: float | None) -> float | None:
+    """Return the greater of two differences; NaN is greater than any, None is none."""
+    known = [each for each in (first, second) if each is not None]
+    return math.nan if any(math.isnan(each) for each in known) else max(known, default=None)
+
+
+def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
+    """Take apart what belongs to each input of a batch.
+
+    A network that takes a list of inputs and returns a list as long, as detectors do, has a result for each: its paths
+    lose their first step. Of other networks it is the slices along axis 0, where that is as long as the batch.
+
+    Returns:
+        For each input, by path, what is its own; empty where nothing is.
+    """
+    count = len(batch.indices)
+    if is_listed(returned, batch):
+        return [
+            {path.removeprefix(f"[{index}]"): tensor for path, tensor in returned.items() if _item(path) == index}
+            for index in range(count)
+        ]
+    parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for path, tensor in returned.items():
+        if not tensor.is_nested and tensor.layout == torch.strided and tensor.dim() and tensor.shape[0] == count:
+            for index, part in enumerate(parts):
+                part[path] = tensor[index : index + 1]
+    return parts
+
+
+def varying(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Return the paths that two inputs have in common and that can vary: nothing can be said of empty tensors."""
+    return [path for path, tensor in one.items() if path in other and tensor.numel() + other[path].numel()]
+
+
+def is_listed(returned: Returned, batch: Batch) -> bool:
+    """Tell whether the network took a list of inputs and returned a list of results, one for each."""
+    count = len(batch.indices)
+    given = batch.args[0] if batch.args else None
+    items = {_item(path) for path in returned}
+    return isinstance(given, list) and len(given) == count and None not in items and max(items, default=0) < count  # type: ignore[type-var, operator]
+
+
+def _item(path: str) -> int | None:
+    """Return N of a path that begins with "[N]"."""
+    found = re.match(r"\[(\d+)\]", path)
+    return int(found[1]) if found else None
+
+
+def with_a_mirrored_copy(batch: Batch) -> Batch | None:
+    """Return the first input of a batch together with another one made of it: mirrored, and as a negative.
+
+    Mirroring alone would not do, for a network whose first layers look at one pixel at a time gives the same for both;
+    nor would scaling, for one that normalises its input. Whole numbers are only mirrored: they may be indices.
+
+    Returns:
+        A batch of two; None if the copy equals the input.
+    """
+    alone = part_of(batch, 0)
+    joined = tuple(_with_its_mirror(each) for each in alone.args)
+    by_name = {
+        name: value if name in alone.shared else _twice(value) if alone.args else _with_its_mirror(value)
+        for name, value in alone.kwargs.items()
+    }
+    index, record = alone.indices[0], alone.records[0]
+    pair = replace(alone, args=joined, indices=(index, index + 1), records=(record, record), kwargs=by_name)
+    return None if same_input(part_of(pair, 0), part_of(pair, 1)) else pair
+
+
+def _with_its_mirror(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*value, *(_mirrored(each) for each in value)]
+    if isinstance(value, dict):
+        return {key: _with_its_mirror(each) for key, each in value.items()}
+    return torch.cat([value, _mirrored(value)]) if isinstance(value, Tensor) and value.dim() else value
+
+
+def _twice(value: Any) -> Any:
+    return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() else value
+
+
+def _mirrored(tensor: Tensor) -> Tensor:
+    flipped = tensor.flip(-1) if tensor.dim() else tensor
+    return -flipped if tensor.is_floating_point() or tensor.is_complex() else flipped
+
+
+def same_input(first: Batch, second: Batch) -> bool:
+    """Tell whether two batches of one input each hold the same values."""
+    given = [tensors_given(each.args, each.kwargs) for each in (first, second)]
+    pairs = zip(*given, strict=True)
+    return all(left.shape == right.shape and torch.equal(left, right) for (_, left), (_, right) in pairs)
+
+
+def best_classes(
+    returned: Returned, indices: Sequence[int], count: int, categories: Sequence[str], output_key: str | None
+) -> list[Prediction] | str:
+    """Return the best classes for each input of a batch, with their softmax probabilities.
+
+    Unlike `inspection.rows.predictions` it needs no names of classes: where they are unknown, or too few, there are
+    indices alone.
+
+    Args:
+        returned: The tensors of the network's result, by path.
+        indices: Of the inputs.
+        count: How many classes to return.
+        categories: Class names by index, if known.
+        output_key: Which of several outputs holds the class scores; None for the only one of shape (N, classes).
+
+    Returns:
+        The classes, or why there are none, in a sentence.
+
+    Raises:
+        UsageError: If there is no such output.
+    """
+    floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
+    if output_key is None:
+        rows = [each.tensor for each in floating if _is_scores(each.tensor, len(indices))]
+        if len(rows) != 1:
+            many = "several outputs" if rows else "no output"
+            return f"The network returned {many} of one row of class scores per input: name the one with output_key."
+        scores = rows[0]
+    else:
+        scores = output_at(floating, output_key).tensor
+        if not _is_scores(scores, len(indices)):
+            return f"The output '{output_key}' has shape {tuple(scores.shape)}: no row of class scores per input."
+    names = categories if len(categories) == scores.shape[1] else ()
+    probabilities, classes = scores.float().softmax(1).topk(min(count, scores.shape[1]))  # (N, k)
+    return [
+        Prediction(index, tuple(best), tuple(names[number] for number in best if names), tuple(shares))
+        for index, best, shares in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)
+    ]
+
+
+def _is_scores(tensor: Tensor, count: int) -> bool:
+    return tensor.dim() == 2 and tensor.shape[0] == count and tensor.shape[1] > 0
+
+
+@dataclass(slots=True)
+class FirstPass:
+    """What the network returned in the first pass over all inputs.
+
+    Attributes:
+        batch: The first batch, in separate memory; None before it ran.
+        returned: What the network returned for it.
+        parts: What of that belongs to each of its inputs, by path.
+        spread: By path, the greatest difference between the outputs for the first input and for another one.
+        distinct: Whether any input differs from the first.
+        spreads: Whether `spread` and `distinct` are wanted.
+    """
+
+    spreads: bool
+    batch: Batch | None = None
+    returned: Returned = field(default_factory=dict)
+    parts: Sequence[Mapping[str, Tensor]] = ()
+    spread: dict[str, float | None] = field(default_factory=dict)
+    distinct: bool = False
+
+    def add(self, batch: Batch, returned: Returned) -> None:
+        """Compare what the network returned for a batch with what it returned for the first input.
+
+        Args:
+            batch: As the network was given it.
+            returned: In separate memory.
+        """
+        parts = by_input(returned, batch)
+        if self.batch is None:
+            self.batch, self.returned, self.parts = copy_of(batch), returned, parts
+        if not self.spreads:
+            return
+        if not self.distinct:
+            first = part_of(self.batch, 0)
+            self.distinct = any(not same_input(first, part_of(batch, index)) for index in range(len(batch.indices)))
+        reference = self.parts[0]
+        for part in parts:
+            if part is not reference:
+                for path in varying(reference, part):
+                    self.spread[path] = greatest(self.spread.get(path), difference(reference[path], part[path]))

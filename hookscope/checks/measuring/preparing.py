@@ -1,0 +1,168 @@
+"""Load the network of a checkpoint, and find its inputs."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from hookscope.checks.settings import CheckSettings
+from hookscope.errors import ModelError, UsageError
+from hookscope.hooks.selection import unwrap
+from hookscope.inputs import (
+    Batch,
+    NamedInput,
+    count_inputs,
+    find_inputs,
+    in_batches,
+    load_batches,
+    named_batch,
+    noise_batch,
+    preprocessing_from_options,
+    read_named,
+    to_device,
+    with_named,
+    without_named_frame,
+)
+from hookscope.inspection.network import subject_of
+from hookscope.models import FileOptions, LoadedModel, example_shape, load_model
+from hookscope.models.input_spec import default_preprocessing
+from hookscope.results.inputs import Preprocessing
+from hookscope.text import one_line
+
+# Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,
+# cannot be seen with one.
+_NOISE_INPUTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A network on its device, and what it will be given.
+
+    Attributes:
+        loaded: The network and where it came from.
+        batches: Reads the inputs anew, as often as it is called; the order is always the same. Pictures of settings
+            come first, then those of expectations, each path once: the input of an expectation is the one whose
+            `InputRecord.name` is `str(expectation.image)`.
+        input_count: How many inputs that is.
+        load_seconds: What loading the network took.
+    """
+
+    loaded: LoadedModel
+    batches: Callable[[], Iterator[Batch]]
+    input_count: int
+    load_seconds: float = 0.0
+
+
+def prepare(
+    model: str | nn.Module | LoadedModel,
+    settings: CheckSettings,
+    *,
+    trust: bool = False,
+    device: torch.device | None = None,
+) -> Prepared:
+    """Load a network and find its inputs: pictures, or seeded noise where there are none.
+
+    Args:
+        model: A weights file or any other form of MODEL; or a network, which stays on its device.
+        settings: How to load it, and what to give it.
+        trust: Whether a weights file may run code while it is read.
+        device: Where to run; None leaves the network where it is, which is the CPU for one that was just loaded.
+
+    Returns:
+        The network with its inputs. Pictures are not read yet: one that cannot be is an `ImageError` later.
+
+    Raises:
+        HookscopeError: As `load_model` and `find_inputs` raise it, if the network cannot be loaded, a folder of
+            pictures is empty, or it is not known what input the network takes.
+    """
+    began = time.perf_counter()
+    loaded = _load(model, settings, trust=trust)
+    if device is not None:
+        _move(loaded, device)
+    preprocessing = preprocessing_from_options(
+        loaded.preprocessing,
+        resize=settings.resize,
+        crop=settings.crop,
+        mean=settings.mean,
+        std=settings.std,
+        max_pixels=settings.max_pixels,
+        batch_axis=settings.batch_axis,
+    )
+    named = read_named(settings.named, preprocessing)
+    preprocessing = without_named_frame(preprocessing, named)
+    batch_size = settings.batch_size
+    if batch_size < 1:
+        raise UsageError(f"A batch of {batch_size} inputs is not possible. Give a batch size of 1 or more.")
+    if loaded.example_shape is not None:  # an exported program may take no other number of inputs
+        batch_size = min(batch_size, loaded.example_shape[0])
+    expected = [expectation.image for expectation in settings.expectations]
+    notes: list[str] = []
+    found = find_inputs([str(path) for path in settings.images], notes.append)
+    loaded = replace(loaded, notes=(*notes, *loaded.notes))
+    paths = list(dict.fromkeys([*found, *expected]))
+    if paths:
+        read: Callable[[], Iterator[Batch]] = partial(load_batches, paths, preprocessing, batch_size)
+        count = count_inputs(paths, preprocessing)
+    elif settings.shape is None and any(each.record is not None for each in named):
+        count = len(named_batch(named).indices)
+        read = partial(_in_batches, partial(named_batch, named), batch_size)
+        named = ()
+    else:
+        shape = _noise_shape(settings, loaded, preprocessing)
+        read = partial(_in_batches, partial(noise_batch, shape, settings.seed, preprocessing.kind), batch_size)
+        count = next(iter(shape), 0)
+    if named:
+        read = partial(_with_named, read, named, count)
+    return Prepared(loaded, partial(_placed, read, loaded.module), count, time.perf_counter() - began)
+
+
+def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool) -> LoadedModel:
+    if isinstance(model, LoadedModel):
+        return model
+    if isinstance(model, nn.Module):
+        return LoadedModel(model, subject_of(model).info, default_preprocessing(unwrap(model)))
+    return load_model(
+        model,
+        arch=settings.arch,
+        model_arguments=settings.model_arguments,
+        seed=settings.seed,
+        options=FileOptions(trust, settings.key, settings.allow_missing, settings.allow_unexpected),
+    )
+
+
+def _move(loaded: LoadedModel, device: torch.device) -> None:
+    try:
+        loaded.module.to(device)
+    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
+        raise ModelError(f"{loaded.info.name} cannot be moved to {device}: {one_line(error)}") from error
+
+
+def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Preprocessing) -> tuple[int, ...]:
+    if settings.shape is not None:
+        return settings.shape
+    known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
+    if known is None:
+        raise UsageError(
+            f"{loaded.info.name} does not tell what input it takes: name pictures, or the shape of noise, in the "
+            "configuration."
+        )
+    return (max(_NOISE_INPUTS, known[0]), *known[1:])
+
+
+def _in_batches(make: Callable[[], Batch], batch_size: int) -> Iterator[Batch]:
+    return in_batches(make(), batch_size)
+
+
+def _with_named(read: Callable[[], Iterator[Batch]], named: Sequence[NamedInput], count: int) -> Iterator[Batch]:
+    return (with_named(batch, named, count) for batch in read())
+
+
+def _placed(read: Callable[[], Iterator[Batch]], module: nn.Module) -> Iterator[Batch]:
+    """Read batches for the network: on its device, floating-point tensors in its dtype."""
+    first = next((each for each in module.parameters() if each.is_floating_point()), None)
+    device = torch.device("cpu") if first is None else first.device
+    dtype = torch.float32 if first is None else first.dtype
+    return (to_device(batch, device, dtype) for batch in read())

@@ -1,0 +1,70 @@
+"""The rules of `hookscope check` and `hookscope grads`: a function each, in files by what they look at.
+
+Nothing here loads NumPy or torch, for `hookscope grads --help` names rules: these files import results for annotations
+only.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from hookscope.checks.rules import (
+    activations,
+    dead_gradient,
+    drift,
+    expectation,
+    forward,
+    gradients,
+    learning,
+    outputs,
+    precision,
+    stored,
+)
+from hookscope.checks.rules.rule import Limit, Rule
+from hookscope.errors import UsageError, nearest
+
+_FILES = (
+    *(stored, forward, outputs, activations, precision, expectation, drift),
+    *(gradients, dead_gradient, learning),
+)
+
+RULES: Mapping[str, Rule] = {
+    each.identifier: each for file in _FILES for each in vars(file).values() if isinstance(each, Rule)
+}
+"""By identifier, in the order in which they are judged and reported: that of the files, and within each."""
+
+GRADS_RULES = (
+    *("non-finite-loss", "non-finite-activation", "non-finite-gradient", "zero-gradient", "dead-gradient"),
+    *("vanishing-gradient", "exploding-gradient", "unused-parameter", "saturated-activation", "dead-channels"),
+    "gradient-imbalance",
+)
+"""What `hookscope grads` judges, in the order in which it reports: causes first."""
+
+
+def grads_limits() -> dict[str, tuple[Rule, str]]:
+    """Return for each name of `hookscope grads --limit` the rule, and the limit's own name."""
+    rules = [RULES[name] for name in GRADS_RULES]
+    return {limit.grads_name: (rule, name) for rule in rules for name, limit in rule.limits.items()}
+
+
+def limits_from_text(texts: Iterable[str]) -> dict[str, float]:
+    """Return all limits of `hookscope grads` by name, those that `--limit NAME=VALUE` gives in place of the defaults.
+
+    Raises:
+        UsageError: If one is not of the form NAME=VALUE, with a known name and a positive number.
+    """
+    limits = {name: rule.limits[own].default for name, (rule, own) in grads_limits().items()}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in limits:
+            raise UsageError(
+                f"--limit {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
+            )
+        try:
+            limits[name] = float(value)
+        except ValueError as error:
+            raise UsageError(f"--limit {text!r} has no number. Give, for example, --limit {name}=0.5.") from error
+        if not 0 < limits[name] < float("inf"):
+            raise UsageError(f"--limit {text!r} is not a positive number. Give, for example, --limit {name}=0.5.")
+    return limits
+
+
+__all__ = ["GRADS_RULES", "RULES", "Limit", "Rule", "grads_limits", "limits_from_text"]

@@ -1,0 +1,272 @@
+"""Rules about what each parameter learns: how gradients change over depth and between parameters, and who gets none."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from hookscope.checks.rules.dead_gradient import idle_modules
+from hookscope.checks.rules.reading import (
+    arrived_outputs,
+    batch_norm_is_idle,
+    counted,
+    is_positive,
+    key,
+    l2,
+    listed,
+    owner,
+    parameter_of,
+    taken_gradients,
+    weights,
+)
+from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements
+    from hookscope.results.gradients import GradientRow, Gradients
+
+# Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence. Our choice.
+_SHORTEST_TREND = 3
+_SHORTEST_RECURRENCE = 8
+
+_CAUSES = ("non-finite-gradient", "zero-gradient")
+_OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
+
+
+@rule(
+    "vanishing-gradient",
+    "off",
+    "gradients",
+    _CAUSES,
+    min_ratio=Limit(
+        1e-4,
+        "median ‖g‖/‖w‖ of the first tenth of the weights, in units of the last tenth's",
+        f"{_OURS_AS_GRADS}; healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
+        "vanishing",
+    ),
+)
+def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """The first weights learn far slower than the last.
+
+    ‖g‖/‖w‖, what a step changes relative to what is there, is far smaller for the first weights than for the last:
+    saturated activations, missing normalisation or skip connections, too small an initialisation.
+    """
+    # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not:
+    # scaling one layer's weights scales the gradients of the outputs before it only, but those of all other weights
+    # alike. The median over a tenth spans skip connections and branches that start small. A layer applied again and
+    # again, as in a recurrence, has one gradient for all its calls; those of its outputs are compared instead.
+    limit = terms.limit("min_ratio")
+    found: dict[str, Objection] = {}
+    for trend in (*_recurrences(taken_gradients(measured)), _learning(taken_gradients(measured))):
+        ratio = trend.ratio(median)
+        if ratio is not None and ratio < limit:
+            first = trend.targets[0]
+            found.setdefault(first.where, Objection(first, trend.sentence(ratio, limit)))
+    yield from found.values()
+
+
+@rule(
+    "exploding-gradient",
+    "off",
+    "gradients",
+    _CAUSES,
+    max_ratio=Limit(
+        1e4,
+        "median ‖grad_output‖ of the first tenth of the layers, in units of the greatest of the last tenth",
+        f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 200",
+        "exploding",
+    ),
+)
+def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """Gradients grow on the way back to the first layers.
+
+    ‖grad_output‖ grows from the last layers to the first: too large an initialisation, or recurrence without clipping.
+    Untrained BatchNorm in eval mode does not normalise, so then it is a warning.
+    """
+    # Outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
+    # large. The greatest of the last tenth keeps small branches at the end from making the beginning look large.
+    gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
+    rows = [row for row in arrived_outputs(gradients) if is_positive(row.gradient.l2)]
+    idle = batch_norm_is_idle(gradients)
+    remark = " BatchNorm does not normalise yet, being untrained; judge in train mode." if idle else ""
+    found: dict[str, Objection] = {}
+    for trend in (*_recurrences(gradients), _of_outputs("layers", rows)):
+        ratio = trend.ratio(max)
+        if ratio is not None and ratio > limit:
+            first = trend.targets[0]
+            message = trend.sentence(ratio, limit) + remark
+            found.setdefault(first.where, Objection(first, message, "warn" if idle else "fail"))
+    yield from found.values()
+
+
+@rule("unused-parameter", "off", "gradients")
+def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """Trainable parameters never get a gradient.
+
+    Trainable parameters that the loss does not reach are dead weight, and DistributedDataParallel waits for them
+    forever. Heads that are only used in training look so in eval mode.
+    """
+    gradients = taken_gradients(measured)
+    reasons = {
+        "not reached": "the loss does not depend on them",
+        "no gradient path": "autograd does not track what is computed with them (no_grad, detach)",
+    }
+    trainable = [each for each in gradients.parameters if each.trainable]
+    for status, reason in reasons.items():
+        unused = [each for each in trainable if each.status == status]
+        if unused:
+            names = [each.name for each in unused]
+            message = (
+                f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
+                f" {reason}: {listed(names)}."
+            )
+            target = parameter_of(unused[0]) if len(unused) == 1 else _module(_common_module(names), gradients)
+            yield Objection(target, message, "warn")
+
+
+@rule(
+    "gradient-imbalance",
+    "off",
+    "gradients",
+    (*_CAUSES, "vanishing-gradient"),
+    max_ratio=Limit(
+        1e6,
+        "greatest ‖g‖/‖w‖ of the weights, in units of the smallest",
+        f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 500000, ConvNeXt apart",
+        "imbalance",
+    ),
+)
+def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """One learning rate must serve weights with far different relative gradients.
+
+    The optimiser has one learning rate; where ‖g‖/‖w‖ of weights differ by orders of magnitude, some blow up before
+    others move. Adaptive optimisers even it out. Biases, scales and zero weights do not count, and a vanishing gradient
+    is not said twice.
+    """
+    # Biases and scales start at 0 or 1 whatever their layer does, and a bias before BatchNorm gets rounding. Untrained
+    # BatchNorm in eval mode is not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3, nothing of
+    # it in train mode). Nor are weights that serve idle heads, and get a part of the gradient only: those of a
+    # detector's level without an object.
+    gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
+    partly_fed = _serving_idle(gradients)
+    known = [] if batch_norm_is_idle(gradients) else weights(gradients)
+    ranked = sorted(
+        (each for each in known if owner(each) not in partly_fed), key=lambda each: (each.ratio or 0.0, each.name)
+    )
+    if len(ranked) < _SHORTEST_TREND:
+        return
+    smallest, greatest = (each.ratio or 0.0 for each in (ranked[0], ranked[-1]))
+    if greatest / smallest > limit:
+        message = (
+            f"‖g‖/‖w‖ differs {greatest / smallest:.1e} times between weights (limit {limit:.0e}):"
+            f" {smallest:.1e} at '{ranked[0].name}', {greatest:.1e} at '{ranked[-1].name}'."
+        )
+        yield Objection(parameter_of(ranked[0]), message, "warn")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trend:
+    """Positive values in forward order, and whose they are.
+
+    Attributes:
+        measure: What the values are.
+        things: Of what, in the plural.
+        targets: One a value.
+        values: Greater than zero.
+    """
+
+    measure: str
+    things: str
+    targets: Sequence[FindingTarget]
+    values: Sequence[float]
+
+    def ratio(self, of_last: Callable[[Sequence[float]], float]) -> float | None:
+        """Return the median of the first tenth over what `of_last` makes of the last tenth; None if values are few."""
+        if len(self.values) < _SHORTEST_TREND:
+            return None
+        ratio = median(self.values[: self._tenth]) / of_last(self.values[-self._tenth :])
+        return max(ratio, sys.float_info.min)  # never 0, for its logarithm
+
+    @property
+    def _tenth(self) -> int:
+        return max(1, round(len(self.values) / 10))
+
+    def sentence(self, ratio: float, limit: float) -> str:
+        """Say how the measure changes from the last to the first, evenly or most of it in one step."""
+        steps = [math.log(early) - math.log(late) for early, late in pairwise(self.values)]
+        change = math.log(ratio)
+        steepest = max(range(len(steps)), key=lambda step: steps[step] * math.copysign(1, change))
+        if change and steps[steepest] / change > 0.5:
+            late, early = self.targets[steepest + 1].where, self.targets[steepest].where
+            step = self.values[steepest] / self.values[steepest + 1]
+            where = f"most of it, {step:.1e}, from '{late}' to '{early}'"
+        else:
+            count = len(self.values) - self._tenth
+            where = f"about {math.exp(change / count):.3g} at each of {count} steps"
+        first, last = self.targets[0].where, self.targets[-1].where
+        return (
+            f"{self.measure} {'shrinks' if change < 0 else 'grows'} to {ratio:.1e} times its size (limit {limit:.0e})"
+            f" from the last {self.things} to the first, '{last}' to '{first}': {where}."
+        )
+
+
+def _serving_idle(gradients: Gradients) -> set[str]:
+    """Return the layers one of whose outputs is taken by a module that is idle at that call, or leads to such alone."""
+    outputs = arrived_outputs(gradients)
+    places = idle_modules(outputs)
+    idle = {row.label for row in outputs if key(row) in places}
+    serving: set[str] = set()
+    layers = set()
+    for row in reversed(outputs):
+        taken_by = set(row.taken_by or ())
+        if taken_by & idle or (taken_by and taken_by <= serving):
+            serving.add(row.label)
+            layers.add(row.layer)
+    return layers
+
+
+def _learning(gradients: Gradients) -> _Trend:
+    """Return ‖g‖/‖w‖ of the weights; of a frozen network ‖g‖·‖x‖ of the outputs, which behaves alike."""
+    known = weights(gradients)
+    if len(known) >= _SHORTEST_TREND:
+        return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, known)], [each.ratio or 0.0 for each in known])
+    activations = {key(row): l2(row.activation) for row in gradients.rows}
+    effects = [(row, l2(row.gradient) * activations.get(key(row), 0.0)) for row in arrived_outputs(gradients)]
+    positive = [(output_of(row), effect) for row, effect in effects if is_positive(effect)]
+    return _Trend("‖g‖·‖x‖", "outputs", [target for target, _ in positive], [effect for _, effect in positive])
+
+
+def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
+    """Return ‖grad_output‖ over the calls of each layer with weights that is called often, always with one shape."""
+    weighted = {owner(each) for each in gradients.parameters}
+    by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
+    for row in arrived_outputs(gradients):
+        if is_positive(row.gradient.l2) and row.layer in weighted:
+            by_layer.setdefault((row.layer, row.slot, row.gradient.shape), []).append(row)
+    for rows in by_layer.values():
+        if len(rows) >= _SHORTEST_RECURRENCE:
+            yield _of_outputs("calls", rows)
+
+
+def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
+    return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [l2(row.gradient) for row in rows])
+
+
+def _module(name: str, gradients: Gradients) -> FindingTarget:
+    """Return a module by its dotted name; "" is the whole network."""
+    row = next((row for row in gradients.rows if row.label == name), None)
+    return output_of(row) if row else FindingTarget(name, (name,) if name else ())
+
+
+def _common_module(names: Sequence[str]) -> str:
+    """Return the dotted name of the innermost module that holds all parameters."""
+    paths = [name.split(".")[:-1] for name in names]
+    depth = 0
+    while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
+        depth += 1
+    return ".".join(paths[0][:depth])

@@ -1,0 +1,209 @@
+"""What a rule is: a function that looks at measurements and yields what it objects to, under levels and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from hookscope.checks.settings import CheckSettings, RuleSettings
+from hookscope.hooks.patterns import Pattern, parse_pattern
+from hookscope.results.findings import Finding, Level
+from hookscope.text import safe_text
+
+if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
+    from hookscope.checks.baseline import Baseline
+    from hookscope.results.activations import LayerRow
+    from hookscope.results.check import CheckMeasurements, StoredValues
+    from hookscope.results.gradients import GradientRow
+
+Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "baseline"]
+"""What of the `CheckMeasurements` a rule looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Where a rule begins to object.
+
+    Attributes:
+        default: In the unit that `meaning` states.
+        meaning: What is compared with it, for people.
+        source: Where the number comes from; "our choice" and why, if it is ours.
+        grads_name: Its name in `hookscope grads --limit`; "" if the rule is not judged there.
+    """
+
+    default: float
+    meaning: str
+    source: str
+    grads_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingTarget:
+    """What an objection is about, and what layer patterns match it by.
+
+    Attributes:
+        where: For people: label of an output, name of a parameter; "" for the whole checkpoint.
+        names: Dotted names, any of which a pattern may match; none for the whole checkpoint.
+        kind: Class name of the module.
+    """
+
+    where: str = ""
+    names: tuple[str, ...] = ()
+    kind: str = ""
+
+
+WHOLE = FindingTarget()
+"""The whole network: no pattern matches it."""
+
+
+def output_of(row: LayerRow | GradientRow) -> FindingTarget:
+    """Return a layer's output; patterns match the layer's name and its aliases."""
+    return FindingTarget(row.label, (row.layer, *row.aliases), row.kind)
+
+
+def stored_in(values: StoredValues) -> FindingTarget:
+    """Return a parameter or buffer; patterns match its names and those of the modules that own it."""
+    names = (values.name, *values.aliases)
+    return FindingTarget(values.name, (*names, *(name.rpartition(".")[0] for name in names)), values.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """What a rule function yields; it becomes a `Finding` at the level that the rule is held to.
+
+    Attributes:
+        target: What it is about.
+        message: One sentence with the measured value and the limit.
+        at_most: "warn" keeps it from failing the check, whatever the rule's level.
+    """
+
+    target: FindingTarget
+    message: str
+    at_most: Literal["fail", "warn"] = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        identifier: Stable: "dead-channels".
+        level: For `hookscope check`, unless the user says otherwise.
+        needs: What it looks at; it is skipped where that cannot be had.
+        evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
+        silenced_by: Rules whose objections are the cause of what this one would object to.
+        limits: By name.
+    """
+
+    identifier: str
+    level: Level
+    needs: Needs
+    evaluate: Callable[[CheckMeasurements, RuleTerms], Iterator[Objection]]
+    silenced_by: tuple[str, ...] = ()
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+
+    @property
+    def meaning(self) -> str:
+        """What it objects to, in one sentence."""
+        return self._paragraphs[0]
+
+    @property
+    def explanation(self) -> str:
+        """What causes it, what it does not mean, and what to do; paragraphs are separated by an empty line."""
+        return "\n\n".join(self._paragraphs[1:])
+
+    @property
+    def _paragraphs(self) -> list[str]:
+        return [" ".join(paragraph.split()) for paragraph in (self.evaluate.__doc__ or "").split("\n\n")]
+
+
+def rule(
+    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), **limits: Limit
+) -> Callable[[Callable[[CheckMeasurements, RuleTerms], Iterator[Objection]]], Rule]:
+    """Make a function a rule. See `Rule` for the arguments; limits are given by name."""
+    return lambda function: Rule(identifier, level, needs, function, silenced_by, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTerms:
+    """The level and the limits that one rule is held to, for all layers and for some.
+
+    Attributes:
+        rule: The rule.
+        level: Where no layer's settings say otherwise.
+        settings: Those of the check.
+        layers: What was changed for some layers; a later one goes over an earlier one.
+        baseline: What `drift` compares with; None for nothing.
+    """
+
+    rule: Rule
+    level: Level
+    settings: CheckSettings
+    layers: Sequence[tuple[Pattern, RuleSettings]] = ()
+    baseline: Baseline | None = None
+
+    def level_of(self, target: FindingTarget) -> Level:
+        """Return the level of findings about a target."""
+        level = self.level
+        for settings in self._layers_of(target):
+            level = settings.level or level
+        return level
+
+    def is_on(self, target: FindingTarget) -> bool:
+        """Tell whether the rule is on for a target."""
+        return self.level_of(target) != "off"
+
+    def limit(self, name: str, target: FindingTarget = WHOLE) -> float:
+        """Return a limit of the rule for a target."""
+        changes = self.settings.rules.get(self.rule.identifier, RuleSettings())
+        value = changes.limits.get(name, self.rule.limits[name].default)
+        for settings in self._layers_of(target):
+            value = settings.limits.get(name, value)
+        return value
+
+    def finding(self, objection: Objection) -> Finding | None:
+        """Return an objection as a finding at its level; None where the rule is off for its target."""
+        level = self.level_of(objection.target)
+        if level == "off":
+            return None
+        message = safe_text(objection.message)  # names come from the file, and a finding goes into logs
+        level = "warn" if "warn" in (level, objection.at_most) else "fail"
+        return Finding(self.rule.identifier, level, objection.target.where, message)
+
+    def _layers_of(self, target: FindingTarget) -> Iterator[RuleSettings]:
+        """Yield what was changed for layers that match the target, in the order of the settings."""
+        for pattern, settings in self.layers:
+            if target.names and any(pattern.matches(name, target.kind) for name in target.names) != pattern.exclude:
+                yield settings
+
+
+def terms_of(rule: Rule, settings: CheckSettings, baseline: Baseline | None = None) -> RuleTerms:
+    """Return the level and limits of a wanted rule.
+
+    A rule that is off everywhere is wanted because it was selected by name; then it fails. Where it is off but for some
+    layers, it stays off for all others.
+
+    Raises:
+        UsageError: If a pattern of `settings` cannot be read.
+    """
+    layers = [
+        (parse_pattern(layer.pattern), layer.rules[rule.identifier])
+        for layer in settings.layers
+        if rule.identifier in layer.rules
+    ]
+    level = level_for_all(rule, settings)
+    if level == "off" and not is_on_for_some(rule, settings):
+        level = "fail"
+    return RuleTerms(rule, level, settings, layers, baseline)
+
+
+def level_for_all(rule: Rule, settings: CheckSettings) -> Level:
+    """Return the level of a rule where no layer's settings say otherwise."""
+    return settings.rules.get(rule.identifier, RuleSettings()).level or rule.level
+
+
+def is_on_for_some(rule: Rule, settings: CheckSettings) -> bool:
+    """Tell whether some layers' settings turn a rule on."""
+    changes = (layer.rules.get(rule.identifier, RuleSettings()) for layer in settings.layers)
+    return any(each.level not in (None, "off") for each in changes)

@@ -1,0 +1,210 @@
+"""Rules about the file and what it stores: parameters and buffers, as they were loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hookscope.checks.rules.reading import counted
+from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, rule, stored_in
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements, StoredValues
+
+
+@rule("integrity", "fail", "file")
+def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """The file is complete, of a known kind, and safe to read.
+
+    The file is read to its end without running anything in it: truncated downloads, damaged archives, unknown formats
+    and files that would run code when unpickled are refused. Nothing else can be checked then, so the check fails
+    whatever the level. Download or save the file again; for a file of your own that needs unpickling give --trust.
+    """
+    return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
+
+
+@rule("architecture", "fail", "network")
+def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """The names and shapes in the file are those of the network.
+
+    Every name and shape of the network must be in the file, and nothing else. Half a checkpoint, one saved from another
+    version of the code, or weights of another network break it. Nothing else can be checked then, so the check fails
+    whatever the level. Name the network with --arch, or what may differ with allow_missing and allow_unexpected.
+    """
+    return iter(())  # likewise
+
+
+@rule("non-finite-parameter", "fail", "stored")
+def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """A parameter or buffer holds NaN or Inf.
+
+    One NaN in a weight makes every output NaN. It comes of a step with too large a learning rate, an overflow in half
+    precision, or a damaged file. A buffer that holds nothing but zeros and infinities is a mask, and passes. Go back to
+    an earlier checkpoint.
+    """
+    for values in measured.stored:
+        if (values.nan_count or values.inf_count) and not _is_mask(values):
+            message = (
+                f"'{values.name}' ({values.kind}) holds {values.nan_count:,} NaN and {values.inf_count:,} Inf in"
+                f" {counted(values.element_count, 'value')} (limit 0)."
+            )
+            yield Objection(stored_in(values), message)
+
+
+@rule("zero-parameter", "warn", "stored")
+def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """A weight matrix or kernel is zero everywhere.
+
+    A weight with at least two axes longer than 1 that is zero passes nothing on. It was never loaded, was pruned, or
+    starts so by design: untrained heads and the last layer of residual branches do. Biases and scales are left alone.
+    """
+    for values in measured.stored:
+        if is_weight(values) and is_zero(values):
+            message = f"'{values.name}' ({values.kind}) is 0 in all of its {values.element_count:,} values."
+            yield Objection(stored_in(values), message)
+
+
+@rule("constant-parameter", "warn", "stored")
+def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """A weight matrix or kernel has one value everywhere, other than zero.
+
+    A weight with at least two axes longer than 1 and a single value makes all its outputs the same. It was allocated,
+    but never initialised or loaded. Biases and scales are left alone.
+    """
+    for values in measured.stored:
+        finite = not (values.nan_count or values.inf_count)
+        if is_weight(values) and finite and values.min == values.max and values.min not in (None, 0):
+            message = (
+                f"'{values.name}' ({values.kind}) is {values.min:.6g} in all of its {values.element_count:,} values."
+            )
+            yield Objection(stored_in(values), message)
+
+
+@rule("duplicate-parameter", "warn", "stored")
+def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """Two weights that are not tied hold the same values.
+
+    Two weights of equal values that do not share memory are mostly a slip: one was loaded twice, or layers were copied
+    and never trained apart. Tied weights and constant ones do not count.
+    """
+    for values in measured.stored:
+        if values.twin_of:
+            message = (
+                f"'{values.name}' ({values.kind}) equals '{values.twin_of}' in all of its"
+                f" {values.element_count:,} values, though the two are not tied."
+            )
+            yield Objection(stored_in(values), message)
+
+
+@rule(
+    "batchnorm-variance",
+    "fail",
+    "stored",
+    max_zero_fraction=Limit(
+        0.2,
+        "share of a layer's channels whose mean and variance may be zero, 0-1; none while all means are zero",
+        "our choice; up to 0.125 of the trained EfficientNet-Lite0's channels died so, harmlessly",
+    ),
+)
+def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A running variance of BatchNorm is negative or zero.
+
+    A running variance is a mean of squares: negative, it is damaged, and the root of it NaN. Zero in a few channels is
+    what dead ones come to; in many, the buffer was zeroed instead of loaded, and eval mode divides by the root of eps,
+    which multiplies every deviation. A single one is enough where the channel is not dead, for its running mean is not
+    zero, and while all running means are zero, for no training has brought a variance to zero then.
+    """
+    # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
+    # training explains a variance of zero.
+    untrained = {_module_of(each) for each in measured.stored if _is_called(each, "running_mean") and is_zero(each)}
+    for values in measured.stored:
+        if not _is_called(values, "running_var") or values.min is None:
+            continue
+        target = stored_in(values)
+        limit = 0.0 if _module_of(values) in untrained else terms.limit("max_zero_fraction", target)
+        share = values.zero_count / values.element_count
+        if values.min < 0:
+            yield Objection(target, f"'{values.name}' ({values.kind}) goes down to {values.min:.3g} (limit 0).")
+        elif values.means_without_variance:
+            message = (
+                f"'{values.name}' ({values.kind}) is 0 (limit: above 0) in"
+                f" {counted(len(values.means_without_variance), 'channel')} whose running mean is not:"
+                f" {_numbers(values.means_without_variance)}."
+            )
+            yield Objection(target, message)
+        elif share > limit:
+            channels = counted(values.element_count, "channel")
+            message = (
+                f"'{values.name}' ({values.kind}) is 0 in {values.zero_count:,} of {channels}, {share:.1%} (limit"
+                f" {limit:.0%})."
+            )
+            yield Objection(target, message)
+
+
+@rule(
+    "dead-filter",
+    "warn",
+    "stored",
+    max_fraction=Limit(
+        0.05,
+        "share of a weight's output channels that may be zero, 0-1",
+        "our choice; the trained EfficientNet-Lite0 has up to 0.031",
+    ),
+)
+def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """Output channels of a weight are zero everywhere, while others are not.
+
+    A row or kernel of zeros gives an output channel that is constant. Structured pruning does it on purpose; so does
+    weight decay on a channel that gets no gradient. A weight that is zero as a whole is left to zero-parameter, and
+    rows of embeddings are no filters: that of the padding is zero by design.
+    """
+    for values in measured.stored:
+        if not values.zero_filters or not values.filter_count or is_zero(values) or "Embedding" in values.kind:
+            continue
+        target = stored_in(values)
+        limit = terms.limit("max_fraction", target)
+        share = len(values.zero_filters) / values.filter_count
+        if share > limit:
+            message = (
+                f"'{values.name}' ({values.kind}): {len(values.zero_filters)} of"
+                f" {counted(values.filter_count, 'output channel')} have no weight but 0, {share:.1%} (limit"
+                f" {limit:.0%}): {_numbers(values.zero_filters)}."
+            )
+            yield Objection(target, message)
+
+
+def is_weight(values: StoredValues) -> bool:
+    """Tell learnt matrices and kernels from biases, scales and buffers: at least two axes are longer than 1."""
+    return values.role == "parameter" and sum(size > 1 for size in values.shape) >= 2
+
+
+def is_zero(values: StoredValues) -> bool:
+    """Tell whether there are values, all of them zero."""
+    return 0 < values.element_count == values.zero_count
+
+
+def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
+    """Tell whether there is BatchNorm, all of whose statistics are as they start: mean 0, variance 1."""
+    starts = {"running_mean": 0.0, "running_var": 1.0}
+    running = [(values, starts.get(values.name.rpartition(".")[2])) for values in measured.stored]
+    known = [(values, start) for values, start in running if start is not None]
+    return bool(known) and all(values.min == values.max == start for values, start in known)
+
+
+def _is_called(values: StoredValues, name: str) -> bool:
+    return values.name.rpartition(".")[2] == name
+
+
+def _module_of(values: StoredValues) -> str:
+    return values.name.rpartition(".")[0]
+
+
+def _is_mask(values: StoredValues) -> bool:
+    """Tell whether a buffer holds nothing but zeros and infinities."""
+    finite = values.element_count - values.inf_count
+    return values.role == "buffer" and not values.nan_count and finite == values.zero_count > 0
+
+
+def _numbers(indices: tuple[int, ...], shown: int = 8) -> str:
+    more = f" and {len(indices) - shown} more" if len(indices) > shown else ""
+    return ", ".join(map(str, indices[:shown])) + more

@@ -1,0 +1,23 @@
+"""What a rule says about a network."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["fail", "warn", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a rule objects to.
+
+    Attributes:
+        rule: Its identifier: "dead-channels".
+        level: "fail" for what breaks training or results, "warn" for what deserves a look.
+        where: Label of a layer's output, or name of a parameter or an input; "" for the whole network.
+        message: One sentence that holds the measured value and the limit, and stands without `where`.
+    """
+
+    rule: str
+    level: Literal["fail", "warn"]
+    where: str
+    message: str

@@ -1,0 +1,160 @@
+"""Measurements made by hand: healthy ones, and how to change them in one place."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hookscope.checks import RULES, CheckSettings, Expectation, judge
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.check import CheckMeasurements, CheckReport, OutputValues, RuleOutcome, StoredValues
+from hookscope.results.comparison import Prediction
+from hookscope.results.distribution import distribution_of
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
+from hookscope.results.statistics import TensorStatistics
+from tests.checks.rules.by_hand import chain
+
+CATEGORIES = ("tabby cat", "tiger cat", "crane", "tram", "crane", "otter")
+MODEL = ModelInfo("net", "Net", "net.pt", random=False, sha256=None, parameter_count=100, categories=CATEGORIES)
+PICTURE = "cat.jpg"
+EVERYTHING = frozenset(RULES)
+
+
+def stored(name: str, kind: str = "Conv2d", shape: tuple[int, ...] = (4, 3, 2, 2), **changes: Any) -> StoredValues:
+    """Return a parameter whose values lie between -1 and 1."""
+    known: dict[str, Any] = {
+        "role": "parameter",
+        "dtype": "float32",
+        "element_count": math.prod(shape),
+        "nan_count": 0,
+        "inf_count": 0,
+        "zero_count": 0,
+        "min": -1.0,
+        "max": 1.0,
+        "max_abs": 1.0,
+        "fp16_zero_count": 0,
+    }
+    return StoredValues(name, kind, shape=shape, **{**known, **changes})
+
+
+def row(layer: str, kind: str, shape: tuple[int, ...] = (2, 4, 4, 4), **changes: Any) -> LayerRow:
+    """Return a layer's output of values between -1 and 1: with four channels, of 32 values each over two inputs."""
+    known: dict[str, Any] = {
+        "element_count": math.prod(shape),
+        "min": -1.0,
+        "max": 1.0,
+        "nan_count": 0,
+        "inf_count": 0,
+        "channel_axis": 1,
+        "channel_count": shape[1],
+        "dead_channel_count": 0,
+    }
+    statistics = TensorStatistics(shape, **{"dtype": "float32", **known, **changes})
+    return LayerRow(0, layer, kind, 0, "", 0, statistics)
+
+
+STORED = (
+    stored("conv.weight", filter_count=4),
+    stored("conv.bias", shape=(4,)),
+    stored("bn.running_mean", "BatchNorm2d", (4,), role="buffer"),
+    stored("bn.running_var", "BatchNorm2d", (4,), role="buffer", min=0.5),
+    stored("mask", "Net", (2, 2), role="buffer", min=0.0, max=0.0, max_abs=0.0, zero_count=3, inf_count=1),
+    stored("head.weight", "Linear", (6, 4), filter_count=6),
+)
+
+ROWS = (
+    row("conv", "Conv2d", max=-0.5),  # negative everywhere, as a convolution before a ReLU may be
+    row("relu", "ReLU", min=0.0),
+    row("gelu", "GELU"),
+    row("gate", "Sigmoid", quantiles=(0.5,) * 7, distribution=distribution_of(np.full(10, 0.5))),
+    row("", "Net", (2, 6)),
+)
+
+OUTPUT = OutputValues(
+    "(model)",
+    (2, 6),
+    "float32",
+    batched=True,
+    max_abs=1.0,
+    repeat_difference=0.0,
+    alone_difference=1e-7,
+    input_difference=0.5,
+    input_count=2,
+)
+
+PREDICTION = Prediction(
+    0, (0, 1, 3, 2, 5), ("tabby cat", "tiger cat", "tram", "crane", "otter"), (0.6, 0.2, 0.1, 0.05, 0.03)
+)
+
+SETTINGS = CheckSettings(expectations=(Expectation(PICTURE, "tabby cat", ("tiger cat",), 2, 0.5),))  # type: ignore[arg-type]
+
+INPUTS = tuple(InputRecord(name, None, None, (3, 4, 4), ()) for name in (PICTURE, "dog.jpg"))
+
+
+def numbered(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
+    return tuple(replace(each, index=index) for index, each in enumerate(rows))
+
+
+FORWARD = Activations(model=MODEL, inputs=INPUTS, rows=numbered(ROWS), predictions=(PREDICTION,))
+
+HEALTHY = CheckMeasurements(
+    MODEL,
+    STORED,
+    FORWARD,
+    channel_peaks={"gelu": np.array([1.0, 0.5, 0.5, 0.5], np.float32)},
+    outputs=(OUTPUT,),
+    gradients=chain([0.9] * 6),
+)
+
+
+def with_stored(name: str, **changes: Any) -> CheckMeasurements:
+    """Return the healthy measurements with another parameter or buffer."""
+    assert any(each.name == name for each in STORED)
+    values = tuple(replace(each, **changes) if each.name == name else each for each in STORED)
+    return replace(HEALTHY, stored=values)
+
+
+def with_row(layer: str, **changes: Any) -> CheckMeasurements:
+    """Return the healthy measurements with other statistics of one output."""
+    assert any(each.layer == layer for each in ROWS)
+    rows = tuple(
+        replace(each, activation=replace(each.activation, **changes)) if each.layer == layer else each
+        for each in FORWARD.rows
+    )
+    return replace(HEALTHY, forward=replace(FORWARD, rows=rows))
+
+
+def with_output(**changes: Any) -> CheckMeasurements:
+    return replace(HEALTHY, outputs=(replace(OUTPUT, **changes),))
+
+
+def with_peaks(*peaks: float) -> CheckMeasurements:
+    return replace(HEALTHY, channel_peaks={"gelu": np.array(peaks, np.float32)})
+
+
+def with_prediction(**changes: Any) -> CheckMeasurements:
+    return replace(HEALTHY, forward=replace(FORWARD, predictions=(replace(PREDICTION, **changes),)))
+
+
+def with_gradients(gradients: Gradients | None, **changes: Any) -> CheckMeasurements:
+    return replace(HEALTHY, gradients=gradients, **changes)
+
+
+def judged(
+    measured: CheckMeasurements, settings: CheckSettings = SETTINGS, wanted: frozenset[str] = EVERYTHING
+) -> CheckReport:
+    """Judge by all rules, those that are off by default too."""
+    return judge("net.pt", measured, settings, wanted)
+
+
+def outcomes(report: CheckReport) -> Mapping[str, RuleOutcome]:
+    return {outcome.rule: outcome for outcome in report.outcomes}
+
+
+def objections(report: CheckReport) -> list[tuple[str, str, str]]:
+    """Return the rule, level and place of every finding."""
+    return [(finding.rule, finding.level, finding.where) for finding in report.findings]

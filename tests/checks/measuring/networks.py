@@ -1,0 +1,49 @@
+"""Networks and inputs, ready to be measured."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookscope.checks.measuring import Prepared, measure
+from hookscope.checks.settings import CheckSettings
+from hookscope.inputs import Batch
+from hookscope.inspection.network import subject_of
+from hookscope.models import LoadedModel
+from hookscope.results.check import CheckMeasurements
+from hookscope.results.inputs import InputRecord, Preprocessing
+
+
+def prepared(network: nn.Module, *batches: tuple[Any, ...], categories: tuple[str, ...] = ()) -> Prepared:
+    """Return a network with batches of arguments, counted by the first tensor or list in each."""
+
+    def read() -> Iterator[Batch]:
+        seen = 0
+        for args in batches:
+            count = len(args[0])
+            copies = tuple([each.clone() for each in arg] if isinstance(arg, list) else arg.clone() for arg in args)
+            records = tuple(InputRecord(f"input {seen + at}", None, None, (), ()) for at in range(count))
+            yield Batch(copies, tuple(range(seen, seen + count)), records)
+            seen += count
+
+    info = replace(subject_of(network).info, categories=categories)
+    return Prepared(LoadedModel(network, info, Preprocessing()), read, sum(len(args[0]) for args in batches))
+
+
+def measure_network(network: nn.Module, *batches: Tensor, wanted: set[str], **settings: Any) -> CheckMeasurements:
+    """Measure a network on batches of one argument each."""
+    return measure(prepared(network, *((batch,) for batch in batches)), CheckSettings(**settings), wanted)
+
+
+class Written(nn.Module):
+    """A network whose forward is a function of itself and its input."""
+
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)

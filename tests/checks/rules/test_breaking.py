@@ -1,0 +1,332 @@
+"""Measurements that break exactly one rule, and near misses; for gradients see test_gradients_in_check.py."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hookscope.checks import RULES
+from hookscope.results.check import CheckMeasurements, NonFiniteOrigin
+from hookscope.results.distribution import distribution_of
+from hookscope.results.network import Failure
+from tests.checks.measurements import (
+    FORWARD,
+    HEALTHY,
+    OUTPUT,
+    judged,
+    numbered,
+    objections,
+    outcomes,
+    row,
+    stored,
+    with_gradients,
+    with_output,
+    with_peaks,
+    with_prediction,
+    with_row,
+    with_stored,
+)
+from tests.checks.rules.by_hand import inspection, layer_row, output_row, tensor
+
+ZERO: dict[str, Any] = {"min": 0.0, "max": 0.0, "max_abs": 0.0}
+SATURATED = distribution_of(np.r_[np.full(9, 0.999), 0.5])
+RAISED = Failure("conv", "Conv2d", ("2x3x4x4",), "RuntimeError: expected 4 channels")
+
+BREAKING: list[tuple[str, str, str, CheckMeasurements]] = [
+    ("non-finite-parameter", "fail", "conv.bias", with_stored("conv.bias", nan_count=1)),
+    ("non-finite-parameter", "fail", "mask", with_stored("mask", nan_count=1)),
+    ("non-finite-parameter", "fail", "bn.running_var", with_stored("bn.running_var", inf_count=4)),
+    ("zero-parameter", "warn", "conv.weight", with_stored("conv.weight", zero_count=48, **ZERO)),
+    ("constant-parameter", "warn", "head.weight", with_stored("head.weight", min=0.1, max=0.1)),
+    ("duplicate-parameter", "warn", "head.weight", with_stored("head.weight", twin_of="other.weight")),
+    ("batchnorm-variance", "fail", "bn.running_var", with_stored("bn.running_var", min=-1e-9)),
+    ("batchnorm-variance", "fail", "bn.running_var", with_stored("bn.running_var", min=0.0, zero_count=1)),
+    (
+        "batchnorm-variance",
+        "fail",
+        "bn.running_var",
+        with_stored("bn.running_var", min=0.0, zero_count=1, element_count=100, means_without_variance=(7,)),
+    ),
+    ("dead-filter", "warn", "conv.weight", with_stored("conv.weight", zero_filters=(2,))),
+    ("output-shape", "fail", "(model)", with_output(shape=(2, 5))),
+    ("constant-output", "fail", "(model)", with_output(input_difference=9e-7)),
+    ("repeatability", "fail", "(model)", with_output(repeat_difference=1.1e-5)),
+    ("repeatability", "fail", "(model)", with_output(repeat_difference=float("nan"))),
+    ("batch-consistency", "fail", "(model)", with_output(alone_difference=1.1e-4)),
+    ("dead-channels", "warn", "relu", with_row("relu", dead_channel_count=4)),
+    ("quiet-channels", "warn", "gelu", with_row("gelu", max=0.0)),
+    ("saturated-activation", "warn", "gate", with_row("gate", distribution=SATURATED)),
+    ("fp16-headroom", "warn", "conv", with_row("conv", min=-32753.0)),
+    ("fp16-headroom", "warn", "head.weight", with_stored("head.weight", max_abs=32753.0)),
+    ("fp16-headroom", "warn", "head.weight", with_stored("head.weight", zero_count=4, fp16_zero_count=3)),
+    ("expectation", "fail", "cat.jpg", with_prediction(class_indices=(1, 0, 3, 2, 5))),
+]
+"""A rule, the level and the place of its finding, and what breaks it."""
+
+NEAR_MISSES: list[tuple[str, CheckMeasurements]] = [
+    ("non-finite-parameter", with_stored("mask", inf_count=3, zero_count=1)),
+    ("zero-parameter", with_stored("conv.weight", zero_count=47)),
+    ("zero-parameter", with_stored("conv.bias", zero_count=4, **ZERO)),
+    ("zero-parameter", replace(HEALTHY, stored=(stored("scale", shape=(4, 1, 1), zero_count=4, **ZERO),))),
+    ("constant-parameter", with_stored("conv.bias", min=0.1, max=0.1)),
+    ("constant-parameter", with_stored("head.weight", min=0.1, max=0.1000001)),
+    ("constant-parameter", with_stored("mask", shape=(2, 2), min=7.0, max=7.0)),
+    ("batchnorm-variance", with_stored("bn.running_var", min=5.6e-45)),
+    ("dead-filter", with_stored("conv.weight", filter_count=20, zero_filters=(2,))),
+    ("dead-filter", with_stored("head.weight", kind="Embedding", zero_filters=(0,))),
+    ("output-shape", with_output(shape=(2, 5), batched=False)),
+    ("output-shape", with_output(shape=(2, 5, 7))),
+    ("constant-output", with_output(input_difference=1e-6)),
+    ("constant-output", replace(HEALTHY, outputs=(OUTPUT, replace(OUTPUT, label="(model)[1]", input_difference=0.0)))),
+    ("repeatability", with_output(repeat_difference=1e-5)),
+    ("batch-consistency", with_output(alone_difference=1e-4)),
+    ("dead-channels", with_row("conv", dead_channel_count=4)),
+    ("dead-channels", with_row("relu", dead_channel_count=3)),
+    ("dead-channels", with_row("relu", dead_channel_count=4, element_count=127)),
+    ("quiet-channels", with_peaks(1.0, 0.001, 0.001, 0.001)),
+    ("quiet-channels", with_peaks(1e-6, 1e-6, 1e-6, 1e-6)),
+    ("saturated-activation", with_row("gate", distribution=distribution_of(np.r_[np.full(8, 0.999), 0.5, 0.5]))),
+    ("fp16-headroom", with_row("conv", min=-32752.0)),
+    ("fp16-headroom", with_row("conv", min=-1e9, dtype="int64")),
+    ("fp16-headroom", with_stored("head.weight", max_abs=32752.0)),
+    ("fp16-headroom", with_stored("head.weight", zero_count=4, fp16_zero_count=2)),
+    ("fp16-headroom", with_stored("conv.bias", fp16_zero_count=4)),
+    ("expectation", with_prediction(probabilities=(0.5, 0.3, 0.1, 0.05, 0.03))),
+]
+
+
+def quiet(measured: CheckMeasurements) -> CheckMeasurements:
+    """Close the GELU: its peaks are those of a layer without positive outputs, whose inputs are all below -3.1."""
+    return replace(measured, channel_peaks=with_peaks(*[0.002] * 4).channel_peaks)
+
+
+def test_a_healthy_checkpoint_passes_every_rule() -> None:
+    report = judged(HEALTHY)
+    assert report.findings == ()
+    assert {name for name, each in outcomes(report).items() if each.status != "pass"} == {"drift"}
+    assert (report.exit_code, report.passed) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "level", "where", "measured"), BREAKING, ids=[f"{rule}-{where}" for rule, _, where, _ in BREAKING]
+)
+def test_what_breaks_a_rule_breaks_no_other(rule: str, level: str, where: str, measured: CheckMeasurements) -> None:
+    report = judged(quiet(measured) if rule == "quiet-channels" else measured)
+    assert objections(report) == [(rule, level, where)]
+    assert report.exit_code == (level == "fail")
+    (finding,) = report.findings
+    assert where in (*finding.message.split("'"), "(model)", "")
+    assert finding.message.endswith(".")
+    assert "\n" not in finding.message
+
+
+@pytest.mark.parametrize(("rule", "measured"), NEAR_MISSES)
+def test_what_is_just_short_of_breaking_a_rule_passes(rule: str, measured: CheckMeasurements) -> None:
+    report = judged(measured)
+    assert report.findings == ()
+    assert outcomes(report)[rule].status == "pass"
+
+
+def test_a_pass_that_raises_fails_and_skips_what_it_would_have_shown() -> None:
+    report = judged(replace(HEALTHY, forward=replace(FORWARD, failure=RAISED, rows=FORWARD.rows[:1])))
+    assert objections(report) == [("forward", "fail", "conv")]
+    assert report.exit_code == 6
+    assert report.error == report.findings[0].message
+    assert report.error == (
+        "The forward pass raised in 'conv' (Conv2d), given 2x3x4x4: RuntimeError: expected 4 channels"
+    )
+    status = {name: each.status for name, each in outcomes(report).items()}
+    for name, rule in RULES.items():
+        if rule.needs in ("file", "network", "stored"):
+            assert status[name] == "pass"
+        elif name not in ("forward", "drift"):
+            assert (status[name], outcomes(report)[name].reason) == ("skipped", "the forward pass raised")
+
+
+def test_a_pass_that_raises_is_an_error_even_if_the_rule_is_not_wanted() -> None:
+    report = judged(replace(HEALTHY, forward=replace(FORWARD, failure=RAISED)), wanted=frozenset({"zero-parameter"}))
+    assert (report.findings, report.exit_code) == ((), 6)
+
+
+def broken_from(*layers: str, **origin: object) -> CheckMeasurements:
+    """Return measurements in which the outputs of these layers hold NaN, and the first of them makes it."""
+    rows = [
+        replace(each, activation=replace(each.activation, nan_count=3)) if each.layer in layers else each
+        for each in FORWARD.rows
+    ]
+    made = NonFiniteOrigin(layers[0] or "(model)", "Conv2d", 3, 1, 128, **origin)  # type: ignore[arg-type]
+    return replace(HEALTHY, forward=replace(FORWARD, rows=tuple(rows)), origin=made)
+
+
+def test_the_module_that_makes_nan_is_named_with_its_parameters_and_its_victims_counted() -> None:
+    report = judged(broken_from("conv", "relu", "gelu", "", parameters=("conv.weight",)))
+    assert objections(report) == [("non-finite-activation", "fail", "conv")]
+    assert report.findings[0].message == (
+        "'conv' (Conv2d) is the first to make NaN or Inf out of finite inputs: 3 NaN and 1 Inf in 128 values (limit 0);"
+        " its 'conv.weight' is not finite; 3 later outputs hold some too, passed on."
+    )
+
+
+def test_nan_skips_what_it_would_break() -> None:
+    changed = replace(broken_from("conv", ""), outputs=with_output(input_difference=0.0).outputs)
+    report = outcomes(judged(changed))
+    skipped = {name for name, each in report.items() if each.status == "skipped"}
+    assert {"constant-output", "repeatability", "batch-consistency", "expectation", "dead-channels"} <= skipped
+    assert {report[name].reason for name in skipped} == {"a module makes NaN or Inf, from which the rest follows"}
+
+
+def test_nan_silences_nothing_when_nobody_asks_for_it() -> None:
+    changed = replace(broken_from("conv", ""), outputs=with_output(input_difference=0.0).outputs)
+    wanted = frozenset({"constant-output"})
+    assert objections(judged(changed, wanted=wanted)) == [("constant-output", "fail", "(model)")]
+
+
+def test_code_between_modules_is_named_by_its_container() -> None:
+    (finding,) = judged(broken_from("", between=True)).findings
+    assert finding.where == "(model)"
+    assert "The code of '(model)' (Conv2d) between its modules makes NaN or Inf first" in finding.message
+
+
+def test_nan_that_no_module_makes_does_not_pass() -> None:
+    changed = replace(
+        broken_from("conv", ""), origin=None, unmeasured={"non-finite-activation": "The input holds NaN."}
+    )
+    (finding,) = judged(changed).findings
+    assert (finding.rule, finding.level, finding.where) == ("non-finite-activation", "fail", "conv")
+    assert "look at what the network is given" in finding.message
+
+
+def test_infinities_that_come_to_nothing_are_a_mask() -> None:
+    assert judged(with_row("gate", inf_count=5)).findings == ()
+    assert objections(judged(with_row("", inf_count=5))) == [("non-finite-activation", "fail", "(model)")]
+
+
+def test_a_float16_output_that_overflowed_has_no_headroom() -> None:
+    report = judged(with_row("gate", inf_count=5, dtype="float16"), wanted=frozenset({"fp16-headroom"}))
+    assert "'gate' (Sigmoid) reaches inf, inf times the greatest of float16" in report.findings[0].message
+
+
+def test_the_worst_of_several_without_headroom_is_named_and_the_others_counted() -> None:
+    weights = [stored("a.weight", max_abs=40000.0), stored("b.weight", max_abs=50000.0), stored("c.weight")]
+    (finding,) = judged(replace(HEALTHY, stored=tuple(weights))).findings
+    assert finding.where == "b.weight"
+    assert finding.message == (
+        "'b.weight' (Conv2d) reaches 5e+04, 0.763 times the greatest of float16 (limit 0.5);"  # 50000 / 65504
+        " 2 of 8 outputs, parameters and buffers are above it."
+    )
+
+
+def test_the_weight_of_which_most_vanishes_is_named() -> None:
+    weights = [stored("a.weight", fp16_zero_count=10), stored("b.weight", fp16_zero_count=12), stored("c.weight")]
+    (finding,) = judged(replace(HEALTHY, stored=tuple(weights))).findings
+    assert finding.message == (
+        "'b.weight' (Conv2d): 25.0% of its values other than 0 become 0 in float16 (limit 10%);"  # 12 of 48
+        " 2 of 3 weights are above it."
+    )
+
+
+def test_nan_beside_a_number_is_a_difference() -> None:
+    (finding,) = judged(with_output(repeat_difference=float("nan"))).findings
+    assert "they differ by NaN beside the greatest magnitude (limit 1.0e-05)" in finding.message
+    assert "they differ by 2.0e-01 of the" in judged(with_output(repeat_difference=0.2)).findings[0].message
+
+
+def test_of_a_single_input_it_is_said_that_there_is_one() -> None:
+    dead = with_row("relu", dead_channel_count=4).forward
+    assert dead is not None
+    changed = replace(HEALTHY, forward=replace(dead, inputs=dead.inputs[:1]))
+    assert "are 0 over the only input (limit" in judged(changed).findings[0].message
+
+
+def test_bfloat16_overflows_long_after_float16() -> None:
+    wanted = frozenset({"bf16-headroom"})
+    greatest = 3.3895313892515355e38  # torch.finfo(torch.bfloat16).max
+    assert objections(judged(with_row("conv", max=0.51 * greatest), wanted=wanted)) == [
+        ("bf16-headroom", "warn", "conv")
+    ]
+    assert judged(with_row("conv", max=0.49 * greatest), wanted=wanted).findings == ()
+
+
+def test_a_single_zero_variance_in_an_untrained_batchnorm_fails() -> None:
+    means = stored("bn.running_mean", "BatchNorm2d", (10,), role="buffer", zero_count=10, min=0.0, max=0.0, max_abs=0.0)
+    variances = stored("bn.running_var", "BatchNorm2d", (10,), role="buffer", min=0.0, zero_count=1)
+    assert objections(judged(replace(HEALTHY, stored=(means, variances)))) == [
+        ("batchnorm-variance", "fail", "bn.running_var")
+    ]
+    trained = replace(means, zero_count=0, min=-1.0, max=1.0)
+    assert judged(replace(HEALTHY, stored=(trained, variances))).findings == ()
+
+
+def test_a_constant_output_is_a_warning_while_the_head_is_zero() -> None:
+    head = stored("head.weight", "Linear", (6, 4), zero_count=24, **ZERO)
+    changed = replace(with_output(input_difference=0.0), stored=(stored("conv.weight"), head))
+    found = judged(changed, wanted=frozenset({"constant-output"})).findings
+    assert [(each.level, "'head.weight' is all 0" in each.message) for each in found] == [("warn", True)]
+    earlier = replace(changed, stored=(head, stored("conv.weight")))
+    assert [each.level for each in judged(earlier, wanted=frozenset({"constant-output"})).findings] == ["fail"]
+
+
+def test_a_constant_output_is_a_warning_where_the_weights_are_random() -> None:
+    random = replace(with_output(input_difference=0.0), model=replace(HEALTHY.model, random=True))
+    assert objections(judged(random)) == [("constant-output", "warn", "(model)")]
+
+
+def test_a_constant_output_is_a_warning_while_batchnorm_is_untrained() -> None:
+    mean = stored("bn.running_mean", "BatchNorm2d", (4,), role="buffer", zero_count=4, **ZERO)
+    var = stored("bn.running_var", "BatchNorm2d", (4,), role="buffer", min=1.0, max=1.0)
+    changed = replace(with_output(input_difference=0.0), stored=(mean, var))
+    assert objections(judged(changed)) == [("constant-output", "warn", "(model)")]
+    begun = replace(changed, stored=(mean, replace(var, max=1.1)))
+    assert objections(judged(begun)) == [("constant-output", "fail", "(model)")]
+
+
+def test_an_output_without_a_finite_value_is_constant_without_excuse() -> None:
+    changed = replace(with_output(input_difference=0.0, max_abs=None), model=replace(HEALTHY.model, random=True))
+    (finding,) = judged(changed).findings
+    assert (finding.rule, finding.level) == ("constant-output", "fail")
+    assert finding.message == "The output is NaN or Inf everywhere, whatever the input."
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 16 * 2.0**-10), ("bfloat16", 16 * 2.0**-7)])
+def test_half_precision_may_differ_by_its_own_rounding(dtype: str, most: float) -> None:
+    assert judged(with_output(dtype=dtype, alone_difference=most, repeat_difference=most)).findings == ()
+    report = judged(with_output(dtype=dtype, alone_difference=1.01 * most))
+    assert objections(report) == [("batch-consistency", "fail", "(model)")]
+
+
+def test_a_layer_of_closed_channels_beside_an_open_one_is_quiet() -> None:
+    peaks = replace(
+        HEALTHY,
+        forward=replace(FORWARD, rows=numbered([row("gelu", "GELU", (2, 10, 4, 4))])),
+        channel_peaks=with_peaks(5.0, *[0.0029] * 9).channel_peaks,
+    )
+    report = judged(peaks)
+    assert objections(report) == [("quiet-channels", "warn", "gelu")]
+    assert "90.0% of its 10 channels stay below 0.003 in magnitude over all 2 inputs (limit 80%)" in (
+        report.findings[0].message
+    )
+
+
+def test_dead_channels_say_over_how_many_inputs() -> None:
+    (finding,) = judged(with_row("relu", dead_channel_count=4)).findings
+    assert finding.message == "'relu' (ReLU): 100.0% of its 4 channels are 0 over all 2 inputs (limit 80%)."
+
+
+def test_an_output_that_is_not_there_to_compare_is_skipped_with_the_reason() -> None:
+    changed = replace(with_output(alone_difference=None), unmeasured={"batch-consistency": "There is one input only."})
+    outcome = outcomes(judged(changed))["batch-consistency"]
+    assert (outcome.status, outcome.reason, outcome.findings) == ("skipped", "There is one input only.", ())
+
+
+def test_a_name_made_to_steer_a_log_is_spelled_out_in_the_message() -> None:
+    hostile = "conv\n::error::all is well"
+    changed = replace(HEALTHY, stored=(stored(f"{hostile}.weight", nan_count=1),))
+    (finding,) = judged(changed).findings
+    assert finding.where == f"{hostile}.weight"
+    assert finding.message.startswith("'conv\\n::error::all is well.weight' (Conv2d) holds 1 NaN")
+
+
+def test_a_layer_row_of_a_gradient_inspection_is_no_finding_of_the_forward_rules() -> None:
+    dead = inspection([layer_row("relu", tensor(1.0), "ReLU")], [output_row("relu", tensor(1.0))])
+    assert judged(with_gradients(dead)).findings == ()

@@ -1,0 +1,522 @@
+"""What counts as drift from a baseline, which layer is named first, and which baselines do not fit."""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of, baseline_text, read_baseline
+from hookscope.checks.rules import RULES
+from hookscope.checks.rules.drift import require_fit
+from hookscope.checks.rules.rule import terms_of
+from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
+from hookscope.errors import UsageError
+from hookscope.inputs import load_batches, noise_batch
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
+from hookscope.models import load_model
+from hookscope.results.check import CheckMeasurements
+from hookscope.results.findings import Finding
+from hookscope.results.network import Failure
+from tests.networks import TORCHVISION, Network
+
+EVERY_MODULE = ["*"]
+CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
+
+
+def measure_network(network: nn.Module, inputs: Tensor, loss: str | None = None) -> CheckMeasurements:
+    """Return what `hookscope check` would know of a network, as far as drift looks at it."""
+    forward = inspect(network, inputs, EVERY_MODULE, distributions=True)
+    gradients = inspect_gradients(network, inputs, loss) if loss is not None else None
+    return CheckMeasurements(forward.model, (), forward, gradients=gradients)
+
+
+def findings(
+    baseline: Baseline,
+    measured: CheckMeasurements,
+    limits: Mapping[str, float] | None = None,
+    layers: tuple[LayerSettings, ...] = (),
+) -> list[Finding]:
+    """Return what the rule says, with the limits of a configuration."""
+    settings = CheckSettings(rules={"drift": RuleSettings(limits=limits or {})}, layers=layers)
+    terms = terms_of(RULES["drift"], settings, baseline)
+    found = map(terms.finding, RULES["drift"].evaluate(measured, terms))
+    return [finding for finding in found if finding is not None]
+
+
+def chain(*kinds: nn.Module) -> nn.Module:
+    """Return modules in a row, named after the order in which they run, backwards: "z", "y", "x" and so on."""
+    return nn.Sequential(OrderedDict(zip("zyxwvu", kinds, strict=False)))
+
+
+VALUES = torch.tensor([[-2.0, -1.0, 0.0, 1.0, 2.0]])  # mean 0, std sqrt(2), 5 channels
+
+
+def single(values: Tensor = VALUES) -> CheckMeasurements:
+    return measure_network(chain(nn.Identity()), values)
+
+
+def with_row(baseline: Baseline, label: str, **changes: object) -> Baseline:
+    rows = tuple(replace(row, **changes) if row.label == label else row for row in baseline.rows)  # type: ignore[arg-type]
+    return replace(baseline, rows=rows)
+
+
+def without_row(baseline: Baseline, label: str) -> Baseline:
+    return replace(baseline, rows=tuple(row for row in baseline.rows if row.label != label))
+
+
+# --- what counts ---
+
+
+def test_the_same_run_does_not_drift_at_a_limit_of_zero() -> None:
+    limits = {"max_difference": 0.0, "max_dead_difference": 0.0, "max_gradient_ratio": 1.0}
+    measured = measure_network(chain(nn.Linear(5, 5), nn.ReLU()), VALUES, "projection")
+    assert findings(baseline_of(measured), measured, limits) == []
+
+
+@pytest.mark.parametrize(("limit", "count"), [(0.0999, 1), (0.1001, 0)])
+@pytest.mark.parametrize("what", ["mean", "std"])
+def test_mean_and_std_are_compared_in_units_of_the_std(what: str, limit: float, count: int) -> None:
+    root = 2**0.5
+    moved = {"mean": 0.1 * root, "std": root}[what] if what == "mean" else root / 1.1  # std is the unit itself
+    found = findings(with_row(baseline_of(single()), "z", **{what: moved}), single(), {"max_difference": limit})
+    assert len(found) == count
+
+
+@pytest.mark.parametrize(("limit", "count"), [(0.0706, 1), (0.0708, 0)])
+def test_quantiles_are_compared_in_units_of_the_std(limit: float, count: int) -> None:
+    baseline = baseline_of(single())
+    row = next(row for row in baseline.rows if row.label == "z")
+    assert row.quantiles is not None
+    quantiles = (*row.quantiles[:3], 0.1, *row.quantiles[4:])  # the median went from 0.1 to 0: 0.1 / sqrt(2)
+    found = findings(with_row(baseline, "z", quantiles=quantiles), single(), {"max_difference": limit})
+    assert len(found) == count
+    if found:
+        assert found[0].message == (
+            "'z' (Identity) drifts from the baseline: its 50% quantile went from 0.1 to 0, 0.0707 of its spread "
+            "(limit 0.0706)."
+        )
+
+
+STEPS = torch.tensor([0.0, 1.0, 2.0]).repeat(1000).reshape(1, -1)  # so many that they are counted in bins
+BELL = torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0))
+
+
+def medians(*measurements: CheckMeasurements) -> list[float]:
+    rows = [baseline_of(each).rows[0] for each in measurements]
+    return [row.quantiles[3] for row in rows if row.quantiles is not None]
+
+
+@pytest.mark.parametrize("factor", [1 - 1e-6, 1 + 1e-6])
+def test_quantiles_that_change_their_bin_and_hardly_move_do_not_drift(factor: float) -> None:
+    for value in (1.0, 1.5, 1 + 9 / 32):  # where bins meet
+        for values in (STEPS * value, torch.cat([STEPS, STEPS.clamp(0, 1), BELL / 9], 1) * value):
+            measured = single(values * factor)
+            assert findings(baseline_of(single(values)), measured, {"max_difference": 1e-5}) == []
+    before, after = medians(single(STEPS), single(STEPS * (1 - 1e-6)))
+    assert before - after > 0.01 * float(STEPS.std())  # it is the rule that knows better
+
+
+@pytest.mark.parametrize(("moved", "count"), [(0.005, 0), (0.03, 1)])
+def test_quantiles_of_many_values_are_compared_nearly_as_well_as_those_of_few(moved: float, count: int) -> None:
+    """Of a standard normal distribution, whose lowest hundredth is moved down."""
+    changed = torch.where(BELL < -2.2, BELL - moved, BELL)
+    found = findings(baseline_of(single(BELL)), single(changed))
+    assert [each.where for each in found] == ["z", "(model)"] * count
+    if found:
+        assert "its 1% quantile went from -2.3" in found[0].message
+        assert ", at least 0.0" in found[0].message
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 0.01), ("float16", 0.5), ("bfloat16", 4.0)])
+def test_a_layer_that_hardly_varies_is_compared_in_units_of_its_magnitude(dtype: str, share: float) -> None:
+    values = torch.full((1, 5), 8.0, dtype=getattr(torch, dtype))
+    for difference, count in ((0.99, 0), (1.01, 1)):
+        baseline = with_row(baseline_of(single(values)), "z", mean=8.0 + difference * 0.1 * share * 8)
+        assert len(findings(baseline, single(values), {"max_difference": 0.1})) == count
+
+
+def test_a_layer_that_was_zero_everywhere_drifts_with_any_other_value() -> None:
+    found = findings(baseline_of(single(torch.zeros(1, 5))), single(torch.full((1, 5), 1e-30)))
+    assert [finding.where for finding in found] == ["z", "(model)"]
+    assert "inf of its spread" in found[0].message
+    assert findings(baseline_of(single(torch.zeros(1, 5))), single(torch.zeros(1, 5))) == []
+
+
+def test_the_value_that_moved_furthest_is_named() -> None:
+    baseline = with_row(baseline_of(single()), "z", mean=0.5, std=4.0)  # moved by 1/8 and by (4 - sqrt(2)) / 4
+    assert "its std went from 4 to 1.41421, 0.646 of its spread" in findings(baseline, single())[0].message
+
+
+@pytest.mark.parametrize(("limit", "count"), [(0.19, 1), (0.21, 0)])
+def test_dead_channels_are_compared_by_share(limit: float, count: int) -> None:
+    found = findings(
+        with_row(baseline_of(single()), "z", dead_fraction=0.4),  # 1 of 5 channels is 0
+        single(),
+        {"max_dead_difference": limit},
+    )
+    assert len(found) == count
+    if found:
+        assert "its share of dead channels went from 0.4 to 0.2 (limit 0.19 apart)" in found[0].message
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+@pytest.mark.parametrize(("limit", "count"), [(1.99, 1), (2.01, 0)])
+def test_gradients_are_compared_by_ratio_in_either_direction(factor: float, limit: float, count: int) -> None:
+    measured = measure_network(chain(nn.Linear(5, 5), nn.Identity()), VALUES, "sum")
+    baseline = with_row(baseline_of(measured), "y", gradient_l2=5**0.5 * factor)  # of (1, 1, 1, 1, 1)
+    found = findings(baseline, measured, {"max_gradient_ratio": limit})
+    assert [finding.where for finding in found] == ["y"] * count
+
+
+def test_a_gradient_that_became_zero_drifts_at_any_ratio() -> None:
+    measured = measure_network(chain(nn.Linear(5, 5), nn.Identity()), VALUES, "sum")
+    stopped = with_row(baseline_of(measured), "y", gradient_l2=0.0)
+    assert "of its gradient went from 0 to 2.23607" in findings(stopped, measured)[0].message
+
+
+def test_gradients_are_not_compared_with_a_baseline_without_any() -> None:
+    network = chain(nn.Linear(5, 5), nn.Identity())
+    assert findings(baseline_of(measure_network(network, VALUES)), measure_network(network, VALUES, "sum")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"nan_count": 2}, "its count of NaN went from 2 to 0"),
+        ({"inf_count": 1}, "its count of Inf went from 1 to 0"),
+        ({"dtype": "float16"}, "its dtype went from float16 to float32"),
+        ({"mean": None}, "its mean went from none to 0"),
+        ({"quantiles": None}, "its 1% quantile went from none to -1.96"),
+        ({"dead_fraction": None}, "its share of dead channels went from none to 0.2"),
+    ],
+)
+def test_what_no_limit_is_about_drifts_at_any_limit(changes: dict[str, object], says: str) -> None:
+    limits = {"max_difference": 1e9, "max_dead_difference": 1.0, "max_gradient_ratio": 1e9}
+    found = findings(with_row(baseline_of(single()), "z", **changes), single(), limits)
+    assert [finding.where for finding in found] == ["z"]
+    assert says in found[0].message
+
+
+SIX = (nn.Identity(), nn.ReLU(), nn.Identity(), nn.Identity(), nn.Identity(), nn.Identity())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"kind": "GELU"}, "'y' (ReLU) drifts from the baseline: its type went from GELU to ReLU."),
+        ({"shape": (1, 6)}, "'y' (ReLU) drifts from the baseline: its shape went from 1x6 to 1x5."),
+    ],
+)
+def test_one_layer_of_another_type_or_shape_drifts(changes: dict[str, object], says: str) -> None:
+    measured = measure_network(chain(*SIX), VALUES)
+    assert [each.message for each in findings(with_row(baseline_of(measured), "y", **changes), measured)] == [says]
+
+
+def test_a_layer_that_is_not_in_the_baseline_drifts() -> None:
+    measured = measure_network(chain(*SIX), VALUES)
+    found = findings(without_row(baseline_of(measured), "y"), measured)
+    assert [each.message for each in found] == ["'y' (ReLU) drifts from the baseline: it is not in the baseline."]
+
+
+def test_a_layer_that_does_not_run_any_more_drifts() -> None:
+    measured = measure_network(chain(*SIX), VALUES)
+    baseline = baseline_of(measured)
+    gone = BaselineRow("t#1[0]", "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
+    found = findings(replace(baseline, rows=(*baseline.rows, gone)), measured)
+    assert [(each.where, each.message) for each in found] == [
+        ("t#1[0]", "'t#1[0]' (ReLU) drifts from the baseline: it is in the baseline and does not run.")
+    ]
+
+
+# --- in which order, and to what limits ---
+
+
+def test_the_first_layer_in_execution_order_is_named_first_whatever_its_name() -> None:
+    network = chain(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 5))
+    baseline = baseline_of(measure_network(network, VALUES))
+    with torch.no_grad():
+        network.x.weight.mul_(2)
+    found = findings(baseline, measure_network(network, VALUES))
+    assert [finding.where for finding in found] == ["x", "w", "(model)"]
+    assert "'x' (Linear) is the first of 3 layers to drift from the baseline: " in found[0].message
+    assert "'w' (Linear) drifts from the baseline: " in found[1].message
+
+
+@pytest.mark.parametrize(
+    ("pattern", "where"),
+    [
+        ("type:relu", ["z", "x", "w", "v", "u", "(model)"]),
+        ("name:z", ["y", "x", "w", "v", "u", "(model)"]),
+    ],
+)
+def test_limits_hold_per_layer_pattern(pattern: str, where: list[str]) -> None:
+    network = chain(*SIX)
+    baseline = baseline_of(measure_network(network, VALUES))
+    wide = LayerSettings(pattern, {"drift": RuleSettings(limits={"max_difference": 100.0})})
+    found = findings(baseline, measure_network(network, VALUES * 1.2), layers=(wide,))
+    assert [finding.where for finding in found] == where
+    assert "is the first of 6 layers" in found[0].message
+
+
+def test_layers_for_which_the_rule_is_off_are_not_counted() -> None:
+    network = chain(*SIX)
+    baseline = baseline_of(measure_network(network, VALUES))
+    off = LayerSettings("name:z", {"drift": RuleSettings(level="off")})
+    found = findings(baseline, measure_network(network, VALUES * 1.2), layers=(off,))
+    assert found[0].where == "y"
+    assert "is the first of 6 layers" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("label", "pattern"),
+    [("t#1[0]", r"name:/\At\Z/"), ("t['out']", r"name:/\At\Z/"), ("(model)[1]", r"name:/\A\Z/"), ("t", "type:relu")],
+)
+def test_patterns_are_also_about_layers_that_do_not_run_any_more(label: str, pattern: str) -> None:
+    measured = measure_network(chain(*SIX), VALUES)
+    baseline = baseline_of(measured)
+    gone = BaselineRow(label, "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
+    off = LayerSettings(pattern, {"drift": RuleSettings(level="off")})
+    assert findings(replace(baseline, rows=(*baseline.rows, gone)), measured, layers=(off,)) == []
+
+
+def test_a_rule_that_warns_gives_warnings() -> None:
+    settings = CheckSettings(rules={"drift": RuleSettings(level="warn")})
+    terms = terms_of(RULES["drift"], settings, baseline_of(single()))
+    found = map(terms.finding, RULES["drift"].evaluate(single(VALUES * 2), terms))
+    assert {finding and finding.level for finding in found} == {"warn"}
+
+
+# --- real networks ---
+
+PORTABLE = [
+    "resnet18",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_1",
+    "swin",
+    "vit",
+]
+
+
+def built(network: Network) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return network.build().eval(), network.args()[0]
+
+
+@pytest.fixture
+def one_thread() -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # torch says so of its own default
+@pytest.mark.parametrize("name", PORTABLE)
+def test_a_baseline_holds_for_another_number_of_threads_and_other_kernels(name: str) -> None:
+    network, inputs = built(TORCHVISION[name])
+    baseline = baseline_of(measure_network(network, inputs, "projection"))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert findings(baseline, measure_network(network, inputs, "projection")) == []
+    torch.set_num_threads(2)
+    assert findings(baseline, measure_network(network, inputs, "projection")) == []
+
+
+@pytest.mark.parametrize("name", PORTABLE)
+def test_a_baseline_holds_for_exact_arithmetic(name: str) -> None:
+    network, inputs = built(TORCHVISION[name])
+    baseline = baseline_of(measure_network(network, inputs))
+    exact = measure_network(copy.deepcopy(network).double(), inputs.double())
+    as_doubles = replace(baseline, rows=tuple(replace(row, dtype="float64") for row in baseline.rows))
+    assert findings(as_doubles, exact) == []
+
+
+MIDDLE = {
+    "resnet18": "layer3.0.conv1",
+    "densenet121": "features.denseblock2.denselayer9.conv2",
+    "mobilenet_v2": "features.9.conv.1.0",
+    "squeezenet1_1": "features.7.expand3x3",
+    "efficientnet_b0": "features.4.1.block.0.0",
+    "swin": "features.3.0.mlp.0",
+}
+
+
+@pytest.mark.parametrize("name", MIDDLE)
+def test_scaled_weights_of_a_middle_layer_are_found_at_that_layer(name: str) -> None:
+    network, inputs = built(TORCHVISION[name])
+    baseline = baseline_of(measure_network(network, inputs))
+    with torch.no_grad():
+        network.get_submodule(MIDDLE[name]).weight.mul_(1.05)
+    measured = measure_network(network, inputs)
+    found = findings(baseline, measured)
+    assert found[0].where == MIDDLE[name]
+    assert f"is the first of {len(found)} layers" in found[0].message
+    assert measured.forward is not None
+    order = [row.label for row in measured.forward.rows]
+    where = [order.index(finding.where) for finding in found]
+    assert where == sorted(where)
+
+
+def _finetuned(network: nn.Module, inputs: Tensor) -> None:
+    network.train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    torch.manual_seed(0)
+    batch = torch.cat([inputs, torch.randn(7, *inputs.shape[1:])])
+    nn.functional.cross_entropy(network(batch), torch.arange(8)).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    network.eval()
+
+
+def _seen_one_batch(network: nn.Module, inputs: Tensor) -> None:
+    network.train()
+    with torch.no_grad():
+        network(torch.cat([inputs, inputs + 1]))
+    network.eval()
+
+
+@pytest.mark.parametrize("change", [_finetuned, _seen_one_batch])
+def test_the_demo_network_drifts_after_a_training_step(
+    change: Callable[[nn.Module, Tensor], None], tmp_path: Path
+) -> None:
+    model = load_model("demo")
+    (batch,) = load_batches([CAT], model.preprocessing)
+    forward = inspect(model, batch, EVERY_MODULE, distributions=True)
+    path = tmp_path / "baseline.json"
+    path.write_text(baseline_text(baseline_of(CheckMeasurements(forward.model, (), forward))))
+    baseline = read_baseline(path)
+    again = inspect(model, batch, EVERY_MODULE, distributions=True)
+    assert findings(baseline, CheckMeasurements(again.model, (), again)) == []
+    change(model.module, batch.args[0])
+    changed = inspect(model, batch, EVERY_MODULE, distributions=True)
+    found = findings(baseline, CheckMeasurements(changed.model, (), changed))
+    assert found[0].where == "_bn0"  # its statistics, or its weights, are the first to count
+    assert path.stat().st_size < 100_000
+
+
+# --- which baselines do not fit ---
+
+
+def misfit(baseline: Baseline, measured: CheckMeasurements) -> str:
+    with pytest.raises(UsageError) as raised:
+        require_fit(baseline, measured)
+    message = str(raised.value)
+    assert raised.value.exit_code == 2
+    assert message.isprintable()
+    assert message.startswith("The baseline does not fit: ")
+    assert message.endswith("Write it anew with --update-baseline.")
+    return message
+
+
+def vision(name: str, size: int = 64, **options: object) -> CheckMeasurements:
+    torch.manual_seed(0)
+    return measure_network(
+        torchvision.models.get_model(name, weights=None, **options).eval(), torch.ones(1, 3, size, size)
+    )
+
+
+def test_a_baseline_of_another_class_does_not_fit() -> None:
+    assert "it is of ResNet (ResNet), and this is VGG (VGG)" in misfit(
+        baseline_of(vision("resnet18")), vision("vgg11_bn", 32)
+    )
+
+
+@pytest.mark.parametrize(("one", "other"), [("resnet18", "resnet34"), ("vgg11", "vgg13"), ("resnet50", "resnet101")])
+def test_a_baseline_of_another_architecture_of_the_same_class_does_not_fit(one: str, other: str) -> None:
+    message = misfit(baseline_of(vision(one)), vision(other))
+    assert "layers have the name, type and shape that it says, so it is of another network" in message
+
+
+def test_another_head_is_drift_and_no_misfit() -> None:
+    found = findings(baseline_of(vision("resnet18")), vision("resnet18", num_classes=10))
+    assert [finding.where for finding in found][-2:] == ["fc", "(model)"]
+    assert "its shape went from 1x1000 to 1x10" in found[-1].message
+
+
+def test_a_baseline_of_another_batch_size_does_not_fit() -> None:
+    network = chain(*SIX)
+    baseline = baseline_of(measure_network(network, torch.ones(2, 5)))
+    forward = inspect(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)], EVERY_MODULE, distributions=True)
+    inputs = tuple(replace(each, name="tensor", steps=()) for each in forward.inputs)
+    again = CheckMeasurements(forward.model, (), replace(forward, inputs=inputs))
+    assert "only 0 of 7 layers have the name, type and shape" in misfit(baseline, again)
+
+
+def noise(shape: tuple[int, ...], seed: int) -> CheckMeasurements:
+    forward = inspect(chain(nn.ReLU()), noise_batch(shape, seed), EVERY_MODULE, distributions=True)
+    return CheckMeasurements(forward.model, (), forward)
+
+
+def picture(path: Path, **options: object) -> CheckMeasurements:
+    preprocessing = replace(load_model("demo").preprocessing, **options)  # type: ignore[arg-type]
+    forward = inspect(chain(nn.ReLU()), load_batches([path], preprocessing), EVERY_MODULE, distributions=True)
+    return CheckMeasurements(forward.model, (), forward)
+
+
+def test_noise_of_another_seed_does_not_fit() -> None:
+    message = misfit(baseline_of(noise((1, 3, 8, 8), 0)), noise((1, 3, 8, 8), 1))
+    assert "input 1 was prepared by 'standard normal noise, seed 0', and now by 'standard" in message
+
+
+def test_noise_of_another_size_does_not_fit() -> None:
+    message = misfit(baseline_of(noise((1, 3, 8, 8), 0)), noise((1, 3, 8, 9), 0))
+    assert "input 1 was 3x8x8, and is 3x8x9" in message
+
+
+def test_another_number_of_inputs_does_not_fit() -> None:
+    message = misfit(baseline_of(noise((2, 3, 8, 8), 0)), noise((1, 3, 8, 8), 0))
+    assert "it was made with 2 inputs, and this run has 1" in message
+
+
+def test_another_picture_of_the_same_name_does_not_fit(tmp_path: Path) -> None:
+    other = tmp_path / "cat.jpg"
+    other.write_bytes((CAT.parent / "rocket.jpg").read_bytes())
+    message = misfit(baseline_of(picture(CAT)), picture(other))
+    assert "input 1 was 'cat.jpg' (sha256 586b6d319e8e…), and is 'cat.jpg' (sha256 " in message
+
+
+def test_the_same_picture_under_another_name_fits(tmp_path: Path) -> None:
+    other = tmp_path / "renamed.jpg"
+    other.write_bytes(CAT.read_bytes())
+    assert findings(baseline_of(picture(CAT)), picture(other)) == []
+
+
+def test_another_preparation_of_the_picture_does_not_fit() -> None:
+    message = misfit(baseline_of(picture(CAT)), picture(CAT, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)))
+    assert "input 1 was prepared by 'normalised by mean 0.485" in message
+    assert "and now by 'normalised by mean 0.5, 0.5, 0.5" in message
+
+
+def test_gradients_of_another_loss_do_not_fit() -> None:
+    network = chain(nn.Linear(5, 5))
+    message = misfit(
+        baseline_of(measure_network(network, VALUES, "sum")), measure_network(network, VALUES, "projection")
+    )
+    assert "its gradients are of the loss 'sum, no target, eval', and these are of 'projection" in message
+
+
+def test_a_baseline_with_gradients_does_not_fit_a_run_that_takes_none() -> None:
+    network = chain(nn.Linear(5, 5))
+    baseline = baseline_of(measure_network(network, VALUES, "sum"))
+    plain = measure_network(network, VALUES)
+    assert "it holds gradients, and this run takes none, because no rule about gradients is on" in misfit(
+        baseline, plain
+    )
+    require_fit(baseline, replace(plain, unmeasured={"zero-gradient": "The backward pass raised."}))
+
+
+def test_a_run_that_broke_off_is_not_taken_for_another_network() -> None:
+    measured = measure_network(chain(*SIX), VALUES)
+    assert measured.forward is not None
+    failure = Failure("y", "ReLU", ("1x5",), "ValueError: no")
+    broken = replace(measured.forward, rows=measured.forward.rows[:1], inputs=(), failure=failure)
+    require_fit(baseline_of(measured), replace(measured, forward=broken))
+    require_fit(baseline_of(measured), replace(measured, forward=None))

@@ -1,0 +1,260 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from hookscope.checks import judge_gradients
+from hookscope.results.gradients import GradientRow, Gradients
+from tests.checks.rules.by_hand import (
+    chain,
+    found,
+    inspection,
+    layer_row,
+    logistic_chain,
+    output_row,
+    parameter,
+    rules,
+    tensor,
+)
+
+
+def scaled(judged: Gradients, factor: float) -> Gradients:
+    """Return what the same pass shows for the loss times a factor."""
+    assert judged.loss is not None
+
+    def of(row: GradientRow) -> GradientRow:
+        return replace(row, gradient=replace(row.gradient, l2=(row.gradient.l2 or 0) * factor))
+
+    return replace(
+        judged,
+        loss=replace(judged.loss, value=judged.loss.value * factor),
+        gradients=tuple(map(of, judged.gradients)),
+        parameters=tuple(
+            replace(
+                each,
+                gradient=replace(each.gradient, l2=(each.gradient.l2 or 0) * factor),
+                ratio=(each.ratio or 0) * factor,
+            )
+            for each in judged.parameters
+        ),
+    )
+
+
+# Vanishing
+
+
+def test_thirty_logistic_layers_vanish() -> None:
+    (verdict,) = found("vanishing-gradient", logistic_chain(30))
+    assert (verdict.level, verdict.where) == ("fail", "layer0.weight")
+    # Medians of three at either end are 27 layers apart.
+    assert f"shrinks to {0.25**27:.1e} times its size (limit 1e-04)" in verdict.message
+    assert "'layer29.weight' to 'layer0.weight': about 0.25 at each of 27 steps" in verdict.message
+
+
+def test_six_logistic_layers_do_not_vanish_yet_and_eight_do() -> None:
+    assert 0.25**6 > 1e-4 > 0.25**7
+    assert rules(logistic_chain(7)) == []
+    assert rules(logistic_chain(8)) == ["vanishing-gradient"]
+
+
+@pytest.mark.parametrize("factor", [1e-20, 1e20])
+def test_the_scale_of_the_loss_makes_no_difference(factor: float) -> None:
+    for judged in (logistic_chain(30), chain([3.0] * 30), chain([1.0] * 30)):
+        assert rules(scaled(judged, factor)) == rules(judged)
+
+
+def test_shrinking_activations_are_no_vanishing_gradient() -> None:
+    # Each layer halves its input, so gradients of outputs shrink by 2**-29; but every weight learns alike.
+    judged = chain([0.5] * 30)
+    assert judged.gradients[0].gradient.l2 == 2.0**-29
+    assert rules(judged) == []
+
+
+def test_one_step_that_makes_the_difference_is_named() -> None:
+    names = [f"layer{position}" for position in range(10)]
+    judged = inspection(
+        parameters=[parameter(f"{name}.weight", 1e-6 if position < 4 else 1.0) for position, name in enumerate(names)]
+    )
+    (verdict,) = found("vanishing-gradient", judged)
+    assert verdict.message.endswith("most of it, 1.0e-06, from 'layer4.weight' to 'layer3.weight'.")
+
+
+def test_small_branches_between_sound_ends_do_not_count_as_vanishing() -> None:
+    # As in ConvNeXt, whose branches start at 1e-6 beside a trunk that is sound.
+    ratios = [1.0, 1.0, 1.0, *[1e-6, 1e-6, 1.0] * 9]
+    judged = inspection(parameters=[parameter(f"b{at}.weight", ratio) for at, ratio in enumerate(ratios)])
+    assert found("vanishing-gradient", judged) == []
+
+
+def test_biases_scales_and_zero_weights_have_no_say() -> None:
+    sound = [parameter(f"layer{at}.weight", 1.0) for at in range(10)]
+    others = [
+        parameter("first.bias", 1e-30, shape=(8,)),
+        parameter("first.scale", 1e-30, shape=(8, 1, 1)),
+        parameter("first.weight", 1e-30, 0.0),
+    ]
+    assert rules(inspection(parameters=[*others, *sound])) == []
+
+
+def test_weights_are_compared_in_the_order_in_which_their_layers_ran() -> None:
+    # The head is defined first and runs last.
+    learning = {"head": 1.0, "a": 1e-6, "b": 1e-3}
+    judged = inspection(
+        [layer_row(name, tensor(1.0)) for name in ("a", "b", "head")],
+        parameters=[parameter(f"{name}.weight", ratio) for name, ratio in learning.items()],
+    )
+    (verdict,) = found("vanishing-gradient", judged)
+    assert verdict.where == "a.weight"
+    assert "'head.weight' to 'a.weight'" in verdict.message
+
+
+def test_a_frozen_network_is_judged_by_its_outputs() -> None:
+    frozen = replace(logistic_chain(30), parameters=())
+    (verdict,) = found("vanishing-gradient", frozen)
+    assert verdict.where == "layer0"
+    assert "‖g‖·‖x‖" in verdict.message
+    assert rules(replace(chain([0.5] * 30), parameters=())) == []
+
+
+def test_a_recurrence_is_judged_by_the_calls_of_its_cell() -> None:
+    def unrolled(factor: float, calls: int) -> Gradients:
+        gradients = [factor ** (calls - 1 - call) for call in range(calls)]
+        return inspection(
+            [layer_row("cell", tensor(1.0), "RNNCell", call) for call in range(calls)],
+            [output_row("cell", tensor(each), "RNNCell", call) for call, each in enumerate(gradients)],
+            [parameter("cell.weight_hh", 1.0)],
+        )
+
+    (verdict,) = found("vanishing-gradient", unrolled(0.5, 60))
+    assert verdict.where == "cell"
+    assert "from the last calls to the first, 'cell#59' to 'cell'" in verdict.message
+    assert rules(unrolled(2.0, 60)) == ["exploding-gradient"]
+    assert rules(unrolled(0.9, 60)) == []
+
+
+def test_calls_of_a_layer_without_weights_are_no_recurrence() -> None:
+    halved = chain([0.5] * 30)
+    assert rules(halved) == []
+    rows = [replace(row, layer="relu", kind="ReLU", call=call) for call, row in enumerate(halved.gradients)]
+    assert rules(replace(halved, gradients=tuple(rows))) == []
+
+
+def test_a_weight_whose_module_was_not_seen_stands_by_the_one_before_it() -> None:
+    # Attention uses its output projection without calling it.
+    learning = {"a.weight": 1.0, "b.in_proj_weight": 1.0, "b.out_proj.weight": 1e-9, "c.weight": 1.0}
+    judged = inspection(
+        [layer_row(name, tensor(1.0)) for name in ("a", "b", "c")],
+        parameters=[parameter(name, each) for name, each in learning.items()],
+    )
+    assert found("vanishing-gradient", judged) == []
+
+
+def test_gradients_of_inputs_have_no_say() -> None:
+    judged = chain([1.0] * 10)
+    strange = [
+        replace(judged.gradients[0], index=20 + at, role="input", gradient=tensor(l2), status=status)
+        for at, (l2, status) in enumerate([(1e30, "gradient"), (1e30, "gradient"), (0.0, "zero")])
+    ]
+    assert rules(replace(judged, gradients=(*strange, *judged.gradients))) == []  # type: ignore[arg-type]
+
+
+# Exploding
+
+
+def test_a_deep_linear_network_with_threefold_weights_explodes() -> None:
+    judged = chain([3.0] * 30)
+    assert {each.ratio for each in judged.parameters} == {3.0**28}  # by its weights nothing is to be seen
+    (verdict,) = found("exploding-gradient", judged)
+    assert (verdict.level, verdict.where) == ("fail", "layer0")
+    # The second layer's gradient is 3**28, the greatest of the last three 3**2.
+    assert f"grows to {3.0**26:.1e} times its size (limit 1e+04)" in verdict.message
+    assert rules(judged) == ["exploding-gradient"]
+
+
+def test_growth_below_the_limit_is_no_explosion() -> None:
+    assert 1.3**27 < 1e4 < 1.5**27
+    assert rules(chain([1.3] * 30)) == []
+    assert rules(chain([1.5] * 30)) == ["exploding-gradient"]
+
+
+def test_small_branches_at_the_end_do_not_make_the_beginning_large() -> None:
+    gradients = [*[1.0] * 24, *[1e-6] * 5, 1.0]
+    judged = inspection(gradients=[output_row(f"layer{at}", tensor(each)) for at, each in enumerate(gradients)])
+    assert rules(judged) == []
+
+
+def test_one_large_gradient_is_no_trend() -> None:
+    gradients = [1e9, *[1.0] * 29]
+    judged = inspection(gradients=[output_row(f"layer{at}", tensor(each)) for at, each in enumerate(gradients)])
+    assert rules(judged) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "scale", "level"), [("eval", 1.0, "warn"), ("eval", 1.1, "fail"), ("train", 1.0, "fail")]
+)
+def test_untrained_batch_norm_in_eval_mode_is_taken_into_account(mode: str, scale: float, level: str) -> None:
+    judged = chain([3.0] * 30)
+    norm = parameter("bn.weight", 1.0, scale * math.sqrt(64), shape=(64,), kind="BatchNorm2d")
+    unused = parameter("aux.bn.weight", None, math.sqrt(8), shape=(8,), kind="BatchNorm2d", status="not reached")
+    judged = replace(judged, parameters=(*judged.parameters, norm, unused), mode=mode)  # type: ignore[arg-type]
+    (verdict,) = found("exploding-gradient", judged)
+    assert verdict.level == level
+    assert ("train mode" in verdict.message) == (level == "warn")
+
+
+def test_a_limit_on_the_other_side_of_one_objects_to_what_is_flat_and_not_to_two_layers() -> None:
+    (finding,) = found("exploding-gradient", chain([1.0] * 8), {"exploding": 0.5})
+    assert "to 1.0e+00 times its size (limit 5e-01)" in finding.message
+    assert len(found("vanishing-gradient", chain([1.0] * 8), {"vanishing": 2.0})) == 1
+    for few in (chain([1.0] * 2), inspection()):
+        assert judge_gradients(few, {"exploding": 0.5, "vanishing": 2.0}) == ()
+
+
+def test_two_layers_are_no_trend() -> None:
+    assert rules(chain([1e-9, 1e9])) == []
+    assert rules(inspection(parameters=[parameter("a.weight", 1e-9), parameter("b.weight", 1.0)])) == []
+
+
+def test_the_smallest_and_largest_floats_are_judged_too() -> None:
+    names = [f"layer{at}" for at in range(10)]
+    rising = [5e-324, *[1.0] * 8, 1.7e308]
+    for values in (rising, rising[::-1]):
+        judged = inspection(
+            [layer_row(name, tensor(1e200)) for name in names],
+            [output_row(name, tensor(each)) for name, each in zip(names, values, strict=True)],
+            [parameter(f"{name}.weight", each) for name, each in zip(names, values, strict=True)],
+        )
+        assert rules(judged)[0] == ("vanishing-gradient" if values is rising else "exploding-gradient")
+    assert rules(inspection(gradients=[output_row(name, tensor(math.inf)) for name in names])) == []
+
+
+# Imbalance
+
+
+def test_weights_that_need_different_learning_rates_are_named() -> None:
+    ratios = {"a": 1.0, "b": 2e-7, "c": 1.0, "d": 0.5}
+    judged = inspection(parameters=[parameter(f"{name}.weight", each) for name, each in ratios.items()])
+    (verdict,) = found("gradient-imbalance", judged)
+    assert (verdict.level, verdict.where) == ("warn", "b.weight")
+    assert "5.0e+06 times" in verdict.message
+    assert "2.0e-07 at 'b.weight'" in verdict.message
+    assert found("gradient-imbalance", judged, {"imbalance": 1e7}) == []
+
+
+def test_what_starts_at_zero_or_is_no_weight_is_no_imbalance() -> None:
+    sound = [parameter(f"layer{at}.weight", 1.0) for at in range(4)]
+    others = [
+        parameter("norm.bias", 1.0, 1e-12, shape=(8,)),
+        parameter("scale", 1e-12, shape=(8, 1, 1)),
+        parameter("zero.weight", 1e-12, 0.0),
+        parameter("dead.weight", 0.0),
+    ]
+    assert found("gradient-imbalance", inspection(parameters=[*sound, *others])) == []
+
+
+def test_imbalance_is_not_judged_while_batch_norm_is_idle() -> None:
+    norm = parameter("bn.weight", 1.0, math.sqrt(64), shape=(64,), kind="BatchNorm2d")
+    weights = [parameter(f"layer{at}.weight", 1e-9 if at == 5 else 1.0) for at in range(10)]
+    judged = inspection(parameters=[norm, *weights])
+    assert rules(judged) == []
+    assert rules(replace(judged, mode="train")) == ["gradient-imbalance"]

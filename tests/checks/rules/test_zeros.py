@@ -1,0 +1,249 @@
+from dataclasses import replace
+
+import pytest
+
+from hookscope.results.gradients import Gradients
+from tests.checks.rules.by_hand import chain, found, inspection, layer_row, output_row, parameter, rules, tensor
+
+# All zero, or as good as zero
+
+
+def test_a_loss_that_nothing_changes_fails() -> None:
+    judged = inspection(
+        gradients=[output_row("a", tensor(0.0)), output_row("softmax", tensor(1.0))],
+        parameters=[parameter("a.weight", 0.0), parameter("a.bias", 0.0)],
+    )
+    (verdict,) = found("zero-gradient", judged)
+    assert verdict.level == "fail"
+    assert rules(judged) == ["zero-gradient"]  # and not dead layers as well
+
+
+def test_a_frozen_network_is_judged_by_its_outputs() -> None:
+    assert rules(inspection(gradients=[output_row("a", tensor(0.0)), output_row("b", tensor(0.0))])) == [
+        "zero-gradient"
+    ]
+    assert "zero-gradient" not in rules(
+        inspection(gradients=[output_row("a", tensor(0.0)), output_row("b", tensor(1.0))])
+    )
+
+
+def test_gradients_that_are_rounding_beside_the_loss_are_a_warning() -> None:
+    # A sum of probabilities is 2 for two inputs, whatever the weights are.
+    judged = inspection(parameters=[parameter("fc.weight", 1e-9, 10.0), parameter("fc.bias", 1e-8, 0.5)], loss=2.0)
+    (verdict,) = found("zero-gradient", judged)
+    assert verdict.level == "warn"
+    assert "‖g‖·‖w‖ is at most 5.0e-09 of the loss (limit 1e-06)" in verdict.message
+    assert found("zero-gradient", judged, {"rounding": 1e-9}) == []
+
+
+def test_small_gradients_of_a_small_loss_are_none() -> None:
+    assert rules(inspection(parameters=[parameter("fc.weight", 1e-9, 10.0)], loss=2e-3)) == []
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_nothing_is_measured_against_a_loss_that_is_not_finite(loss: float) -> None:
+    assert rules(inspection(parameters=[parameter("fc.weight", 1e-9)], loss=loss)) == ["non-finite-loss"]
+
+
+@pytest.mark.parametrize(("gradient", "says"), [(1e-9, "1.0e-09"), (0.0, "0.0e+00")])
+def test_a_sum_over_what_is_normalised_is_named(gradient: float, says: str) -> None:
+    judged = inspection(
+        [layer_row("fc", tensor(1.0)), layer_row("norm", tensor(1.0), "LayerNorm")],
+        [output_row("fc", tensor(gradient)), output_row("norm", tensor(1.0), "LayerNorm")],
+        [parameter("fc.weight", gradient), parameter("norm.weight", 1.0, 8.0, shape=(64,))],
+    )
+    (verdict,) = found("zero-gradient", judged)
+    assert (verdict.level, verdict.where) == ("warn", "norm")
+    assert f"at most {says} of its own" in verdict.message
+
+
+def test_a_normalising_layer_whose_scale_starts_at_zero_is_called_that() -> None:
+    judged = inspection(
+        [layer_row("fc", tensor(1.0)), layer_row("norm", tensor(1.0), "LayerNorm")],
+        [output_row("fc", tensor(0.0)), output_row("norm", tensor(1.0), "LayerNorm")],
+        [parameter("fc.weight", 0.0), parameter("norm.weight", 1.0, 0.0, shape=(64,))],
+    )
+    assert rules(judged) == ["dead-gradient"]
+
+
+def test_a_gradient_that_reaches_the_beginning_on_another_way_is_sound() -> None:
+    judged = inspection(
+        [layer_row("stem", tensor(1.0)), layer_row("fc", tensor(1.0)), layer_row("norm", tensor(1.0), "LayerNorm")],
+        [
+            output_row("stem", tensor(1.0)),
+            output_row("fc", tensor(1e-9)),
+            output_row("norm", tensor(1.0), "LayerNorm"),
+        ],
+    )
+    assert rules(judged) == []
+
+
+# Dead layers
+
+
+def dead(*l2: float, kinds: dict[int, str] | None = None, output: float = 1.0) -> Gradients:
+    """Return layers with gradients of these norms, all of whose outputs have another one; the last has a weight."""
+    names = [f"layer{at}" for at in range(len(l2))]
+    kind_of = {name: (kinds or {}).get(at, "Linear") for at, name in enumerate(names)}
+    return inspection(
+        [layer_row(name, tensor(output), kind_of[name]) for name in names],
+        [output_row(name, tensor(each), kind_of[name]) for name, each in zip(names, l2, strict=True)],
+        [parameter(f"{names[-1]}.weight", 1.0)],
+    )
+
+
+def test_a_run_of_dead_layers_is_one_verdict() -> None:
+    (verdict,) = found("dead-gradient", dead(1.0, 0.0, 0.0, 0.0, 1.0))
+    assert (verdict.level, verdict.where) == ("fail", "layer3")
+    assert "'layer3' and 2 outputs before it is exactly 0 everywhere" in verdict.message
+    assert "nothing gets through 'layer4' (Linear)" in verdict.message
+
+
+def test_runs_that_do_not_touch_are_verdicts_of_their_own() -> None:
+    assert [verdict.where for verdict in found("dead-gradient", dead(0.0, 1.0, 0.0, 1.0))] == ["layer0", "layer2"]
+
+
+def test_the_smallest_gradient_is_not_dead() -> None:
+    assert found("dead-gradient", dead(1.0, 1e-30, 1.0)) == []
+
+
+def test_a_dead_rectifier_is_given_as_the_cause() -> None:
+    (verdict,) = found("dead-gradient", dead(0.0, 1.0, 1.0, kinds={1: "ReLU"}, output=0.0))
+    assert "every output of 'layer1' (ReLU) is 0" in verdict.message
+
+
+@pytest.mark.parametrize(("mode", "level"), [("train", "warn"), ("eval", "fail")])
+def test_a_branch_that_stochastic_depth_left_out_in_training_is_a_warning(mode: str, level: str) -> None:
+    judged = replace(dead(1.0, 0.0, 1.0, kinds={2: "StochasticDepth"}), mode=mode)
+    (verdict,) = found("dead-gradient", judged)
+    assert (verdict.level, verdict.where) == (level, "layer1")
+    assert ("'layer2' (StochasticDepth) left the branch out by chance" in verdict.message) == (mode == "train")
+
+
+def test_a_branch_left_out_by_chance_does_not_excuse_another() -> None:
+    judged = replace(dead(0.0, 1.0, 0.0, 1.0, kinds={1: "DropPath"}), mode="train")
+    assert [(verdict.level, verdict.where) for verdict in found("dead-gradient", judged)] == [
+        ("fail", "layer2"),
+        ("warn", "layer0"),
+    ]
+
+
+def test_underflow_is_given_as_the_cause() -> None:
+    (verdict,) = found("dead-gradient", dead(0.0, 3e-44, 1e-20, 1.0))
+    assert "it underflows, ‖grad_output‖ of 'layer1' being 3.0e-44" in verdict.message
+
+
+def test_layers_off_the_path_are_not_dead() -> None:
+    judged = dead(1.0, 1.0)
+    others = [
+        output_row("frozen", tensor(None), status="no gradient path"),
+        output_row("aux", tensor(None), status="not reached"),
+    ]
+    assert rules(replace(judged, gradients=(*judged.gradients, *others))) == []
+
+
+def test_what_comes_last_and_does_not_matter_is_dead() -> None:
+    (verdict,) = found("dead-gradient", dead(1.0, 1.0, 0.0))
+    assert "the loss does not change with it" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("gate", "following"),
+    [
+        ("head.weight", "head"),  # the layer after
+        ("block.mha.out_proj.weight", "block.mha"),  # inside the layer after
+        ("block.gamma", "next"),  # around the dead one
+        ("block.bn2.weight", "next"),  # in the same block
+    ],
+)
+def test_a_weight_that_starts_at_zero_is_a_warning(gate: str, following: str) -> None:
+    judged = inspection(
+        gradients=[
+            output_row("stem", tensor(0.0)),
+            output_row("block.conv", tensor(0.0)),
+            output_row(following, tensor(1.0)),
+        ],
+        parameters=[parameter(gate, 1.0, 0.0), parameter("block.conv.weight", 0.0)],
+    )
+    (verdict,) = found("dead-gradient", judged)
+    assert (verdict.level, verdict.where) == ("warn", gate)
+    assert f"'{gate}' is all zero and blocks the gradient of 2 outputs" in verdict.message
+
+
+def test_many_weights_that_start_at_zero_are_one_warning() -> None:
+    gradients, parameters = [], []
+    for at in range(5):
+        gradients += [output_row(f"b{at}.conv", tensor(0.0)), output_row(f"b{at}.bn", tensor(1.0))]
+        parameters += [parameter(f"b{at}.bn.weight", 1.0, 0.0, shape=(8,))]
+    (verdict,) = found("dead-gradient", inspection(gradients=gradients, parameters=parameters))
+    assert "'b0.bn.weight', 'b1.bn.weight', 'b2.bn.weight' and 2 more are all zero and block" in verdict.message
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        parameter("layer1.bias", 1.0, 0.0),  # a bias lets gradients through
+        parameter("layer1.weight", 0.0, 0.0),  # it never opens
+        parameter("layer2.weight", 1.0, 0.0),  # it stands elsewhere
+        parameter("layer1.weight", 1.0, 0.1),  # it is not zero
+    ],
+)
+def test_nothing_else_excuses_a_dead_layer(other: object) -> None:
+    judged = dead(0.0, 1.0, 1.0)
+    judged = replace(judged, parameters=(*judged.parameters, other))
+    assert [verdict.level for verdict in found("dead-gradient", judged)] == ["fail"]
+
+
+def test_a_weight_whose_layer_takes_in_zeros_is_dead() -> None:
+    judged = chain([1.0] * 4)
+    starved = parameter("layer2.weight", 0.0)
+    judged = replace(judged, parameters=(*judged.parameters[:2], starved, judged.parameters[3]))
+    (verdict,) = found("dead-gradient", judged)
+    assert (verdict.level, verdict.where) == ("fail", "layer2.weight")
+    assert "what the layer takes in is zero everywhere" in verdict.message
+
+
+def test_a_weight_that_a_gain_of_zero_keeps_still_is_not_dead() -> None:
+    # As in normaliser-free networks: the kernel is scaled by a gain that starts at zero.
+    judged = inspection(
+        gradients=[output_row("block.conv", tensor(1.0)), output_row("head", tensor(1.0))],
+        parameters=[parameter("block.conv.weight", 0.0), parameter("block.conv.gain", 1.0, 0.0, shape=(8, 1, 1))],
+    )
+    assert rules(judged) == []
+
+
+def test_a_bias_with_a_zero_gradient_is_no_dead_weight() -> None:
+    judged = chain([1.0] * 4)
+    judged = replace(judged, parameters=(*judged.parameters, parameter("layer2.bias", 0.0, shape=(8,))))
+    assert rules(judged) == []
+
+
+# Unused parameters
+
+
+def test_parameters_that_never_get_a_gradient_are_counted_by_reason() -> None:
+    judged = inspection(
+        parameters=[
+            parameter("fc.weight", 1.0),
+            *(parameter(f"aux.{name}", None, status="not reached") for name in ("a.weight", "a.bias", "b.w", "b.b")),
+            parameter("detached.weight", None, status="no gradient path"),
+        ]
+    )
+    first, second = found("unused-parameter", judged)
+    assert (first.level, first.where) == ("warn", "aux")
+    assert (
+        "4 of 6 trainable parameters never get a gradient (limit 0): the loss does not depend on them" in first.message
+    )
+    assert "'aux.a.weight', 'aux.a.bias', 'aux.b.w' and 1 more" in first.message
+    assert second.where == "detached.weight"
+    assert "no_grad" in second.message
+
+
+def test_frozen_parameters_are_not_unused() -> None:
+    frozen = parameter("a.weight", None, status="no gradient path", trainable=False)
+    assert rules(inspection(parameters=[parameter("fc.weight", 1.0), frozen])) == []
+
+
+def test_a_zero_gradient_is_a_gradient() -> None:
+    judged = inspection(parameters=[parameter("a.weight", 0.0), parameter("b.weight", 1.0)])
+    assert found("unused-parameter", judged) == []
