@@ -28,9 +28,10 @@ from hookscope.inspection.gradient_rows import (
     absorb_gradients,
     gradient_rows,
     loss_record,
+    named_parameters,
     parameter_rows,
 )
-from hookscope.inspection.network import BatchQueue, Subject, queue_of, subject_of
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.overwriting import Overwriting, find_overwriting
 from hookscope.inspection.rows import (
     Key,
@@ -52,10 +53,10 @@ from hookscope.inspection.verification import (
 )
 from hookscope.losses import LossValue, choose_loss
 from hookscope.models import LoadedModel
-from hookscope.results.activations import Failure, LayerRow, Prediction, Verification, row_label
-from hookscope.results.gradients import GradientRow, Gradients
+from hookscope.results.activations import Failure, Prediction, Verification, row_label
+from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
-from hookscope.statistics import Measured, Reducer, Reduction
+from hookscope.statistics import Measured, Pending, Reducer
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
 """Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
@@ -84,7 +85,7 @@ class PassError(ModelError):
 class _Run:
     """One run: what is fixed, and what has been gathered so far."""
 
-    subject: Subject
+    inspected: InspectedNetwork
     loss: LossFunction
     with_inputs: bool
     track_inputs: bool
@@ -198,10 +199,10 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
             carries what was seen until then.
         UsageError: If a pattern or an edit is malformed, or the loss does not fit the output or is not one real number.
     """
-    subject = subject_of(model)
-    network = subject.network
+    inspected = inspected_network(model)
+    network = inspected.network
     if isinstance(loss, str):
-        categories = subject.info.categories
+        categories = inspected.info.categories
         loss = choose_loss(loss, target=target, seed=seed, categories=categories, output_key=output_key)
     queue = queue_of(inputs, on_error)
     first = queue.peek()
@@ -209,7 +210,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     def order() -> list[str]:
         return execution_order(network, queue)
 
-    selected = select_from(subject.modules, subject.aliases, layers, order)
+    selected = select_from(inspected.modules, inspected.aliases, layers, order)
     recorder = Recorder(0, None, None, Reducer(distributions=distributions))
     drawn = Recorder(grids_for, max_channels, None, recorder.reducer)
     told = _Told(on_tensor)
@@ -217,8 +218,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))
         block.enter_context(torch.enable_grad())
-        state = block.enter_context(preserved(network, seed, mode, subject.modules.values()))
-        parameters = subject.parameters()
+        state = block.enter_context(preserved(network, seed, mode, inspected.modules.values()))
+        parameters = inspected.parameters()
         trainable = [parameter.requires_grad for parameter in parameters if _differentiable(parameter)]
         track_inputs = not any(trainable) or (include_inputs and all(trainable))
         track_outputs = not any(trainable) and not (first and any(map(_differentiable, _tensors(first))))
@@ -240,7 +241,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         state.mark_hooks()
         ids = {*map(id, parameters)}
         run = _Run(
-            subject,
+            inspected,
             loss,
             include_inputs,
             track_inputs,
@@ -258,26 +259,22 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         )
         del first
         failed = _run_batches(run, queue, axes, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
+        named = named_parameters(network)
 
-        def finished() -> tuple[tuple[LayerRow, ...], tuple[GradientRow, ...]]:
-            block.close()
-            _absorb(run)
-            rows = layer_rows(subject, run.rows)
-            return rows, gradient_rows(subject, run.gradients, rows, graph)
-
-        by_parameter, (results, gradients) = parameter_rows(network, parameters, on_tensor, recorder.reducer, finished)
-
+    _absorb(run)
+    results = layer_rows(inspected, run.rows)
+    gradients = gradient_rows(inspected, run.gradients, results, graph)
     verification = run.verification if verify else None
-    device, dtype = subject.placed
+    device, dtype = inspected.placed
     broke = failed is not None and failed.failure is not None
     inspection = Gradients(
-        model=subject.info,
+        model=inspected.info,
         inputs=tuple(run.records),
         loss=loss_record(run.losses),
         rows=results,
         gradients=gradients,
-        parameters=by_parameter,
-        uncalled=uncalled(subject, selected, captured.called, broke_off=broke, mode=mode),
+        parameters=parameter_rows(named, on_tensor, recorder.reducer),
+        uncalled=uncalled(inspected, selected, captured.called, broke_off=broke, mode=mode),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
             for maps in feature_maps((row for row in gradients if row.role == "output"), drawn.kept)
@@ -286,16 +283,16 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         warnings=tuple(
             dict.fromkeys(
                 (
-                    *subject.warnings,
+                    *inspected.warnings,
                     *run.warnings,
                     *_frozen_warning(trainable, track_outputs=track_outputs),
-                    *verification_warnings(verification, subject.info.name),
+                    *verification_warnings(verification, inspected.info.name),
                     *placed.warnings(),
                     *queue.remarks,
                 )
             )
         ),
-        notes=(*subject.notes, *_sum_note(len(run.losses))),
+        notes=(*inspected.notes, *_sum_note(len(run.losses))),
         failure=failed.failure if failed is not None else None,
         mode=mode,
         seed=seed,
@@ -399,7 +396,7 @@ def _run_batches(
 
 
 def _held_gradients(run: _Run) -> dict[nn.Parameter, Tensor]:
-    parameters = run.subject.parameters()
+    parameters = run.inspected.parameters()
     return {each: each.grad.clone() for each in parameters if each.grad is not None}
 
 
@@ -410,7 +407,7 @@ def _undo(run: _Run, before: _Run, held: Mapping[nn.Parameter, Tensor]) -> None:
     run.drawn.forget()
     run.state.rewind()
     run.records, run.best, run.losses, run.warnings = before.records, before.best, before.losses, before.warnings
-    for parameter in run.subject.parameters():
+    for parameter in run.inspected.parameters():
         parameter.grad = held.get(parameter)
 
 
@@ -451,7 +448,9 @@ def _run_batch(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Failed 
         run.losses.append((done.value, done.amount))
         run.warnings.extend(done.value.warnings)
         with torch.no_grad():
-            run.best.extend(predictions(done.output, run.subject.info.categories, _places(run, batch), run.output_key))
+            run.best.extend(
+                predictions(done.output, run.inspected.info.categories, _places(run, batch), run.output_key)
+            )
     return done.failed
 
 
@@ -460,7 +459,7 @@ def _aliases_may_matter(run: _Run) -> bool:
     captured = run.captured
     if run.edited or not captured.gave_aliases:
         return False
-    return run.with_inputs or captured.aliases_meet or asks_for_identity(run.subject.modules.values())
+    return run.with_inputs or captured.aliases_meet or asks_for_identity(run.inspected.modules.values())
 
 
 def _differentiated(run: _Run, batch: Batch, axes: dict[Key, int | None]) -> _Pass:
@@ -498,7 +497,7 @@ def _verified(run: _Run, batch: Batch, done: _Pass, began: Preserved) -> Verific
         done: What came of it with hooks.
         began: Leads back to where it began.
     """
-    network, modules = run.subject.network, run.subject.modules
+    network, modules = run.inspected.network, run.inspected.modules
     run.state.mark()  # to go on from here
     layers = [*dict.fromkeys(seen.layer for seen in run.captured.observations)]
 
@@ -539,8 +538,8 @@ def _protected(run: _Run, batch: Batch, failed: _Failed) -> _Failed:
             return _loss_of(run.loss, output, batch).value
 
     with _quietly(), run.captured.detached():
-        found = find_overwriting(run.subject.modules, loss)
-    for parameter in run.subject.parameters():
+        found = find_overwriting(run.inspected.modules, loss)
+    for parameter in run.inspected.parameters():
         parameter.grad = None
     run.captured.restart()
     run.drawn.kept.clear()
@@ -552,17 +551,17 @@ def _protected(run: _Run, batch: Batch, failed: _Failed) -> _Failed:
     run.recorder.settle()
     if found is None or failed.failure is None:
         return failed
-    failure = replace(failed.failure, layer=found.saved_by, kind=type(run.subject.modules[found.saved_by]).__name__)
+    failure = replace(failed.failure, layer=found.saved_by, kind=type(run.inspected.modules[found.saved_by]).__name__)
     return replace(failed, message=_overwriting_text(run, found), failure=failure)
 
 
 def _overwriting_text(run: _Run, found: Overwriting) -> str:
     def called(layer: str) -> str:
-        return f"{layer or '(model)'} ({type(run.subject.modules[layer]).__name__})"
+        return f"{layer or '(model)'} ({type(run.inspected.modules[layer]).__name__})"
 
     by = "an operation" if found.overwritten_by is None else f"{found.operation} in {called(found.overwritten_by)}"
     return (
-        f"{run.subject.info.name} cannot be differentiated, with or without hookscope: {by} overwrites in place what "
+        f"{run.inspected.info.name} cannot be differentiated, with or without hookscope: {by} overwrites in place what "
         f"{called(found.saved_by)} saved for its backward pass ({found.node}). Let it work on a copy "
         f"(inplace=False). The gradients shown are what they would be then."
     )
@@ -576,7 +575,7 @@ def _begin_again(run: _Run, began: Preserved) -> None:
     run.told.waiting = None
     run.state = began
     run.state.rewind()
-    for parameter in run.subject.parameters():
+    for parameter in run.inspected.parameters():
         parameter.grad = None
 
 
@@ -588,9 +587,7 @@ def _absorb(run: _Run) -> None:
 
 def _axis(measured: Measured | None) -> int | None:
     """Return the channel axis that an output was measured with."""
-    if measured is None:
-        return None
-    return measured.channel_axis if isinstance(measured, Reduction) else measured.known.channel_axis
+    return measured.known.channel_axis if isinstance(measured, Pending) else measured and measured.channel_axis
 
 
 def _places(run: _Run, batch: Batch) -> tuple[int, ...]:
@@ -600,7 +597,7 @@ def _places(run: _Run, batch: Batch) -> tuple[int, ...]:
 
 def _output_of(run: _Run, batch: Batch) -> object:
     given = _given((batch.args, dict(batch.kwargs)), track=run.track_inputs)
-    return run.subject.network(*given[0], **given[1])
+    return run.inspected.network(*given[0], **given[1])
 
 
 def _forward(run: _Run, batch: Batch) -> tuple[object, LossValue | None, _Failed | None]:
@@ -614,12 +611,12 @@ def _forward(run: _Run, batch: Batch) -> tuple[object, LossValue | None, _Failed
         try:
             with _autocast(run):
                 given = _given((batch.args, dict(batch.kwargs)), track=run.track_inputs)
-                output = run.subject.network(*given[0], **given[1])
+                output = run.inspected.network(*given[0], **given[1])
                 del given
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
             error = reraise_internal(raised)
-            failure = locate(run.subject.modules, error)
-            return None, None, _Failed(failure_message(run.subject.info.name, failure, error), failure, error)
+            failure = locate(run.inspected.modules, error)
+            return None, None, _Failed(failure_message(run.inspected.info.name, failure, error), failure, error)
         try:
             with _autocast(run):
                 value = _loss_of(run.loss, output, batch)
@@ -658,7 +655,7 @@ def _same(first: float, second: float) -> bool:
 def _autocast(run: _Run) -> AbstractContextManager[object]:
     if run.autocast is None:
         return nullcontext()
-    return torch.autocast(torch.device(run.subject.placed[0]).type, dtype=run.autocast)
+    return torch.autocast(torch.device(run.inspected.placed[0]).type, dtype=run.autocast)
 
 
 @contextmanager
@@ -707,7 +704,7 @@ def _loss_failed(error: BaseException) -> str:
 
 def _backward(run: _Run, loss: Tensor) -> _Failed | None:
     """Run the backward pass with hooks listening."""
-    name = run.subject.info.name
+    name = run.inspected.info.name
     if not loss.requires_grad:
         return _Failed(
             f"Nothing that requires a gradient leads to the loss of {name}: its forward pass runs under no_grad, "
@@ -718,7 +715,7 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
     leaves = [leaf for leaf in graph_leaves(nodes) if id(leaf) not in run.parameter_ids]
     del nodes
     if leaves:  # the forward pass may have registered parameters
-        known = {id(parameter) for parameter in run.subject.network.parameters()}
+        known = {id(parameter) for parameter in run.inspected.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in known]
     foreign = [(leaf, leaf.grad) for leaf in leaves]
     for leaf, _ in foreign:
@@ -728,7 +725,7 @@ def _backward(run: _Run, loss: Tensor) -> _Failed | None:
         loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
         error = reraise_internal(raised)
-        failure = locate(run.subject.modules, error)
+        failure = locate(run.inspected.modules, error)
         if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
             failure = _after_the_last_gradient(run, error)
         overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
@@ -744,7 +741,7 @@ def _after_the_last_gradient(run: _Run, error: BaseException) -> Failure:
     arrived = [site for site in run.captured.gradients if site.arrival is not None]
     latest = max(arrived, key=lambda site: site.arrival or 0, default=None)
     if latest is None:
-        return Failure("", type(run.subject.network).__name__, (), error_line(error))
+        return Failure("", type(run.inspected.network).__name__, (), error_line(error))
     return Failure(latest.layer, type(latest.module).__name__, (), error_line(error))
 
 

@@ -18,7 +18,7 @@ from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.edit_placement import place_edits
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
-from hookscope.inspection.network import BatchQueue, Subject, count_parameters, queue_of, subject_of
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, count_parameters, inspected_network, queue_of
 from hookscope.inspection.rows import (
     Key,
     Recorder,
@@ -99,37 +99,37 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         ForwardError: If the model raised, with `on_error` on every input; carries what was seen until then.
         UsageError: If a pattern is malformed.
     """
-    subject = subject_of(model)
-    network = subject.network
+    inspected = inspected_network(model)
+    network = inspected.network
     queue = queue_of(inputs, on_error)
 
     def order() -> list[str]:
         return execution_order(network, queue)
 
-    selected = select_from(subject.modules, subject.aliases, layers, order)
+    selected = select_from(inspected.modules, inspected.aliases, layers, order)
     recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions))
     placed = place_edits(edits, network, order, recorder)
     began = time.perf_counter()
     with (
-        preserved(network, seed, modules=subject.modules.values()) as state,
+        preserved(network, seed, modules=inspected.modules.values()) as state,
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
         state.mark_hooks()
-        run = _Run(subject, captured, recorder, state, output_key, verify=verify and not edits)
+        run = _Run(inspected, captured, recorder, state, output_key, verify=verify and not edits)
         broken = _run_batches(run, queue, on_batch or (lambda _count: None))
     seconds = time.perf_counter() - began
 
     if broken is not None:
         merge_observations(run.rows, broken.seen)
         run.records.extend(broken.records)
-    results = layer_rows(subject, run.rows)
-    device, dtype = subject.placed
+    results = layer_rows(inspected, run.rows)
+    device, dtype = inspected.placed
     inspection = Activations(
-        model=subject.info,
+        model=inspected.info,
         inputs=tuple(run.records),
         rows=results,
         uncalled=uncalled(
-            subject,
+            inspected,
             selected,
             captured.called if broken is None else captured.called | {broken.failure.layer},
             broke_off=broken is not None,
@@ -137,13 +137,13 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         feature_maps=feature_maps(results, recorder.kept),
         predictions=tuple(run.best),
         warnings=(
-            *subject.warnings,
-            *fast_path_warning(subject.modules, selected),
-            *verification_warnings(run.verification, subject.info.name),
+            *inspected.warnings,
+            *fast_path_warning(inspected.modules, selected),
+            *verification_warnings(run.verification, inspected.info.name),
             *placed.warnings(),
             *queue.remarks,
         ),
-        notes=subject.notes,
+        notes=inspected.notes,
         failure=None if broken is None else broken.failure,
         seed=seed,
         device=device,
@@ -170,7 +170,7 @@ class _Broken(NamedTuple):
 class _Run:
     """One run: what is fixed, and what has been gathered so far."""
 
-    subject: Subject
+    inspected: InspectedNetwork
     captured: Capture[Measured]
     recorder: Recorder
     state: Preserved
@@ -196,7 +196,7 @@ def _run_batches(run: _Run, queue: BatchQueue, finished: Callable[[int], None]) 
         to_verify = run.verify and not run.records
         # The network may overwrite what it is given, and the batch may have to be given again.
         again = to_verify or (queue.on_error is not None and len(places) > 1)
-        output, error = _outcome(run.subject.network, copy_of(batch) if again else batch)
+        output, error = _outcome(run.inspected.network, copy_of(batch) if again else batch)
         run.recorder.settle()
         seen = run.captured.restart()
         if error is None:
@@ -204,10 +204,10 @@ def _run_batches(run: _Run, queue: BatchQueue, finished: Callable[[int], None]) 
             if to_verify:
                 run.verification = _verified(run, batch, output, seen)
             run.records.extend(batch.records)
-            run.best.extend(predictions(output, run.subject.info.categories, places, run.output_key))
+            run.best.extend(predictions(output, run.inspected.info.categories, places, run.output_key))
         else:
-            failure = locate(run.subject.modules, error)
-            message = failure_message(run.subject.info.name, failure, error)
+            failure = locate(run.inspected.modules, error)
+            message = failure_message(run.inspected.info.name, failure, error)
             if queue.on_error is None:
                 return _Broken(batch.records, seen, error, failure, message)
             if queue.set_aside(batch, message, error):
@@ -229,13 +229,13 @@ def _outcome(network: nn.Module, batch: Batch) -> tuple[object, BaseException | 
 
 def _verified(run: _Run, batch: Batch, output: object, observations: Sequence[Observation[Measured]]) -> Verification:
     """Compare the output of the first batch to that without hooks."""
-    network = run.subject.network
+    network = run.inspected.network
     began = copy.copy(run.state)
     run.state.mark()  # to go on from here
 
     def with_hooks(layers: Sequence[str] = ()) -> Outcome:
         began.rewind()
-        modules = {layer: run.subject.modules[layer] for layer in layers}
+        modules = {layer: run.inspected.modules[layer] for layer in layers}
         given = copy_of(batch)
         with torch.no_grad(), run.captured.detached(), capture(network, modules, lambda *_: None):
             return outcome_of(network(*given.args, **given.kwargs))

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from hookscope.hooks.forward_hooks import ModuleCall, Observation
 from hookscope.hooks.gradient_hooks import plain_arithmetic
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.network import Subject
+from hookscope.inspection.network import InspectedNetwork
 from hookscope.losses import Output, output_at
 from hookscope.results.activations import FeatureMaps, Flag, LayerRow, Prediction, UncalledLayer, row_label
-from hookscope.results.frozen import quick_constructor
 from hookscope.results.gradients import GradientRow
 from hookscope.results.statistics import TensorStatistics
-from hookscope.statistics import Fused, Measured, Reducer, Reduction, collect, merge, plain, summarise
+from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
 
 # A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
@@ -23,8 +22,6 @@ _DEAD_FRACTION = 0.5
 
 Key = tuple[str, int, str]
 """(layer, call, slot)."""
-
-_new_layer_row = quick_constructor(LayerRow)
 
 # What is counted or compared, and what is summed: sums may be rounded in other ways. Channels depend on an axis that is
 # inferred anew at each module.
@@ -36,7 +33,7 @@ _SUMMED = ("mean", "std", "mean_abs", "l2")
 class Row:
     """What one (layer, call, slot) has shown so far; `repeats` as in `Observation`, None once a batch differs."""
 
-    reduction: Reduction | Fused | None
+    reduction: Reduction | None
     in_place: bool
     passed_through: bool
     repeats: Key | None = None
@@ -136,12 +133,11 @@ def merge_observations(rows: dict[Key, Row], observations: Sequence[Observation[
         if row.reduction is None or reduction is None:
             row.reduction = row.reduction or reduction
         else:
-            first, second = plain(row.reduction), plain(reduction)
-            row.shape_varies |= first.shape[1:] != second.shape[1:]
-            row.reduction = merge(first, second)
+            row.shape_varies |= row.reduction.shape[1:] != reduction.shape[1:]
+            row.reduction = merge(row.reduction, reduction)
 
 
-def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...]:
+def layer_rows(inspected: InspectedNetwork, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...]:
     """Turn rows into results, in execution order."""
     # A container shares the reduction of its last child.
     reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
@@ -153,17 +149,17 @@ def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...
         shown[layer, call, slot] = statistics
         repeats = row.repeats if row.repeats and _counted_alike(statistics, shown[row.repeats]) else None
         result.append(
-            _new_layer_row(
-                index,
-                layer,
-                type(subject.modules[layer]).__name__,
-                call,
-                slot,
-                subject.parameter_counts[layer],
-                statistics,
-                _flags(row, statistics),
-                subject.aliases.get(layer, ()),
-                row_label(*repeats) if repeats else "",
+            LayerRow(
+                index=index,
+                layer=layer,
+                kind=type(inspected.modules[layer]).__name__,
+                call=call,
+                slot=slot,
+                parameter_count=inspected.parameter_counts[layer],
+                activation=statistics,
+                flags=_flags(row, statistics),
+                aliases=inspected.aliases.get(layer, ()),
+                repeats=row_label(*repeats) if repeats else "",
             )
         )
     return tuple(result)
@@ -208,14 +204,19 @@ def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
 
 
 def uncalled(
-    subject: Subject, selected: Mapping[str, nn.Module], called: set[str], *, broke_off: bool, mode: str = "eval"
+    inspected: InspectedNetwork,
+    selected: Mapping[str, nn.Module],
+    called: set[str],
+    *,
+    broke_off: bool,
+    mode: str = "eval",
 ) -> tuple[UncalledLayer, ...]:
     """List the selected modules that never ran, and why as far as known."""
     result = []
     for name, module in selected.items():
         if name in called:
             continue
-        parent = subject.modules[name.rpartition(".")[0]]
+        parent = inspected.modules[name.rpartition(".")[0]]
         if broke_off:
             reason = "the forward pass broke off before it"
         elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
@@ -224,7 +225,7 @@ def uncalled(
             reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
         else:
             reason = f"the forward pass did not call it in {mode} mode, or used its weight directly"
-        result.append(UncalledLayer(name, type(module).__name__, subject.parameter_counts[name], reason))
+        result.append(UncalledLayer(name, type(module).__name__, inspected.parameter_counts[name], reason))
     return tuple(result)
 
 

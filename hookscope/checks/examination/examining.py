@@ -21,7 +21,7 @@ from hookscope.checks.rules import RULES, Needs
 from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect
-from hookscope.inspection.network import subject_of
+from hookscope.inspection.network import inspected_network
 from hookscope.results.activations import Activations, Prediction
 from hookscope.results.check import Examination, NonFiniteOrigin, OutputValues
 from hookscope.results.gradients import Gradients
@@ -72,12 +72,12 @@ def examine(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
     loaded = prepared.loaded
     found = _Findings(seconds={"load": prepared.load_seconds})
     with _timed(found, "stored"):
-        stored, unread = stored_tensors(subject_of(loaded).network)
+        stored, unread = stored_tensors(inspected_network(loaded).network)
     found.warnings += unread
     if unread and not any(each.nan_count or each.inf_count for each in stored):
         found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
     forward = None
-    peaks = channel_peaks(subject_of(loaded).modules if "quiet-channels" in wanted else {})
+    peaks = channel_peaks(inspected_network(loaded).modules if "quiet-channels" in wanted else {})
     if _needing(wanted, *_NEED_FORWARD):
         with _timed(found, "forward"):
             forward, watched = _forward(prepared, settings, wanted, peaks)
@@ -127,7 +127,7 @@ def examine_layers(
         LayerNotFoundError: If a label belongs to no layer.
         ImageError: If an input cannot be read.
     """
-    modules = subject_of(prepared.loaded).modules
+    modules = inspected_network(prepared.loaded).modules
     patterns = [rf"name:/\A{re.escape(_layer_of(label, modules))}\Z/" for label in labels]
     try:
         return inspect(
@@ -238,7 +238,7 @@ def _after(
     found: _Findings,
 ) -> None:
     """Run the network again, as far as the first pass and the wanted rules ask for it."""
-    subject = subject_of(prepared.loaded)
+    subject = inspected_network(prepared.loaded)
     if "non-finite-activation" in wanted and _is_broken(forward):
         located = locate_origin(subject, prepared.batches(), settings.seed)
         found.origin = located.origin

@@ -13,7 +13,7 @@ from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.pytree import tensors_given
 from hookscope.inputs import Batch
 from hookscope.inspection.failures import reraise_internal
-from hookscope.inspection.network import Subject
+from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.activations import row_label
 from hookscope.results.check import NonFiniteOrigin
@@ -33,7 +33,7 @@ class Located:
     broken_input: str = ""
 
 
-def locate_origin(subject: Subject, batches: Iterable[Batch], seed: int) -> Located:
+def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> Located:
     """Find the first module in execution order that makes NaN or Inf out of finite inputs.
 
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
@@ -133,7 +133,7 @@ class _Search:
     would be the origin.
     """
 
-    subject: Subject
+    subject: InspectedNetwork
     captured: Capture[None] | None = None
     origin: NonFiniteOrigin | None = None
     mask: NonFiniteOrigin | None = None
