@@ -32,9 +32,9 @@ if TYPE_CHECKING:
         UntrustedFileError,
         UsageError,
     )
-    from hookscope.hooks.forward_hooks import ModuleCall, Observation, capture
-    from hookscope.hooks.gradient_hooks import GradientSite
+    from hookscope.hooks.forward_hooks import capture
     from hookscope.hooks.interventions import Intervention
+    from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
     from hookscope.hooks.selection import select_layers
     from hookscope.hooks.tensor_gradients import TensorGradients, tensor_gradients
     from hookscope.inputs import Batch, load_batches, load_input, noise_batch
@@ -128,9 +128,9 @@ _HOMES = {
         "UntrustedFileError",
         "UsageError",
     ),
-    "hooks.gradient_hooks": ("GradientSite",),
+    "hooks.observed": ("GradientSite", "ModuleCall", "Observation"),
     "inspection.backward": ("PassError", "inspect_gradients"),
-    "hooks.forward_hooks": ("ModuleCall", "Observation", "capture"),
+    "hooks.forward_hooks": ("capture",),
     "inputs": ("Batch", "load_batches", "load_input", "noise_batch"),
     "inspection.forward": ("ForwardError", "inspect", "list_modules"),
     "hooks.interventions": ("Intervention",),

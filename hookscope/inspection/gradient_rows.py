@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from hookscope.hooks.dataflow import takers
-from hookscope.hooks.gradient_hooks import GradientSite, SiteKey, plain_arithmetic
+from hookscope.hooks.dataflow import consumers
+from hookscope.hooks.gradient_hooks import plain_arithmetic
+from hookscope.hooks.observed import GradientSite, SiteKey
 from hookscope.inspection.network import InspectedNetwork
-from hookscope.inspection.rows import same_values
+from hookscope.inspection.rows import Key, Recorder, same_values
 from hookscope.losses import LossValue
 from hookscope.results.activations import LayerRow, row_label
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
@@ -37,7 +38,7 @@ class Gradient:
     batch: int
 
 
-def absorb_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[GradientSite[Measured]], batch: int) -> None:
+def merge_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[GradientSite[Measured]], batch: int) -> None:
     """Merge the gradients of one batch into those before."""
     reductions = iter(collect([site.value for site in sites if site.value is not None]))
     for site in sites:
@@ -62,25 +63,55 @@ def _without(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatist
 
 
 @dataclass(slots=True)
-class Graph:
-    """Autograd's graph of the latest batch, for what asks how the gradients came about.
+class GradientRecorder:
+    """The observer of gradients given to `capture`: reduces each, and clones what is to be drawn.
 
     Attributes:
-        loss: As it was differentiated; None before there is one.
-        nodes: Those that computed the tensors whose gradients arrived.
+        maps: Keeps what is to be drawn, and reads channel axes.
+        on_tensor: Called with label and gradient; None if nothing is.
+        axes: The axis that counts channels, by output of the latest batch.
+        waiting: Copies that `on_tensor` is not called with until the pass is known to count; None if none have to wait.
+        nodes: Those of autograd's graph that computed the tensors whose gradients arrived in the latest batch.
     """
 
-    loss: Tensor | None = None
+    maps: Recorder
+    on_tensor: Callable[[str, Tensor], None] | None
+    axes: dict[Key, int | None] = field(default_factory=dict)
+    waiting: list[tuple[str, Tensor]] | None = None
     nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
 
-    def forget(self) -> None:
-        """Let the graph go: another batch begins."""
-        self.loss = None
-        self.nodes.clear()
+    def observe(self, site: GradientSite[Measured], gradient: Tensor) -> Measured:
+        """Reduce one gradient in the hook."""
+        key = (site.layer, site.call, site.slot)
+        self.nodes[site.key] = torch._C._current_autograd_node()
+        if self.on_tensor is not None:
+            label = f"{row_label(*key)} grad_{site.role}"
+            if self.waiting is None:
+                self.on_tensor(label, gradient)
+            else:
+                self.waiting.append((label, gradient.detach().clone()))
+        if site.role == "output":
+            axis = self.axes.get(key)
+            if self.maps.grids_for:
+                self.maps.keep(key, gradient, axis)
+        else:
+            axis = None if gradient.is_nested else self.maps.axes.channel_axis(site.module, tuple(gradient.shape))
+        return self.maps.reducer.reduce(gradient, axis)
+
+    def release(self) -> None:
+        """Call `on_tensor` with what waits."""
+        waiting, self.waiting = self.waiting or (), None
+        for label, gradient in waiting:
+            if self.on_tensor is not None:
+                self.on_tensor(label, gradient)
 
 
 def gradient_rows(
-    inspected: InspectedNetwork, gradients: Mapping[SiteKey, Gradient], activations: Sequence[LayerRow], graph: Graph
+    inspected: InspectedNetwork,
+    gradients: Mapping[SiteKey, Gradient],
+    activations: Sequence[LayerRow],
+    loss: Tensor | None,
+    nodes: Mapping[SiteKey, Node | None],
 ) -> tuple[GradientRow, ...]:
     """Turn gradients into results, in forward order.
 
@@ -88,7 +119,8 @@ def gradient_rows(
         inspected: The network.
         gradients: Of all batches.
         activations: The rows of the same passes.
-        graph: Of one of them.
+        loss: Of one of them, as it was differentiated; None if none was.
+        nodes: Those that computed the tensors whose gradients arrived in that pass.
     """
     arrived = [each for each in gradients.values() if each.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
@@ -116,17 +148,19 @@ def gradient_rows(
                 aliases=inspected.aliases.get(site.layer, ()),
             )
         )
-    if graph.loss is not None and any(row.status == "zero" for row in rows):
-        rows = _with_takers(rows, graph.loss, graph.nodes)
+    if loss is not None and any(row.status == "zero" for row in rows):
+        rows = _with_consumers(rows, loss, nodes)
     return _with_repeats(rows, activations)
 
 
-def _with_takers(rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]) -> list[GradientRow]:
+def _with_consumers(
+    rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]
+) -> list[GradientRow]:
     """Say of each output what takes it; rows come in the order of the forward pass, and so do labels."""
     in_order = {key: node for key in map(_site, rows) if (node := nodes.get(key)) is not None}
     known = {
         key: tuple("" if each is None else row_label(*each[:3]) for each in found)
-        for key, found in takers(loss, in_order).items()
+        for key, found in consumers(loss, in_order).items()
     }
     return [replace(row, taken_by=known.get(_site(row))) for row in rows]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.forward_hooks import ModuleCall, Observation
 from hookscope.hooks.gradient_hooks import plain_arithmetic
+from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.losses import Output, output_at

@@ -8,8 +8,9 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.forward_hooks import Capture, ModuleCall, capture
+from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
+from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.pytree import tensors_given
 from hookscope.inputs import Batch
 from hookscope.inspection.failures import reraise_internal
