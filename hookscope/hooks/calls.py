@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from hookscope.hooks.gradient_hooks import GradientWatch, plain_arithmetic
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.identities import Identities
 from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_given, tensors_in

@@ -9,8 +9,8 @@ not stay on it.
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
+from hookscope.hooks.autograd import can_require_grad, is_transformed, plain_arithmetic, strided_copy, why_untracked
 from hookscope.hooks.dataflow import graph_nodes
 from hookscope.hooks.in_place import Alias, Aliased, View, used_beside, version_counter, view_of
-from hookscope.hooks.observed import GradientSite, ModuleCall, SiteKey
+from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, shape_of
 from hookscope.hooks.pytree import replaceable_inputs, with_tensors
 from hookscope.hooks.replays import Replays
-from hookscope.hooks.tracking import can_require_grad, is_transformed, why_untracked
 
 T = TypeVar("T")
 
@@ -208,18 +208,7 @@ class GradientWatch(Generic[T]):
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hook the inputs of a call; return the arguments to give the module in their place."""
-        layer, module, index, _ = call
-        replacements: dict[str, Tensor] = {}
-        given_as: dict[int, Tensor] = {}  # one tensor given twice stays one: attention asks whether q is k
-        met: list[tuple[GradientSite[T], Tensor]] = []
-        for path, tensor in replaceable_inputs(args, kwargs):
-            why = why_untracked(tensor, ())
-            site: GradientSite[T] = GradientSite(layer, module, index, path, "input", _shape(tensor), tensor.dtype, why)
-            if id(tensor) not in given_as:
-                given_as[id(tensor)] = self._given(site, tensor)
-            met.append((site, given_as[id(tensor)]))
-            if met[-1][1] is not tensor:
-                replacements[path] = met[-1][1]
+        met, replacements = self._meet(call, "input", replaceable_inputs(args, kwargs), (), self._given)
         given: Any = (args, kwargs)
         if replacements:
             try:
@@ -230,6 +219,29 @@ class GradientWatch(Generic[T]):
         for site, tensor in met:
             self._watch(site.key, site, tensor)
         return given  # type: ignore[no-any-return]  # rebuilt containers have no type to know
+
+    def _meet(
+        self,
+        call: ModuleCall,
+        role: Role,
+        found: Sequence[tuple[str, Tensor]],
+        sources: Sequence[tuple[str, Tensor]],
+        replacement: Callable[[GradientSite[T], Tensor], Tensor],
+    ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
+        """Return the sites of tensors, each with what takes the tensor's place, and by path what is another tensor."""
+        layer, module, index, _ = call
+        met: list[tuple[GradientSite[T], Tensor]] = []
+        replacements: dict[str, Tensor] = {}
+        ours: dict[int, Tensor] = {}  # a tensor that comes twice stays one: attention asks whether q is k
+        for path, tensor in found:
+            why = why_untracked(tensor, sources, None if role == "input" else module)
+            site: GradientSite[T] = GradientSite(layer, module, index, path, role, shape_of(tensor), tensor.dtype, why)
+            if id(tensor) not in ours:
+                ours[id(tensor)] = replacement(site, tensor)
+            met.append((site, ours[id(tensor)]))
+            if ours[id(tensor)] is not tensor:
+                replacements[path] = ours[id(tensor)]
+        return met, replacements
 
     def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         """Return what to give instead of an input, so that its gradient along this module can be seen."""
@@ -261,7 +273,7 @@ class GradientWatch(Generic[T]):
                 passed |= given is tensor
             if (not passed or tensor is output) and self._is_followed(key, tensor):
                 watched = self._alias(key, tensor) if passed and self._aliasing else tensor
-                shape, dtype = _shape(tensor), tensor.dtype
+                shape, dtype = shape_of(tensor), tensor.dtype
                 self._watch(key, GradientSite(layer, module, index, slot, "output", shape, dtype, ""), watched)
                 return None if watched is tensor else watched
         return self._unusual_outputs(call, output, found, sources)
@@ -274,24 +286,18 @@ class GradientWatch(Generic[T]):
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
         """Do what `outputs` does where there is no tensor or several, or where autograd does not go on from it."""
-        layer, module, index, _ = call
         if not found:
+            layer, module, index, _ = call
             site: GradientSite[T] = GradientSite(layer, module, index, "", "output", (), None, "it is no tensor")
             self.sites.setdefault(site.key, site)
         # One of several may be used inside the module, too, to compute another: an alias shows the way out alone.
         several = sum(tensor.requires_grad for _, tensor in found) > 1
-        replacements: dict[str, Tensor] = {}
-        replaced_by: dict[int, Tensor] = {}  # a tensor returned twice stays one
-        met: list[tuple[GradientSite[T], Tensor]] = []
-        for slot, tensor in found:
-            why = why_untracked(tensor, sources, module)
-            site = GradientSite(layer, module, index, slot, "output", _shape(tensor), tensor.dtype, why)
-            if id(tensor) not in replaced_by:
-                passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
-                replaced_by[id(tensor)] = self._replacement(site, tensor, passed)
-            met.append((site, replaced_by[id(tensor)]))
-            if met[-1][1] is not tensor:
-                replacements[slot] = met[-1][1]
+
+        def replacement(site: GradientSite[T], tensor: Tensor) -> Tensor:
+            passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
+            return self._replacement(site, tensor, passed)
+
+        met, replacements = self._meet(call, "output", found, sources, replacement)
         result = None
         if replacements:
             try:
@@ -304,12 +310,11 @@ class GradientWatch(Generic[T]):
 
     def _is_followed(self, key: SiteKey, tensor: Tensor) -> bool:
         """Tell whether autograd goes on from a module's only output, and nothing of ours has to take its place."""
-        if not tensor.requires_grad or tensor.is_leaf or not torch.is_grad_enabled() or is_transformed(tensor):
-            return False
-        return key not in self._clone_at and key not in self._hopeless
+        tracked = tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled() and not is_transformed(tensor)
+        return tracked and key not in self._clone_at and key not in self._hopeless
 
     def _replacement(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
-        """Return what to hand on instead of an output, so that its gradient can be seen."""
+        """Return what the network goes on with instead of an output, so that its gradient can be seen."""
         if site.untracked:
             if not self.track or not can_require_grad(tensor):
                 return tensor
@@ -386,32 +391,9 @@ class GradientWatch(Generic[T]):
     def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
         if gradient is None:  # another output of the same operation got one
             return
-        plain = not (torch.is_grad_enabled() or torch._C._is_any_autocast_enabled())
-        with _NOTHING if plain else plain_arithmetic():
+        with plain_arithmetic() if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() else _NOTHING:
             for site in sites:
                 if site.arrival is None:
                     site.arrival = self.arrivals
                     self.arrivals += 1
                 site.value = self.observe(site, gradient)
-
-
-def strided_copy(tensor: Tensor) -> Tensor:
-    """Return a copy with the very strides, which `clone` may change along axes of size one."""
-    copied = tensor.clone()
-    if tensor.layout == torch.strided and not tensor.is_nested and copied.stride() != tensor.stride():
-        steps = zip(copied.stride(), tensor.stride(), tensor.shape, strict=True)
-        if all(ours == theirs for ours, theirs, size in steps if size > 1):
-            strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-            return strided.copy_(tensor)
-    return copied
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return (tensor.size(0), -1) if tensor.is_nested else tensor.shape
-
-
-@contextmanager
-def plain_arithmetic() -> Iterator[None]:
-    """Switch off gradients and autocast, on all devices."""
-    with torch.no_grad(), torch._C._DisableAutocast():
-        yield

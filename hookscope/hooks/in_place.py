@@ -12,7 +12,7 @@ from hookscope.hooks.observed import GradientSite, SiteKey
 
 
 class Aliased(torch.autograd.Function):
-    """The same memory with the same version counter, as another tensor with a graph node of its own.
+    """The same memory with the same version counter, as another tensor with another graph node.
 
     A view would be that, too, but if it is modified in place, autograd copies its gradient three times.
     """

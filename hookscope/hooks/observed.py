@@ -87,3 +87,8 @@ class GradientSite(Generic[T]):
     def key(self) -> SiteKey:
         """What names the site within one pass."""
         return (self.layer, self.call, self.slot, self.role)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape; that of a nested one is (parts, -1)."""
+    return (tensor.size(0), -1) if tensor.is_nested else tensor.shape

@@ -112,8 +112,7 @@ def tensors_in(value: object) -> list[tuple[str, Tensor]]:
         (path, tensor) in order: ("", t) for a bare tensor, ("[0]", t), ("['out']", t), (".boxes", t). A set's members
         ("{0}", t) are ordered by type, dtype and shape, and by their values where these are equal.
     """
-    kind = type(value)
-    if kind is Tensor or issubclass(kind, Tensor):  # isinstance() would ask an object for its __class__
+    if issubclass(type(value), Tensor):  # isinstance() would ask an object for its __class__
         return [("", value)]  # type: ignore[list-item]
     return _found(value, into_objects=True)
 
@@ -266,18 +265,15 @@ def _kind(type_: type) -> _Kind | None:
         kind = _Kind(_members_of_set, _as_set, is_replaceable=False)
     elif type_ in _VIEWS:
         kind = _Kind(partial(_members, lambda value: iter([*value])), _no_copy, is_replaceable=False)
-    elif issubclass(type_, _NAMESPACES) or not _is_of_standard_library(type_):
+    elif issubclass(type_, _NAMESPACES) or not (
+        isinstance(name := type_.__module__, str) and name.partition(".")[0] in sys.stdlib_module_names
+    ):
         kind = _kind_of_object(type_)
     return kind
 
 
-def _is_of_standard_library(type_: type) -> bool:
-    name = type_.__module__
-    return isinstance(name, str) and name.partition(".")[0] in sys.stdlib_module_names
-
-
 def _kind_of_object(type_: type) -> _Kind | None:
-    """Return how to read objects of a class; None if they have no attributes of their own."""
+    """Return how to read objects of a class; None if they have no attributes."""
     slots = [
         member
         for each in reversed(type_.__mro__)
@@ -338,9 +334,6 @@ class _Attributes:
             self.held.__get__(value).update(remaining)
 
 
-# --- What a value holds, without what is plain ----------------------------------------------------------------------
-
-
 def _members(iterate: Callable[[Any], Iterator[object]], value: object) -> list[_Child]:
     return [(f"[{at}]", at, child) for at, child in enumerate(iterate(value)) if type(child) not in _PLAIN]
 
@@ -379,9 +372,6 @@ def _bytes(tensor: Tensor) -> bytes:
         return plain.view(-1).view(torch.uint8).numpy().tobytes()
     except (RuntimeError, TypeError, ValueError):  # without memory to read: its order is any
         return b""
-
-
-# --- Copies with other values at some keys ---------------------------------------------------------------------------
 
 
 def _with_members(value: tuple[object, ...], changed: Mapping[int, object]) -> object:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, UsageError
+from hookscope.hooks.autograd import strided_copy
 from hookscope.hooks.dataflow import graph_leaves, graph_nodes
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.gradient_hooks import strided_copy
 from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch

@@ -104,7 +104,7 @@ def bind_edits(
 
     Returns:
         (name of layer or parameter, edit) for each that is selected. The edit of a parameter has the place
-        "parameter grad". Noise has a seed of its own for each name, so that equal shapes do not get equal noise.
+        "parameter grad". Noise has another seed for each name, so that equal shapes do not get equal noise.
 
     Raises:
         LayerNotFoundError: If an edit selects nothing.

@@ -29,7 +29,7 @@ def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
     """Return the names of all modules that run, in the order in which they first finish.
 
     The next batch is tried, and where the model raises and inputs may be left out, those after it. If it raises on all,
-    the longest order counts. No batch is handed out.
+    the longest order counts. No batch leaves the queue.
     """
     longest: list[str] = []
     for ahead in count():
@@ -58,7 +58,7 @@ def first_calls(
     with preserved(network, seed=0), capture(network, dict(network.named_modules()), shapes) as captured:
         try:
             with torch.no_grad():
-                copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite what it is given
+                copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite its inputs
                 network(*copies[0], **copies[1])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             reraise_internal(error)

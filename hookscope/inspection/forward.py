@@ -170,7 +170,7 @@ def _run_batches(run: Run, finished: Callable[[int], None]) -> _Broken | None:
         places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
         run.recorder.start(places)
         to_verify = run.verify and not run.records
-        # The network may overwrite what it is given, and the batch may have to be given again.
+        # The network may overwrite its inputs, and the batch may have to run again.
         again = to_verify or (queue.on_error is not None and len(places) > 1)
         output, ended = _outcome(run, copy_of(batch) if again else batch)
         run.recorder.settle()

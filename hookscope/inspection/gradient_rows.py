@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.dataflow import consumers
-from hookscope.hooks.gradient_hooks import plain_arithmetic
 from hookscope.hooks.observed import GradientSite, SiteKey
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Key, Recorder, same_values
@@ -271,8 +271,8 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
     better is good to 1e-5.
     """
     fused = FusedReducer(distributions=False)
-    read = [fused.reduce(parameter, None) for parameter in parameters]
-    norms = [None if each is None else math.sqrt(each.square_sum) for each in read]
+    known = map(fused.square_sum, parameters)
+    norms = [None if each is None else math.sqrt(each) for each in known]
     left, rows = [], []
     for index, parameter in enumerate(parameters):
         if norms[index] is None and not parameter.is_meta:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.gradient_hooks import plain_arithmetic
+from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.network import InspectedNetwork
@@ -175,20 +175,8 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
     return first is second or all(getattr(first, name) == getattr(second, name) for name in _COUNTED)
 
 
-# Those of nearly every row.
-_USUAL_FLAGS: dict[tuple[bool, bool], tuple[Flag, ...]] = {
-    (False, False): (),
-    (True, False): ("in-place",),
-    (False, True): ("pass-through",),
-    (True, True): ("in-place", "pass-through"),
-}
-
-
 def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
     constant = statistics.min is not None and statistics.min == statistics.max and statistics.element_count > 1
-    plain = row.reduction is not None and statistics.unmeasured is None and not (constant or row.shape_varies)
-    if plain and not (statistics.nan_count or statistics.inf_count or statistics.dead_channel_count):
-        return _USUAL_FLAGS[row.in_place, row.passed_through]
     flags: dict[Flag, bool] = {
         "not a tensor": row.reduction is None,
         "unmeasured": statistics.unmeasured is not None,
@@ -291,7 +279,19 @@ def predictions(
         if output_key is None:
             return []
         categories = ()
-    probabilities, classes = output.float().softmax(1).topk(min(5, output.shape[1]))  # (N, 5)
+    return top_classes(output, categories, indices, 5)
+
+
+def top_classes(scores: Tensor, categories: Sequence[str], indices: Sequence[int], count: int) -> list[Prediction]:
+    """Return the best classes per input, with their softmax probabilities.
+
+    Args:
+        scores: Logits, (N, K).
+        categories: K class names; empty if they are not known.
+        indices: Of the inputs, (N,).
+        count: How many classes to return at most.
+    """
+    probabilities, classes = scores.float().softmax(1).topk(min(count, scores.shape[1]))  # (N, count)
     return [
         Prediction(index, tuple(best), tuple(categories[number] for number in best if categories), tuple(shares))
         for index, best, shares in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)

@@ -40,7 +40,23 @@ class Break:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One run: what is fixed, and what has been gathered so far."""
+    """One run: what is fixed, and what has been gathered so far.
+
+    Attributes:
+        inspected: The network.
+        queue: Its inputs.
+        selected: The hooked layers, by name.
+        edits: Applied on the way.
+        recorder: Observes the outputs.
+        state: A place in the run to go back to.
+        captured: What the hooks have seen in the latest pass.
+        output_key: Which of several outputs holds the class scores; None for the only one.
+        verify: Whether the first batch is to be compared to a pass without hooks.
+        rows: What each (layer, call, slot) has shown.
+        records: The inputs that ran.
+        best: Their best classes.
+        verification: How the comparison ended; None before it, or without one.
+    """
 
     inspected: InspectedNetwork
     queue: BatchQueue

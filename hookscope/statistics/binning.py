@@ -20,10 +20,7 @@ def distribution_on_cpu(values: NDArray[np.floating], low: float, high: float) -
         low: Smallest value; not finite if any value is not.
         high: Largest value; likewise.
     """
-    if not (math.isfinite(low) and math.isfinite(high)):
-        values = values[np.isfinite(values)]
-        low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-    return distribution_of(values)
+    return distribution_of(values if math.isfinite(low) and math.isfinite(high) else values[np.isfinite(values)])
 
 
 def count_in_bins(rows: Tensor) -> Tensor:

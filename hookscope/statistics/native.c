@@ -17,11 +17,7 @@ typedef double doubles __attribute__((vector_size(8 * LANES)));
 
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
 #define EXPORT __attribute__((visibility("default")))
-#endif
 
 /* Sums run in float32 over so many values per lane before they are carried over into float64: a lane's sum of n terms
  * is off by n * 6e-8 at most. */
@@ -161,7 +157,7 @@ INLINE void bin(Table *table, const float *values, i64 count) {
 /* Sums are those of the values times `scale`; the extremes are the values' own. With a table, they are binned.
  *
  * Two places are read in turns, half of the values apart: a processor then fetches ahead at both. Measured on tensors of
- * 9 MB: a quarter faster. Each place has sums of its own, so that none waits for the one before. */
+ * 9 MB: a quarter faster. Each place has separate sums, so that none waits for the one before. */
 INLINE Part scan(const float *values, i64 count, float scale, Table *table) {
     const float inf = __builtin_inff();
     floats low = (floats){0} + inf, high = -low;

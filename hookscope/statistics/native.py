@@ -29,7 +29,7 @@ _PARALLEL_ELEMENTS = 32768
 # What `reduce` in native.c returns, and how many numbers it writes.
 _RARE, _CANCELLED, _WITH_ZEROS = 1, 2, 4
 _BIN_COUNT_SHIFT = 3
-_FOUND = 7
+_FOUND, _SQUARE_SUM = 7, 5  # how many, and the place of one of them
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
 _BINS, _COUNTERS, _MAX_THREADS = 17856, 4, 16
 
@@ -146,6 +146,31 @@ class FusedReducer:
             Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (not finite, or
             varied little about a magnitude that float32 cannot square): these are torch's to reduce.
         """
+        read = self._read(tensor, channel_axis)
+        if read is None:
+            return None
+        layout, outcome = read
+        shape, dtype, count, axis = layout.known[:4]
+        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._found.tolist()
+        if outcome & _CANCELLED:
+            mean, squared_deviations = centred(in_memory_order(tensor.detach(), None)[0].reshape(-1), mean)
+        nonzero = layout.all_nonzero
+        if nonzero is not None and outcome & _WITH_ZEROS:
+            nonzero = self._nonzero[: nonzero.size].copy()
+        distribution = None
+        if self._tables is not None:
+            distribution = self._distribution(count, low, high, outcome >> _BIN_COUNT_SHIFT)
+        # In the order of the fields: this runs in every hook, and the constructor takes three times as long.
+        moments = (count, mean, squared_deviations, low, high, abs_sum, square_sum)
+        fields = (shape, dtype, count, axis, *moments, 0, int(nonzero_count), nonzero, distribution, None)
+        return tuple.__new__(Reduction, fields)
+
+    def square_sum(self, tensor: Tensor) -> float | None:
+        """Return the sum of a tensor's squares; None as `reduce` does."""
+        return None if self._read(tensor, None) is None else float(self._found[_SQUARE_SUM])
+
+    def _read(self, tensor: Tensor, channel_axis: int | None) -> tuple[Layout, int] | None:
+        """Let compiled code read a tensor; return its layout and what the code returned, None as `reduce` does."""
         if self._kernel is None:
             return None
         address = _address_of(tensor)
@@ -156,35 +181,7 @@ class FusedReducer:
         if self._results is None or (nonzero is not None and nonzero.size > self._nonzero.size):
             self._describe_room(0 if nonzero is None else nonzero.size)
         outcome = self._kernel.reduce(address, layout.address, self._results_address)
-        if outcome == _RARE:
-            return None
-        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._found.tolist()
-        if outcome & _CANCELLED:
-            flat = in_memory_order(tensor.detach(), None)[0].reshape(-1)
-            mean, squared_deviations = centred(flat, mean)
-        if nonzero is not None and outcome & _WITH_ZEROS:
-            nonzero = self._nonzero[: nonzero.size].copy()
-        shape, dtype, count, axis = layout.known[:4]
-        distribution = None
-        if self._tables is not None:
-            distribution = self._distribution(count, low, high, outcome >> _BIN_COUNT_SHIFT)
-        return Reduction(
-            shape,
-            dtype,
-            count,
-            axis,
-            count,
-            mean,
-            squared_deviations,
-            low,
-            high,
-            abs_sum,
-            square_sum,
-            0,
-            int(nonzero_count),
-            nonzero,
-            distribution,
-        )
+        return None if outcome == _RARE else (layout, outcome)
 
     def _distribution(self, count: int, low: float, high: float, bin_count: int) -> Distribution | None:
         if not bin_count:
@@ -223,7 +220,7 @@ def _address_of(tensor: Tensor) -> int:
         return 0
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # without memory of its own: sparse, for one, or inside `torch.func`
+    except RuntimeError:  # without memory: sparse, for one, or inside `torch.func`
         return 0
 
 

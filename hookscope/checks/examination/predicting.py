@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hookscope.checks.examination.outputs import Returned
+from hookscope.inspection.rows import top_classes
 from hookscope.losses import Output, output_at
 from hookscope.results.activations import Prediction
 
@@ -14,7 +15,7 @@ def best_classes(
 ) -> list[Prediction] | str:
     """Return the best classes for each input of a batch, with their softmax probabilities.
 
-    Unlike `recording.predictions` it needs no names of classes: where they are unknown, or too few, there are indices
+    Unlike `rows.predictions` it needs no names of classes: where they are unknown, or too few, there are indices
     alone.
 
     Args:
@@ -42,11 +43,7 @@ def best_classes(
         if not _is_scores(scores, len(indices)):
             return f"The output '{output_key}' has shape {tuple(scores.shape)}: no row of class scores per input."
     names = categories if len(categories) == scores.shape[1] else ()
-    probabilities, classes = scores.float().softmax(1).topk(min(count, scores.shape[1]))  # (N, k)
-    return [
-        Prediction(index, tuple(best), tuple(names[number] for number in best if names), tuple(shares))
-        for index, best, shares in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)
-    ]
+    return top_classes(scores, names, indices, count)
 
 
 def _is_scores(tensor: Tensor, count: int) -> bool:

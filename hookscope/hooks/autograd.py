@@ -1,6 +1,7 @@
-"""Tell whether autograd tracks a tensor, and why not."""
+"""What autograd does with a tensor: whether it tracks it, and why not; copies it tracks, and arithmetic without it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -37,3 +38,21 @@ def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module: 
     else:
         reason = "no parameter before it is trainable"
     return reason
+
+
+def strided_copy(tensor: Tensor) -> Tensor:
+    """Return a copy with the very strides, which `clone` may change along axes of size one."""
+    copied = tensor.clone()
+    if tensor.layout == torch.strided and not tensor.is_nested and copied.stride() != tensor.stride():
+        steps = zip(copied.stride(), tensor.stride(), tensor.shape, strict=True)
+        if all(ours == theirs for ours, theirs, size in steps if size > 1):
+            strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            return strided.copy_(tensor)
+    return copied
+
+
+@contextmanager
+def plain_arithmetic() -> Iterator[None]:
+    """Switch off gradients and autocast, on all devices."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        yield
