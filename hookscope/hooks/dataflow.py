@@ -1,14 +1,34 @@
-"""Read from autograd's graph which outputs of modules are computed from which others."""
+"""Read autograd's graph: its nodes and leaves, and which outputs of modules are computed from which others."""
 
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from hookscope.hooks.gradient_hooks import SiteKey, graph_nodes
+from hookscope.hooks.observed import SiteKey
 
 
-def takers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list[SiteKey | None]]:
+def graph_nodes(loss: Tensor) -> dict[Node, None]:
+    """Return the nodes of the graph that a backward pass from a tensor would run, the tensor's own first."""
+    if loss.grad_fn is None:
+        return {}
+    nodes: dict[Node, None] = {loss.grad_fn: None}
+    waiting = [loss.grad_fn]
+    while waiting:
+        for following, _ in waiting.pop().next_functions:
+            if following is not None and following not in nodes:
+                nodes[following] = None
+                waiting.append(following)
+    return nodes
+
+
+def graph_leaves(nodes: Iterable[Node]) -> list[Tensor]:
+    """List the leaves that a backward pass through these nodes would give a gradient to."""
+    ends = [node for node in nodes if not node.next_functions]
+    return [leaf for node in ends if (leaf := getattr(node, "variable", None)) is not None]
+
+
+def consumers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list[SiteKey | None]]:
     """Return for each output what is computed from it directly: outputs with no other output between, and the loss.
 
     Args:

@@ -9,123 +9,29 @@ not stay on it.
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
+from hookscope.hooks.autograd import can_require_grad, is_transformed, plain_arithmetic, strided_copy, why_untracked
+from hookscope.hooks.dataflow import graph_nodes
+from hookscope.hooks.in_place import Alias, Aliased, View, used_beside, version_counter, view_of
+from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, shape_of
 from hookscope.hooks.pytree import replaceable_inputs, with_tensors
+from hookscope.hooks.replays import Replays
 
 T = TypeVar("T")
-
-Role = Literal["output", "input"]
-
-SiteKey = tuple[str, int, str, Role]
-"""(layer, call, slot, role)."""
-
 
 _NOTHING = nullcontext()
 _new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
 _OVERWRITTEN = "it is overwritten through another view of its memory, and no copy can take its place"
-
-
-@dataclass(slots=True)
-class GradientSite(Generic[T]):
-    """One output, or one input, of one call of one module, and what became of its gradient.
-
-    Attributes:
-        layer: Name of the module.
-        module: The module.
-        call: 0 for its first call in the forward pass, 1 for its second.
-        slot: Path inside a nested output, "" for a plain tensor; inside the arguments, "[0]" for the first.
-        role: "output" for grad_output, "input" for grad_input.
-        shape: The tensor's; -1 for a ragged axis; () if there is none.
-        dtype: The tensor's; None if there is none.
-        untracked: Why autograd does not track the tensor; "" if it does.
-        arrival: Position in the order in which gradients arrived, from 0; None if none has.
-        value: What the observer returned for the gradient; None if none has arrived.
-    """
-
-    layer: str
-    module: nn.Module
-    call: int
-    slot: str
-    role: Role
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    untracked: str
-    arrival: int | None = None
-    value: T | None = None
-
-    @property
-    def key(self) -> SiteKey:
-        """What names the site within one pass."""
-        return (self.layer, self.call, self.slot, self.role)
-
-
-class _Aliased(torch.autograd.Function):
-    """The same memory with the same version counter, as another tensor with a graph node of its own.
-
-    A view would be that, too, but if it is modified in place, autograd copies its gradient three times.
-    """
-
-    @staticmethod
-    def forward(_: Any, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-    @staticmethod
-    def jvp(_: Any, tangent: Tensor) -> Tensor:
-        return tangent.view_as(tangent)
-
-
-class _Alias(NamedTuple):
-    """An alias that is no view. If it is modified in place, autograd does not know that its original is, too.
-
-    Attributes:
-        key: What it was made for.
-        counter: Shares its version counter, but none of its memory.
-        version: When it was made.
-        node: Its graph node.
-        original: The node and output number that computed the original.
-    """
-
-    key: SiteKey
-    counter: Tensor
-    version: int
-    node: Node
-    original: tuple[Node, int]
-
-
-class _View(NamedTuple):
-    """A hooked view. If it is modified in place, the graph goes around the hook.
-
-    Attributes:
-        site: What is watched.
-        counter: Shares the view's version counter, but none of its memory.
-        version: When the hook was put on the view.
-        node: The graph node that has the hook; None for a leaf.
-        base: The node and output number that the gradient of the view's base goes to; None if it has no gradient.
-        strides: Of the view.
-        offset: Of the view's first element in the base.
-    """
-
-    site: GradientSite[Any]
-    counter: Tensor
-    version: int
-    node: Node | None
-    base: tuple[Node, int] | None
-    strides: tuple[int, ...]
-    offset: int
 
 
 @dataclass(slots=True)
@@ -134,16 +40,6 @@ class _Parts:
 
     expected: int
     total: Tensor | None = None
-
-
-@dataclass(slots=True)
-class _Replayable:
-    """A call that ran without gradients, which reentrant checkpointing may run again in the backward pass."""
-
-    layer: str
-    call: int
-    addresses: list[int]
-    replayed: bool = False
 
 
 @dataclass(slots=True)
@@ -157,6 +53,7 @@ class GradientWatch(Generic[T]):
         lock: Held while a gradient is observed.
         listening: Whether gradients that arrive are observed.
         sites: In the order in which tensors were met in the forward pass.
+        replays: Calls that ran without gradients, which activation checkpointing may replay.
         arrivals: How many sites have got a gradient.
         aliases_meet: Whether a module was called with two tensors, one of them an alias, that are one without us.
     """
@@ -167,6 +64,7 @@ class GradientWatch(Generic[T]):
     lock: AbstractContextManager[object]
     listening: bool = True
     sites: dict[SiteKey, GradientSite[T]] = field(default_factory=dict)
+    replays: Replays = field(default_factory=Replays)
     arrivals: int = 0
     _clone_at: set[SiteKey] = field(default_factory=set)
     _hopeless: set[SiteKey] = field(default_factory=set)
@@ -174,22 +72,19 @@ class GradientWatch(Generic[T]):
     _aliasing: bool = True
     _view_at: set[SiteKey] = field(default_factory=set)
     _aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=dict)
-    _made_aliases: list[_Alias] = field(default_factory=list)
-    _views: list[_View] = field(default_factory=list)
+    _made_aliases: list[Alias] = field(default_factory=list)
+    _views: list[View] = field(default_factory=list)
     _parts: dict[SiteKey, _Parts] = field(default_factory=dict)
     _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
-    _replayable: list[_Replayable] = field(default_factory=list)
-    _next_replay: int | None = None
 
     def restart(self) -> None:
         """Forget the sites and their hooks, but not what was learned about the model."""
         self.close()
         self.sites = {}
         self.arrivals = 0
-        self._replayable.clear()
-        self._next_replay = None
+        self.replays = Replays()
 
     def close(self) -> None:
         """Take every hook off its tensor: a model may keep one."""
@@ -220,22 +115,11 @@ class GradientWatch(Generic[T]):
         if not (overwritten or lost):
             return False
         nodes = graph_nodes(loss)
-        wrong = self._used_beside(overwritten, nodes) if overwritten else set()
+        wrong = used_beside(overwritten, nodes) - self._view_at if overwritten else set()
         self._view_at |= wrong
         return self._repair(lost, nodes) or bool(wrong)
 
-    def _used_beside(self, aliases: Sequence[_Alias], nodes: Mapping[Node, None]) -> set[SiteKey]:
-        """Return for which aliases the original was used, or is the loss, after the alias was made."""
-        originals = {alias.original: alias for alias in aliases}
-        wrong = {alias.key for alias in aliases if next(iter(nodes), None) is alias.original[0]}
-        for node in nodes:
-            for edge in node.next_functions:
-                alias = originals.get((edge[0], edge[1])) if edge[0] is not None else None
-                if alias is not None and node is not alias.node and node._sequence_nr() > alias.node._sequence_nr():
-                    wrong.add(alias.key)
-        return wrong - self._view_at
-
-    def _repair(self, lost: Sequence[_View], nodes: Mapping[Node, None]) -> bool:
+    def _repair(self, lost: Sequence[View], nodes: Mapping[Node, None]) -> bool:
         """Take the gradients of views that have lost their hooks from the graph; tell whether some need copies."""
         slices = {(*node.next_functions[0],): node for node in nodes if type(node).__name__ == "CopySlices"}
         unseen = set()
@@ -252,7 +136,7 @@ class GradientWatch(Generic[T]):
         self._clone_at |= new
         return bool(new)
 
-    def _hook_modification(self, view: _View, node: Node, *, also_direct: bool) -> None:
+    def _hook_modification(self, view: View, node: Node, *, also_direct: bool) -> None:
         """Take the gradient of a view from the graph node of its modification in place.
 
         Args:
@@ -277,11 +161,17 @@ class GradientWatch(Generic[T]):
 
     @property
     def gave_aliases(self) -> bool:
-        """Whether any tensor of the latest forward pass was replaced by an alias."""
+        """Whether any tensor of the latest forward pass was replaced by an alias, to tell its uses apart.
+
+        A model that asks whether two tensors are one object may then compute something else; see `give_up_aliases`.
+        """
         return bool(self._aliases)
 
     def give_up_aliases(self) -> None:
-        """Leave inputs, and outputs that are inputs, the objects they are: this model asks whether they are."""
+        """Leave inputs, and outputs that are inputs, the objects they are: this model asks whether they are.
+
+        The gradient of an output that is an input is then that of all uses of the tensor. Those of inputs are not seen.
+        """
         self._aliasing = False
 
     def note_inputs(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
@@ -301,10 +191,10 @@ class GradientWatch(Generic[T]):
         is_plain = type(tensor) is Tensor and not (tensor.is_leaf or tensor._is_view() or tensor.is_nested)
         try:
             if is_plain and key not in self._view_at:
-                alias: Tensor = _Aliased.apply(tensor)
+                alias: Tensor = Aliased.apply(tensor)
                 of = (tensor.grad_fn, tensor.output_nr)
                 node: Any = alias.grad_fn
-                self._made_aliases.append(_new(_Alias, (key, _counter(alias), alias._version, node, of)))
+                self._made_aliases.append(_new(Alias, (key, version_counter(alias), alias._version, node, of)))
             else:
                 with torch._C._EnableTorchFunction():  # a subclass decides on the class of its views
                     alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]
@@ -314,46 +204,11 @@ class GradientWatch(Generic[T]):
             self._aliases[id(alias)] = weakref.ref(alias), weakref.ref(original)
         return alias
 
-    def note_without_gradients(self, layer: str, call: int, inputs: Sequence[tuple[str, Tensor]]) -> None:
-        """Remember a call that begins while gradients are off: it may be replayed with them."""
-        self._replayable.append(_Replayable(layer, call, _addresses(inputs)))
-
-    def replayed_call(self, layer: str, inputs: Sequence[tuple[str, Tensor]]) -> int | None:
-        """Return which call of the forward pass is being replayed; None if it was watched when it first ran.
-
-        Within one checkpoint the calls come in their first order; a checkpoint begins with the input it has kept in
-        memory; and checkpoints are replayed from the last to the first.
-        """
-        following = self._next_replay
-        if following is not None and following < len(self._replayable):
-            expected = self._replayable[following]
-            if expected.layer == layer and not expected.replayed:
-                self._next_replay = following + 1
-                return expected.call
-        waiting = [at for at, each in enumerate(self._replayable) if each.layer == layer and not each.replayed]
-        if not waiting:
-            return None
-        addresses = _addresses(inputs)
-        same = [at for at in waiting if self._replayable[at].addresses == addresses]
-        found = (same or waiting)[-1]
-        self._next_replay = found + 1
-        return self._replayable[found].call
-
     def inputs(
-        self, module: nn.Module, layer: str, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hook the inputs of a call; return the arguments to give the module in their place."""
-        replacements: dict[str, Tensor] = {}
-        given_as: dict[int, Tensor] = {}  # one tensor given twice stays one: attention asks whether q is k
-        met: list[tuple[GradientSite[T], Tensor]] = []
-        for path, tensor in replaceable_inputs(args, kwargs):
-            why = _why_untracked(tensor, ())
-            site: GradientSite[T] = GradientSite(layer, module, call, path, "input", _shape(tensor), tensor.dtype, why)
-            if id(tensor) not in given_as:
-                given_as[id(tensor)] = self._given(site, tensor)
-            met.append((site, given_as[id(tensor)]))
-            if met[-1][1] is not tensor:
-                replacements[path] = met[-1][1]
+        met, replacements = self._meet(call, "input", replaceable_inputs(args, kwargs), (), self._given)
         given: Any = (args, kwargs)
         if replacements:
             try:
@@ -365,6 +220,29 @@ class GradientWatch(Generic[T]):
             self._watch(site.key, site, tensor)
         return given  # type: ignore[no-any-return]  # rebuilt containers have no type to know
 
+    def _meet(
+        self,
+        call: ModuleCall,
+        role: Role,
+        found: Sequence[tuple[str, Tensor]],
+        sources: Sequence[tuple[str, Tensor]],
+        replacement: Callable[[GradientSite[T], Tensor], Tensor],
+    ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
+        """Return the sites of tensors, each with what takes the tensor's place, and by path what is another tensor."""
+        layer, module, index, _ = call
+        met: list[tuple[GradientSite[T], Tensor]] = []
+        replacements: dict[str, Tensor] = {}
+        ours: dict[int, Tensor] = {}  # a tensor that comes twice stays one: attention asks whether q is k
+        for path, tensor in found:
+            why = why_untracked(tensor, sources, None if role == "input" else module)
+            site: GradientSite[T] = GradientSite(layer, module, index, path, role, shape_of(tensor), tensor.dtype, why)
+            if id(tensor) not in ours:
+                ours[id(tensor)] = replacement(site, tensor)
+            met.append((site, ours[id(tensor)]))
+            if ours[id(tensor)] is not tensor:
+                replacements[path] = ours[id(tensor)]
+        return met, replacements
+
     def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         """Return what to give instead of an input, so that its gradient along this module can be seen."""
         if not site.untracked and not self._aliasing:
@@ -373,83 +251,72 @@ class GradientWatch(Generic[T]):
 
     def outputs(
         self,
-        module: nn.Module,
-        layer: str,
-        call: int,
+        call: ModuleCall,
         output: object,
         found: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
-        """Hook the outputs of a call; return what to hand on in their place, or None to leave them.
+        """Hook the outputs of a call; return what the network goes on with in their place, or None to leave them.
 
         Args:
-            module: The module.
-            layer: Its name.
-            call: Which of its calls.
+            call: The call.
             output: What it returned.
             found: The tensors in it.
             sources: The inputs of the call, as they were given; empty if it overwrote one.
         """
         if len(found) == 1:  # nearly always
             slot, tensor = found[0]
-            key: SiteKey = (layer, call, slot, "output")
+            layer, module, index, _ = call
+            key: SiteKey = (layer, index, slot, "output")
             passed = False
             for _, given in sources:
                 passed |= given is tensor
             if (not passed or tensor is output) and self._is_followed(key, tensor):
-                handed_on = self._alias(key, tensor) if passed and self._aliasing else tensor
-                shape, dtype = _shape(tensor), tensor.dtype
-                self._watch(key, GradientSite(layer, module, call, slot, "output", shape, dtype, ""), handed_on)
-                return None if handed_on is tensor else handed_on
-        return self._unusual_outputs(module, layer, call, output, found, sources)
+                watched = self._alias(key, tensor) if passed and self._aliasing else tensor
+                shape, dtype = shape_of(tensor), tensor.dtype
+                self._watch(key, GradientSite(layer, module, index, slot, "output", shape, dtype, ""), watched)
+                return None if watched is tensor else watched
+        return self._unusual_outputs(call, output, found, sources)
 
     def _unusual_outputs(
         self,
-        module: nn.Module,
-        layer: str,
-        call: int,
+        call: ModuleCall,
         output: object,
         found: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
         """Do what `outputs` does where there is no tensor or several, or where autograd does not go on from it."""
         if not found:
-            site: GradientSite[T] = GradientSite(layer, module, call, "", "output", (), None, "it is no tensor")
+            layer, module, index, _ = call
+            site: GradientSite[T] = GradientSite(layer, module, index, "", "output", (), None, "it is no tensor")
             self.sites.setdefault(site.key, site)
         # One of several may be used inside the module, too, to compute another: an alias shows the way out alone.
         several = sum(tensor.requires_grad for _, tensor in found) > 1
-        replacements: dict[str, Tensor] = {}
-        handed_on_as: dict[int, Tensor] = {}  # a tensor returned twice stays one
-        met: list[tuple[GradientSite[T], Tensor]] = []
-        for slot, tensor in found:
-            why = _why_untracked(tensor, sources, module)
-            site = GradientSite(layer, module, call, slot, "output", _shape(tensor), tensor.dtype, why)
-            if id(tensor) not in handed_on_as:
-                passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
-                handed_on_as[id(tensor)] = self._handed_on(site, tensor, passed)
-            met.append((site, handed_on_as[id(tensor)]))
-            if met[-1][1] is not tensor:
-                replacements[slot] = met[-1][1]
+
+        def replacement(site: GradientSite[T], tensor: Tensor) -> Tensor:
+            passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
+            return self._replacement(site, tensor, passed)
+
+        met, replacements = self._meet(call, "output", found, sources, replacement)
         result = None
         if replacements:
             try:
                 result = with_tensors(output, replacements)
             except TypeError:  # then the tensors themselves are watched: their gradients count all their uses
                 met = [(site, tensor) for (site, _), (_, tensor) in zip(met, found, strict=True) if not tensor.is_leaf]
-        for site, handed_on in met:
-            self._watch(site.key, site, handed_on)
+        for site, watched in met:
+            self._watch(site.key, site, watched)
         return result
 
     def _is_followed(self, key: SiteKey, tensor: Tensor) -> bool:
         """Tell whether autograd goes on from a module's only output, and nothing of ours has to take its place."""
-        if not tensor.requires_grad or tensor.is_leaf or not torch.is_grad_enabled() or _is_transformed(tensor):
-            return False
-        return key not in self._clone_at and key not in self._hopeless
+        tracked = tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled() and not is_transformed(tensor)
+        return tracked and key not in self._clone_at and key not in self._hopeless
 
-    def _handed_on(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
-        """Return what to hand on instead of an output, so that its gradient can be seen."""
+    def _replacement(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
+        """Return what the network goes on with instead of an output, so that its gradient can be seen."""
         if site.untracked:
-            if not self.track or not _can_require_grad(tensor):
+            if not self.track or not can_require_grad(tensor):
                 return tensor
             site.untracked = ""
             return strided_copy(tensor.detach().requires_grad_())  # no leaf: what follows may work in place
@@ -470,12 +337,12 @@ class GradientWatch(Generic[T]):
         else:
             known.untracked = site.untracked
             site = known
-            for each in self._replayable:
-                each.replayed |= not site.untracked and (each.layer, each.call) == (site.layer, site.call)
+            if not site.untracked:
+                self.replays.watched(site.layer, site.call)
         if site.untracked:
             return
         if tensor._is_view():
-            self._views.append(_view_of(site, tensor))
+            self._views.append(view_of(site, tensor))
         if self._latest is not None:
             reference, version, hook_count, sites = self._latest
             # A container usually returns the very tensor that its last child has just returned.
@@ -524,103 +391,9 @@ class GradientWatch(Generic[T]):
     def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
         if gradient is None:  # another output of the same operation got one
             return
-        plain = not (torch.is_grad_enabled() or torch._C._is_any_autocast_enabled())
-        with _NOTHING if plain else plain_arithmetic():
+        with plain_arithmetic() if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() else _NOTHING:
             for site in sites:
                 if site.arrival is None:
                     site.arrival = self.arrivals
                     self.arrivals += 1
                 site.value = self.observe(site, gradient)
-
-
-def graph_nodes(loss: Tensor) -> dict[Node, None]:
-    """Return the nodes of the graph that a backward pass from a tensor would run, the tensor's own first."""
-    if loss.grad_fn is None:
-        return {}
-    nodes: dict[Node, None] = {loss.grad_fn: None}
-    waiting = [loss.grad_fn]
-    while waiting:
-        for following, _ in waiting.pop().next_functions:
-            if following is not None and following not in nodes:
-                nodes[following] = None
-                waiting.append(following)
-    return nodes
-
-
-def graph_leaves(nodes: Iterable[Node]) -> list[Tensor]:
-    """List the leaves that a backward pass through these nodes would give a gradient to."""
-    ends = [node for node in nodes if not node.next_functions]
-    return [leaf for node in ends if (leaf := getattr(node, "variable", None)) is not None]
-
-
-def _counter(tensor: Tensor) -> Tensor:
-    """Return a tensor with another's version counter alone: holding the other would hold its memory."""
-    counter = tensor.detach()
-    with suppress(RuntimeError):  # of some subclasses and devices a tensor takes no other's data
-        counter.data = torch.empty(0)
-    return counter
-
-
-def _view_of(site: GradientSite[Any], tensor: Tensor) -> _View:
-    counter, node, base = _counter(tensor), tensor.grad_fn, tensor._base
-    if node is None or base is None or base.grad_fn is None or tensor.layout != torch.strided or tensor.is_nested:
-        return _View(site, counter, tensor._version, node, None, (), 0)
-    edge, offset = (base.grad_fn, base.output_nr), int(tensor.storage_offset() - base.storage_offset())
-    return _View(site, counter, tensor._version, node, edge, tensor.stride(), offset)
-
-
-def strided_copy(tensor: Tensor) -> Tensor:
-    """Return a copy with the very strides, which `clone` may change along axes of size one."""
-    copied = tensor.clone()
-    if tensor.layout == torch.strided and not tensor.is_nested and copied.stride() != tensor.stride():
-        steps = zip(copied.stride(), tensor.stride(), tensor.shape, strict=True)
-        if all(ours == theirs for ours, theirs, size in steps if size > 1):
-            strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-            return strided.copy_(tensor)
-    return copied
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return (tensor.size(0), -1) if tensor.is_nested else tensor.shape
-
-
-def _addresses(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
-    return [tensor.data_ptr() if tensor.layout == torch.strided else 0 for _, tensor in inputs]
-
-
-def _is_transformed(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def _can_require_grad(tensor: Tensor) -> bool:
-    differentiable = tensor.is_floating_point() or tensor.is_complex()
-    return differentiable and torch.is_grad_enabled() and not tensor.is_inference()
-
-
-def _why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module: nn.Module | None = None) -> str:
-    """Return why autograd does not track a tensor that a module returned or was given; "" if it does."""
-    reason = ""
-    if _is_transformed(tensor):
-        return "it was computed inside a torch.func transform (vmap, grad, jvp)"
-    if tensor.requires_grad and torch.is_grad_enabled():
-        return reason
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        reason = f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
-    elif tensor.is_inference():
-        reason = "it was computed in inference mode"
-    elif not torch.is_grad_enabled():
-        reason = "it was computed without gradients (no_grad)"
-    elif module is None:
-        reason = "nothing before it requires a gradient"
-    elif any(given.requires_grad for _, given in inputs) or any(each.requires_grad for each in module.parameters()):
-        reason = "it was cut off inside the module (no_grad or detach)"
-    else:
-        reason = "no parameter before it is trainable"
-    return reason
-
-
-@contextmanager
-def plain_arithmetic() -> Iterator[None]:
-    """Switch off gradients and autocast, on all devices."""
-    with torch.no_grad(), torch._C._DisableAutocast():
-        yield

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookscope.errors import UsageError
-from hookscope.hooks.gradient_hooks import strided_copy
+from hookscope.hooks.autograd import strided_copy
 from hookscope.hooks.pytree import replaceable_inputs, tensors_in, with_tensors
 
 
@@ -53,7 +53,7 @@ def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], ha
 def separate_edits(
     model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]
 ) -> None:
-    """Give what contains a module with an edited gradient tensors of its own: there the edit has not come yet.
+    """Copy what a module with an edited gradient returns, for the modules around it: there the edit has not come yet.
 
     Call it, with what `hook_edits` was given, after the hooks that observe are in place.
     """
@@ -84,7 +84,7 @@ def _editor_of_gradients(edits: Sequence[Intervention]) -> Callable[..., Any]:
     def after(module: nn.Module, _args: object, output: object) -> object:
         if not torch.is_grad_enabled():
             return None
-        # Tensors of their own: the edits come before whatever looks at those that a submodule returned.
+        # Copies: the edits come before what observes the tensors that a submodule returned.
         copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
         for tensor in copies.values():
             for edit in edits:

@@ -61,7 +61,10 @@ def parse_pattern(text: str) -> Pattern:
             break
     if not body and position is None:
         raise UsageError(f"--layer {text!r} is empty: give a part of a layer's name or type, e.g. --layer conv.")
-    test = _test(body, text)
+    try:
+        test = name_test(body)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"--layer {text!r} is not a regular expression: {error}.") from error
     return Pattern(
         text,
         lambda name, kind: (in_name and test(name)) or (in_type and test(kind)),
@@ -77,13 +80,14 @@ def _is_regex(body: str) -> bool:
     return len(body) > 2 and body.startswith("/") and body.endswith("/")
 
 
-def _test(body: str, text: str) -> Callable[[str], bool]:
-    """Return the test that one name or class name is put to."""
+def name_test(body: str) -> Callable[[str], bool]:
+    """Return the test that a name is put to: a word is a part of it in any case, a glob or a `/.../` is as it says.
+
+    Raises:
+        re.error, OverflowError, RecursionError: If a regular expression is not one.
+    """
     if _is_regex(body):
-        try:
-            expression = re.compile(body[1:-1])
-        except (re.error, OverflowError) as error:
-            raise UsageError(f"--layer {text!r} is not a regular expression: {error}.") from error
+        expression = re.compile(body[1:-1])
         return lambda candidate: expression.search(candidate) is not None
     folded = body.lower()
     if _GLOB.search(body):

@@ -11,7 +11,7 @@ import enum
 import sys
 import types
 from collections import OrderedDict, UserList, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass
 from functools import lru_cache, partial
@@ -30,9 +30,8 @@ _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(...), type, torch.Size}
     | {torch.dtype, torch.device, torch.layout, types.FunctionType, types.MethodType, types.BuiltinFunctionType}
 )
-_DICT: dict[Any, Any] = {}
-_ORDERED: OrderedDict[Any, Any] = OrderedDict()
-_VIEWS = {type(view) for each in (_DICT, _ORDERED) for view in (each.keys(), each.values(), each.items())}
+_DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
+_VIEWS = {type(view) for each in _DICTS for view in (each.keys(), each.values(), each.items())}
 # Of the standard library's classes those that are made to hold what others put there.
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserList)
 
@@ -113,8 +112,7 @@ def tensors_in(value: object) -> list[tuple[str, Tensor]]:
         (path, tensor) in order: ("", t) for a bare tensor, ("[0]", t), ("['out']", t), (".boxes", t). A set's members
         ("{0}", t) are ordered by type, dtype and shape, and by their values where these are equal.
     """
-    kind = type(value)
-    if kind is Tensor or issubclass(kind, Tensor):  # isinstance() would ask an object for its __class__
+    if issubclass(type(value), Tensor):  # isinstance() would ask an object for its __class__
         return [("", value)]  # type: ignore[list-item]
     return _found(value, into_objects=True)
 
@@ -252,32 +250,30 @@ def _kind(type_: type) -> _Kind | None:
         return None
     kind: _Kind | None = None
     if issubclass(type_, dict):
-        kind = _Kind(_items_of_dict, _with_items)
+        kind = _Kind(partial(_items, dict.items), _with_elements)
     elif issubclass(type_, Mapping) or all(callable(getattr(type_, name, None)) for name in ("keys", "items")):
-        kind = _Kind(_items, _with_items)
+        kind = _Kind(partial(_items, lambda value: value.items()), _with_elements)
     elif issubclass(type_, tuple):
         fields = getattr(type_, "_fields", None)
-        kind = _Kind(partial(_fields, fields) if isinstance(fields, tuple) else _members_of_tuple, _with_members)
+        read = partial(_fields, fields) if isinstance(fields, tuple) else partial(_members, tuple.__iter__)
+        kind = _Kind(read, _with_members)
     elif issubclass(type_, list):
-        kind = _Kind(_members_of_list, _with_elements)
+        kind = _Kind(partial(_members, list.__iter__), _with_elements)
     elif issubclass(type_, deque):
-        kind = _Kind(_members_of_deque, _with_elements, is_replaceable=False)
+        kind = _Kind(partial(_members, deque.__iter__), _with_elements, is_replaceable=False)
     elif issubclass(type_, set | frozenset):
         kind = _Kind(_members_of_set, _as_set, is_replaceable=False)
     elif type_ in _VIEWS:
-        kind = _Kind(_members_of_view, _no_copy, is_replaceable=False)
-    elif issubclass(type_, _NAMESPACES) or not _is_of_standard_library(type_):
+        kind = _Kind(partial(_members, lambda value: iter([*value])), _no_copy, is_replaceable=False)
+    elif issubclass(type_, _NAMESPACES) or not (
+        isinstance(name := type_.__module__, str) and name.partition(".")[0] in sys.stdlib_module_names
+    ):
         kind = _kind_of_object(type_)
     return kind
 
 
-def _is_of_standard_library(type_: type) -> bool:
-    name = type_.__module__
-    return isinstance(name, str) and name.partition(".")[0] in sys.stdlib_module_names
-
-
 def _kind_of_object(type_: type) -> _Kind | None:
-    """Return how to read objects of a class; None if they have no attributes of their own."""
+    """Return how to read objects of a class; None if they have no attributes."""
     slots = [
         member
         for each in reversed(type_.__mro__)
@@ -338,27 +334,8 @@ class _Attributes:
             self.held.__get__(value).update(remaining)
 
 
-# --- What a value holds, without what is plain ----------------------------------------------------------------------
-
-
-def _listed(members: Iterator[object]) -> list[_Child]:
-    return [(f"[{at}]", at, child) for at, child in enumerate(members) if type(child) not in _PLAIN]
-
-
-def _members_of_tuple(value: tuple[object, ...]) -> list[_Child]:
-    return _listed(tuple.__iter__(value))
-
-
-def _members_of_list(value: list[object]) -> list[_Child]:
-    return _listed(list.__iter__(value))
-
-
-def _members_of_deque(value: deque[object]) -> list[_Child]:
-    return _listed(deque.__iter__(value))
-
-
-def _members_of_view(value: Any) -> list[_Child]:
-    return _listed(iter([*value]))
+def _members(iterate: Callable[[Any], Iterator[object]], value: object) -> list[_Child]:
+    return [(f"[{at}]", at, child) for at, child in enumerate(iterate(value)) if type(child) not in _PLAIN]
 
 
 def _fields(names: tuple[str, ...], value: tuple[object, ...]) -> list[_Child]:
@@ -366,12 +343,8 @@ def _fields(names: tuple[str, ...], value: tuple[object, ...]) -> list[_Child]:
     return [(f".{name}", at, child) for at, (name, child) in enumerate(pairs) if type(child) not in _PLAIN]
 
 
-def _items_of_dict(value: dict[object, object]) -> list[_Child]:
-    return [(f"[{key!r}]", key, child) for key, child in [*dict.items(value)] if type(child) not in _PLAIN]
-
-
-def _items(value: Any) -> list[_Child]:
-    return [(f"[{key!r}]", key, child) for key, child in value.items() if type(child) not in _PLAIN]
+def _items(items: Callable[[Any], Iterable[tuple[object, object]]], value: object) -> list[_Child]:
+    return [(f"[{key!r}]", key, child) for key, child in [*items(value)] if type(child) not in _PLAIN]
 
 
 def _members_of_set(value: set[object] | frozenset[object]) -> list[_Child]:
@@ -401,9 +374,6 @@ def _bytes(tensor: Tensor) -> bytes:
         return b""
 
 
-# --- Copies with other values at some keys ---------------------------------------------------------------------------
-
-
 def _with_members(value: tuple[object, ...], changed: Mapping[int, object]) -> object:
     make = getattr(type(value), "_make", type(value))
     return make([changed.get(at, each) for at, each in enumerate(tuple.__iter__(value))])
@@ -414,9 +384,6 @@ def _with_elements(value: Any, changed: Mapping[int, object]) -> object:
     for at, new in changed.items():
         copied[at] = new
     return copied
-
-
-_with_items = _with_elements
 
 
 def _as_set(value: Any, changed: Mapping[int, object]) -> object:

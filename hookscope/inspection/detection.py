@@ -1,4 +1,4 @@
-"""Give detection networks what they cannot be trained without: targets, where nobody has given any."""
+"""Default targets for detection networks, which cannot run in train mode without."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 
-# By name, so that nothing imports torchvision for networks that are none of its own.
+# By name, so that torchvision is not imported for other networks.
 _DETECTORS = frozenset(
     {
         "torchvision.models.detection.fcos.FCOS",

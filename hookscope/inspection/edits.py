@@ -8,7 +8,6 @@ A pattern may hold colons itself (`type:conv`, `/re:gex/`): the last `:PLACE:` c
 `channels` alone, which takes all up to the next name: `scale(2, channels=3,7)`.
 """
 
-import fnmatch
 import math
 import re
 import zlib
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
+from hookscope.hooks.patterns import name_test
 from hookscope.text import safe_text, shape_text
 
 Place = Literal["input", "output", "grad", "parameter grad"]
@@ -104,7 +104,7 @@ def bind_edits(
 
     Returns:
         (name of layer or parameter, edit) for each that is selected. The edit of a parameter has the place
-        "parameter grad". Noise has a seed of its own for each name, so that equal shapes do not get equal noise.
+        "parameter grad". Noise has another seed for each name, so that equal shapes do not get equal noise.
 
     Raises:
         LayerNotFoundError: If an edit selects nothing.
@@ -130,27 +130,14 @@ def _selected(
             if edit.place != "grad":
                 raise
             missing = f"{error} Nor does a parameter."
-    test = _name_test(edit)
+    try:
+        test = name_test(edit.pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        _fail(edit.text, edit.text.find(edit.pattern), f"this is not a regular expression ({error})")
     names = [name for name in parameter_names if test(name)]
     if not names:
         raise LayerNotFoundError(f"{missing}{safe_text(nearest(edit.pattern, parameter_names))}")
     return names, "parameter grad"
-
-
-def _name_test(edit: Edit) -> Callable[[str], bool]:
-    """Return the test that a parameter's name is put to."""
-    pattern = edit.pattern
-    if len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/"):
-        try:
-            expression = re.compile(pattern[1:-1])
-        except (re.error, OverflowError, RecursionError) as error:
-            _fail(edit.text, edit.text.find(pattern), f"this is not a regular expression ({error})")
-        return lambda name: expression.search(name) is not None
-    folded = pattern.lower()
-    if re.search(r"[*?\[\]]", pattern):
-        whole = re.compile(fnmatch.translate(folded))
-        return lambda name: whole.match(name.lower()) is not None
-    return lambda name: folded in name.lower()
 
 
 # --- Operations ------------------------------------------------------------------------------------------------------

@@ -3,38 +3,33 @@
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from hookscope.errors import ModelError, UnfitInputError
-from hookscope.hooks.forward_hooks import Capture, ModuleCall, Observation, capture
+from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.observed import Observation
 from hookscope.hooks.selection import module_index, select_from, unwrap
 from hookscope.inputs import Batch, copy_of
-from hookscope.inspection.edit_placement import place_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.failures import failure_message, locate, reraise_internal
-from hookscope.inspection.network import BatchQueue, Subject, count_parameters, queue_of, subject_of
+from hookscope.inspection.execution import first_calls
+from hookscope.inspection.network import count_parameters, inspected_network, queue_of
 from hookscope.inspection.rows import (
-    Key,
     Recorder,
-    Row,
     fast_path_warning,
     feature_maps,
     layer_rows,
     merge_observations,
-    predictions,
     uncalled,
 )
-from hookscope.inspection.state.preservation import Preserved, preserved
-from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
+from hookscope.inspection.run import Break, Run, choose, verified
+from hookscope.inspection.state.preservation import preserved
+from hookscope.inspection.verification import Outcome, outcome_of
 from hookscope.models import LoadedModel
 from hookscope.results.activations import Activations, Verification
-from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.statistics import Measured, Reducer
@@ -103,52 +98,49 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         ForwardError: If the model raised, with `on_error` on every input; carries what was seen until then.
         UsageError: If a pattern is malformed.
     """
-    subject = subject_of(model)
-    network = subject.network
+    inspected = inspected_network(model)
+    network = inspected.network
     queue = queue_of(inputs, on_error)
-
-    def order() -> list[str]:
-        return execution_order(network, queue)
-
-    selected = select_from(subject.modules, subject.aliases, layers, order)
     recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions))
-    placed = place_edits(edits, network, order, recorder)
+    selected, placed = choose(inspected, queue, layers, edits, recorder)
     began = time.perf_counter()
     with (
-        preserved(network, seed, modules=subject.modules.values()) as state,
+        preserved(network, seed, modules=inspected.modules.values()) as state,
         capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
     ):
         state.mark_hooks()
-        run = _Run(subject, captured, recorder, state, output_key, verify=verify and not edits, on_output=on_output)
-        broken = _run_batches(run, queue, on_batch or (lambda _count: None))
+        run = Run(
+            inspected=inspected,
+            queue=queue,
+            selected=selected,
+            edits=placed,
+            recorder=recorder,
+            state=state,
+            captured=captured,
+            output_key=output_key,
+            verify=verify and not edits,
+        )
+        broken = _run_batches(run, on_batch or (lambda _count: None), on_output)
     seconds = time.perf_counter() - began
 
+    called, failure = captured.called, None
     if broken is not None:
         merge_observations(run.rows, broken.seen)
         run.records.extend(broken.records)
-    results = layer_rows(subject, run.rows)
-    device, dtype = subject.placed
+        failure = broken.ended.failure
+        called |= {failure.layer} if failure else set()
+    results = layer_rows(inspected, run.rows)
+    device, dtype = inspected.placed
     inspection = Activations(
-        model=subject.info,
+        model=inspected.info,
         inputs=tuple(run.records),
         rows=results,
-        uncalled=uncalled(
-            subject,
-            selected,
-            captured.called if broken is None else captured.called | {broken.failure.layer},
-            broke_off=broken is not None,
-        ),
+        uncalled=uncalled(inspected, selected, called, broke_off=broken is not None),
         feature_maps=feature_maps(results, recorder.kept),
         predictions=tuple(run.best),
-        warnings=(
-            *subject.warnings,
-            *fast_path_warning(subject.modules, selected),
-            *verification_warnings(run.verification, subject.info.name),
-            *placed.warnings(),
-            *queue.remarks,
-        ),
-        notes=subject.notes,
-        failure=None if broken is None else broken.failure,
+        warnings=run.warnings(fast_path_warning(inspected.modules, selected)),
+        notes=inspected.notes,
+        failure=failure,
         seed=seed,
         device=device,
         dtype=dtype,
@@ -156,42 +148,26 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         verification=run.verification,
     )
     if broken is not None:
-        raise ForwardError(broken.message, inspection) from broken.error
+        raise ForwardError(broken.ended.message, inspection) from broken.ended.error
     return inspection
 
 
 class _Broken(NamedTuple):
-    """A batch that the model raised on: what was seen of it until then, and where it broke off."""
+    """A batch that the model raised on: what was seen of it until then, and how it broke off."""
 
     records: Sequence[InputRecord]
     seen: Sequence[Observation[Measured]]
-    error: BaseException
-    failure: Failure
-    message: str
+    ended: Break
 
 
-@dataclass(slots=True)
-class _Run:
-    """One run: what is fixed, and what has been gathered so far."""
-
-    subject: Subject
-    captured: Capture[Measured]
-    recorder: Recorder
-    state: Preserved
-    output_key: str | None
-    verify: bool
-    on_output: Callable[[Batch, object], None] | None = None
-    rows: dict[Key, Row] = field(default_factory=dict)
-    records: list[InputRecord] = field(default_factory=list)
-    best: list[Prediction] = field(default_factory=list)
-    verification: Verification | None = None
-
-
-def _run_batches(run: _Run, queue: BatchQueue, finished: Callable[[int], None]) -> _Broken | None:
+def _run_batches(
+    run: Run, finished: Callable[[int], None], on_output: Callable[[Batch, object], None] | None
+) -> _Broken | None:
     """Run all batches; return the one that the run broke off at, if it did.
 
     With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
     """
+    queue = run.queue
     first_broken: _Broken | None = None
     for batch in queue:
         if run.records and queue.on_error is not None:
@@ -199,59 +175,52 @@ def _run_batches(run: _Run, queue: BatchQueue, finished: Callable[[int], None]) 
         places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
         run.recorder.start(places)
         to_verify = run.verify and not run.records
-        # The network may overwrite what it is given, and the batch may be needed again.
-        again = to_verify or run.on_output is not None or (queue.on_error is not None and len(places) > 1)
-        output, error = _outcome(run.subject.network, copy_of(batch) if again else batch)
+        # The network may overwrite its inputs, and the batch may have to run again.
+        again = to_verify or on_output is not None or (queue.on_error is not None and len(places) > 1)
+        output, ended = _outcome(run, copy_of(batch) if again else batch)
         run.recorder.settle()
+        if to_verify and ended is None:
+            run.verification = _verified(run, batch, output)
         seen = run.captured.restart()
-        if error is None:
+        if ended is None:
             merge_observations(run.rows, seen)
-            if to_verify:
-                run.verification = _verified(run, batch, output, seen)
             run.records.extend(batch.records)
-            run.best.extend(predictions(output, run.subject.info.categories, places, run.output_key))
-            if run.on_output is not None:
-                run.on_output(batch, output)
+            run.predict(output, places)
+            if on_output is not None:
+                on_output(batch, output)
         else:
-            failure = locate(run.subject.modules, error)
-            message = failure_message(run.subject.info.name, failure, error)
-            if queue.on_error is None:
-                return _Broken(batch.records, seen, error, failure, message)
-            if queue.set_aside(batch, message, error):
-                first_broken = first_broken or _Broken(batch.records, seen, error, failure, message)
+            broken = _Broken(batch.records, seen, ended)
+            if queue.on_error is None or ended.error is None:
+                return broken
+            if queue.set_aside(batch, ended.message, ended.error):
+                first_broken = first_broken or broken
             run.recorder.forget()
             run.state.rewind()
         finished(len(run.records))
     return None if run.records else first_broken
 
 
-def _outcome(network: nn.Module, batch: Batch) -> tuple[object, BaseException | None]:
-    """Return what the network makes of a batch, or what it raises."""
+def _outcome(run: Run, batch: Batch) -> tuple[object, Break | None]:
+    """Return what the network makes of a batch, or how it breaks off."""
     try:
         with torch.no_grad():
-            return network(*batch.args, **batch.kwargs), None
+            return run.inspected.network(*batch.args, **batch.kwargs), None
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
-        return None, reraise_internal(raised)
+        return None, run.broken(raised)
 
 
-def _verified(run: _Run, batch: Batch, output: object, observations: Sequence[Observation[Measured]]) -> Verification:
+def _verified(run: Run, batch: Batch, output: object) -> Verification:
     """Compare the output of the first batch to that without hooks."""
-    network = run.subject.network
-    began = copy.copy(run.state)
-    run.state.mark()  # to go on from here
 
-    def with_hooks(layers: Sequence[str] = ()) -> Outcome:
-        began.rewind()
-        modules = {layer: run.subject.modules[layer] for layer in layers}
+    def forward() -> Outcome:
         given = copy_of(batch)
-        with torch.no_grad(), run.captured.detached(), capture(network, modules, lambda *_: None):
-            return outcome_of(network(*given.args, **given.kwargs))
+        with torch.no_grad():
+            return outcome_of(run.inspected.network(*given.args, **given.kwargs))
 
-    try:
-        layers = [*dict.fromkeys(seen.layer for seen in observations)]
-        return verify_outcome(outcome_of(output), with_hooks, layers, with_hooks)
-    finally:
-        run.state.rewind()
+    def hooks(layers: Mapping[str, nn.Module]) -> AbstractContextManager[object]:
+        return capture(run.inspected.network, layers, lambda *_: None)
+
+    return verified(run, outcome_of(output), copy.copy(run.state), forward, hooks)
 
 
 def list_modules(
@@ -275,11 +244,11 @@ def list_modules(
     network = unwrap(model)
     modules, aliases = module_index(network)
     counts, _ = count_parameters(modules)
-    passes, failure = _passes(network, args, {}) if args is not None else ({}, None)
-    selected = select_from(modules, aliases, layers, lambda: list(passes))
+    calls, failure = first_calls(network, args, {}) if args is not None else ({}, None)
+    selected = select_from(modules, aliases, layers, lambda: list(calls))
     rows = []
     for name, module in modules.items():
-        seen = passes.get(name)
+        seen = calls.get(name)
         rows.append(
             ModuleRow(
                 name,
@@ -294,61 +263,3 @@ def list_modules(
             )
         )
     return tuple(rows), failure
-
-
-@dataclass(slots=True)
-class _FirstCall:
-    """Shapes of a module's first call, and how often it was called."""
-
-    input_shapes: tuple[tuple[int, ...], ...]
-    output_shapes: list[tuple[int, ...]]
-    call_count: int
-
-
-def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
-    """Return the names of all modules that run, in the order in which they first finish.
-
-    The next batch is tried, and where the model raises and inputs may be left out, those after it. If it raises on all,
-    the longest order counts. No batch is handed out.
-    """
-    longest: list[str] = []
-    for ahead in count():
-        batch = queue.peek(ahead)
-        if batch is None:
-            return longest
-        passes, failure = _passes(network, batch.args, batch.kwargs)
-        if failure is None or queue.on_error is None:
-            return list(passes)
-        longest = max(longest, list(passes), key=len)
-    raise AssertionError
-
-
-def _passes(
-    network: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
-) -> tuple[dict[str, _FirstCall], Failure | None]:
-    """Run the network once; return what its modules took and gave, in the order in which they first finished."""
-
-    def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-        return tuple(tuple(given.shape) for _, given in call.inputs), tuple(tensor.shape)
-
-    failure = None
-    with preserved(network, seed=0), capture(network, dict(network.named_modules()), shapes) as captured:
-        try:
-            with torch.no_grad():
-                copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite what it is given
-                network(*copies[0], **copies[1])
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-            reraise_internal(error)
-            failure = locate(dict(network.named_modules()), error)
-    passes: dict[str, _FirstCall] = {}
-    for seen in captured.observations:
-        inputs, output = seen.value or ((), ())
-        known = passes.setdefault(seen.layer, _FirstCall(inputs, [], 0))
-        known.call_count = max(known.call_count, seen.call + 1)
-        if seen.call == 0 and seen.value is not None:
-            known.output_shapes.append(output)
-    return passes, failure
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

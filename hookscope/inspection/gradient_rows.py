@@ -3,30 +3,25 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from hookscope.hooks.dataflow import takers
-from hookscope.hooks.gradient_hooks import GradientSite, SiteKey, plain_arithmetic
-from hookscope.inspection.network import Subject
-from hookscope.inspection.rows import same_values
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.dataflow import consumers
+from hookscope.hooks.observed import GradientSite, SiteKey
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.rows import Key, Recorder, same_values
 from hookscope.losses import LossValue
 from hookscope.results.activations import LayerRow
-from hookscope.results.frozen import quick_constructor
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
 from hookscope.results.labels import row_label
 from hookscope.results.statistics import TensorStatistics
-from hookscope.statistics import Fused, Measured, Reading, Reducer, Reduction, collect, merge, plain, summarise
+from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
+from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.storage import as_real_floats, stored_values
-
-T = TypeVar("T")
-
-_new_gradient_row, _new_parameter_row = quick_constructor(GradientRow), quick_constructor(ParameterRow)
 
 
 @dataclass(slots=True)
@@ -40,11 +35,11 @@ class Gradient:
     """
 
     site: GradientSite[Measured]
-    reduction: Reduction | Fused | None
+    reduction: Reduction | None
     batch: int
 
 
-def absorb_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[GradientSite[Measured]], batch: int) -> None:
+def merge_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[GradientSite[Measured]], batch: int) -> None:
     """Merge the gradients of one batch into those before."""
     reductions = iter(collect([site.value for site in sites if site.value is not None]))
     for site in sites:
@@ -54,7 +49,7 @@ def absorb_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[Gradien
         if known is None or (known.reduction is None and reduction is not None):
             gradients[key] = Gradient(site, reduction, batch)
         elif known.reduction is not None and reduction is not None:
-            known.reduction = merge(plain(known.reduction), plain(reduction))
+            known.reduction = merge(known.reduction, reduction)
 
 
 def _status(tracked: bool, statistics: TensorStatistics | None) -> GradientStatus:
@@ -69,33 +64,64 @@ def _without(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatist
 
 
 @dataclass(slots=True)
-class Graph:
-    """Autograd's graph of the latest batch, for what asks how the gradients came about.
+class GradientRecorder:
+    """The observer of gradients given to `capture`: reduces each, and clones what is to be drawn.
 
     Attributes:
-        loss: As it was differentiated; None before there is one.
-        nodes: Those that computed the tensors whose gradients arrived.
+        maps: Keeps what is to be drawn, and reads channel axes.
+        on_tensor: Called with label and gradient; None if nothing is.
+        axes: The axis that counts channels, by output of the latest batch.
+        waiting: Copies that `on_tensor` is not called with until the pass is known to count; None if none have to wait.
+        nodes: Those of autograd's graph that computed the tensors whose gradients arrived in the latest batch.
     """
 
-    loss: Tensor | None = None
+    maps: Recorder
+    on_tensor: Callable[[str, Tensor], None] | None
+    axes: dict[Key, int | None] = field(default_factory=dict)
+    waiting: list[tuple[str, Tensor]] | None = None
     nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
 
-    def forget(self) -> None:
-        """Let the graph go: another batch begins."""
-        self.loss = None
-        self.nodes.clear()
+    def observe(self, site: GradientSite[Measured], gradient: Tensor) -> Measured:
+        """Reduce one gradient in the hook."""
+        key = (site.layer, site.call, site.slot)
+        self.nodes[site.key] = torch._C._current_autograd_node()
+        if self.on_tensor is not None:
+            label = f"{row_label(*key)} grad_{site.role}"
+            if self.waiting is None:
+                self.on_tensor(label, gradient)
+            else:
+                self.waiting.append((label, gradient.detach().clone()))
+        if site.role == "output":
+            axis = self.axes.get(key)
+            if self.maps.grids_for:
+                self.maps.keep(key, gradient, axis)
+        else:
+            axis = None if gradient.is_nested else self.maps.axes.channel_axis(site.module, tuple(gradient.shape))
+        return self.maps.reducer.reduce(gradient, axis)
+
+    def release(self) -> None:
+        """Call `on_tensor` with what waits."""
+        waiting, self.waiting = self.waiting or (), None
+        for label, gradient in waiting:
+            if self.on_tensor is not None:
+                self.on_tensor(label, gradient)
 
 
 def gradient_rows(
-    subject: Subject, gradients: Mapping[SiteKey, Gradient], activations: Sequence[LayerRow], graph: Graph
+    inspected: InspectedNetwork,
+    gradients: Mapping[SiteKey, Gradient],
+    activations: Sequence[LayerRow],
+    loss: Tensor | None,
+    nodes: Mapping[SiteKey, Node | None],
 ) -> tuple[GradientRow, ...]:
     """Turn gradients into results, in forward order.
 
     Args:
-        subject: The network.
+        inspected: The network.
         gradients: Of all batches.
         activations: The rows of the same passes.
-        graph: Of one of them.
+        loss: Of one of them, as it was differentiated; None if none was.
+        nodes: Those that computed the tensors whose gradients arrived in that pass.
     """
     arrived = [each for each in gradients.values() if each.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
@@ -109,31 +135,33 @@ def gradient_rows(
         statistics = measured.get(id(each.reduction))
         status = _status(not site.untracked, statistics)
         rows.append(
-            _new_gradient_row(
-                index,
-                positions.get(id(each)),
-                site.layer,
-                type(site.module).__name__,
-                site.call,
-                site.slot,
-                site.role,
-                status,
-                statistics or _without(site.shape, site.dtype),
-                site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
-                subject.aliases.get(site.layer, ()),
+            GradientRow(
+                index=index,
+                backward_index=positions.get(id(each)),
+                layer=site.layer,
+                kind=type(site.module).__name__,
+                call=site.call,
+                slot=site.slot,
+                role=site.role,
+                status=status,
+                gradient=statistics or _without(site.shape, site.dtype),
+                remark=site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
+                aliases=inspected.aliases.get(site.layer, ()),
             )
         )
-    if graph.loss is not None and any(row.status == "zero" for row in rows):
-        rows = _with_takers(rows, graph.loss, graph.nodes)
+    if loss is not None and any(row.status == "zero" for row in rows):
+        rows = _with_consumers(rows, loss, nodes)
     return _with_repeats(rows, activations)
 
 
-def _with_takers(rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]) -> list[GradientRow]:
+def _with_consumers(
+    rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]
+) -> list[GradientRow]:
     """Say of each output what takes it; rows come in the order of the forward pass, and so do labels."""
     in_order = {key: node for key in map(_site, rows) if (node := nodes.get(key)) is not None}
     known = {
         key: tuple("" if each is None else row_label(*each[:3]) for each in found)
-        for key, found in takers(loss, in_order).items()
+        for key, found in consumers(loss, in_order).items()
     }
     return [replace(row, taken_by=known.get(_site(row))) for row in rows]
 
@@ -170,101 +198,93 @@ def _same_gradient(first: GradientRow, second: GradientRow) -> bool:
     return first.status == second.status and same_values(first.gradient, second.gradient)
 
 
-def parameter_rows(
-    network: nn.Module,
-    listed: Sequence[nn.Parameter],
-    on_tensor: Callable[[str, Tensor], None] | None,
-    reducer: Reducer,
-    meanwhile: Callable[[], T],
-) -> tuple[tuple[ParameterRow, ...], T]:
-    """Measure the network's parameters and the gradients that they hold.
+@dataclass(frozen=True, slots=True)
+class NamedParameter:
+    """A parameter of a network after its backward pass.
 
-    Args:
-        network: The model.
-        listed: Its parameters before it ran; the forward pass may have registered more.
-        on_tensor: Called with "NAME grad" and each gradient.
-        reducer: For measuring what needs torch.
-        meanwhile: Called while they are being read; must not write to them.
-
-    Returns:
-        The rows, and what `meanwhile` returned.
+    Attributes:
+        parameter: The parameter.
+        names: Its dotted names.
+        kind: Class name of the first module that owns it.
+        gradient: What `.grad` holds, before that is restored.
     """
-    parameters = {id(each): each for each in listed}
-    gradients = {known: parameter.grad for known, parameter in parameters.items() if parameter.grad is not None}
-    reading = Reading([*gradients.values()], listed, distributions=reducer.distributions)
 
-    def while_reading() -> tuple[dict[int, tuple[nn.Parameter, list[str], str]], T]:
-        owned = _owned(network)
-        for known, (parameter, _, _) in owned.items():
-            if known not in parameters:
-                parameters[known] = parameter
-                if parameter.grad is not None:
-                    gradients[known] = parameter.grad
-        return owned, meanwhile()
-
-    def finished() -> dict[int, TensorStatistics]:
-        with plain_arithmetic():
-            fused = dict(zip_longest(gradients, reading.reductions()))
-            left = [known for known, each in fused.items() if each is None]
-            left.sort(key=lambda known: str(gradients[known].shape))  # those alike are reduced together
-            others = {known: reducer.reduce(gradients[known]) for known in left}
-            reducer.settle()
-        measured = collect([each or others[known] for known, each in fused.items()])
-        return dict(zip(gradients, summarise(measured), strict=True))
-
-    (owned, result), statistics = reading.run(while_reading, finished)
-    with plain_arithmetic():
-        sizes = dict(zip(parameters, _l2_norms([*parameters.values()], reading.square_sums()), strict=True))
-    rows = []
-    for index, (known, (parameter, (name, *aliases), kind)) in enumerate(owned.items()):
-        gradient, size = statistics.get(known), sizes[known]
-        if on_tensor is not None and known in gradients:
-            on_tensor(f"{name} grad", gradients[known])
-        rows.append(
-            _new_parameter_row(
-                index,
-                name,
-                kind,
-                parameter.requires_grad,
-                _status(parameter.requires_grad, gradient),
-                gradient or _without(parameter.shape, parameter.dtype),
-                size,
-                gradient.l2 / size if gradient is not None and gradient.l2 is not None and size else None,
-                tuple(aliases),
-            )
-        )
-    return tuple(rows), result
+    parameter: nn.Parameter
+    names: list[str]
+    kind: str
+    gradient: Tensor | None
 
 
-def _owned(network: nn.Module) -> dict[int, tuple[nn.Parameter, list[str], str]]:
-    """Return each parameter with its dotted names and the class name of the first module that owns it, by id."""
-    owned: dict[int, tuple[nn.Parameter, list[str], str]] = {}
+def named_parameters(network: nn.Module) -> list[NamedParameter]:
+    """List each parameter once, those that the forward pass has registered among them."""
+    found: dict[int, NamedParameter] = {}
     for prefix, module in network.named_modules(remove_duplicate=False):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                _, names, _ = owned.setdefault(id(parameter), (parameter, [], type(module).__name__))
-                names.append(f"{prefix}.{name}" if prefix else name)
-    return owned
+                new = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
+                found.setdefault(id(parameter), new).names.append(f"{prefix}.{name}" if prefix else name)
+    return [*found.values()]
 
 
-def _l2_norms(parameters: Sequence[nn.Parameter], square_sums: Sequence[float | None]) -> list[float | None]:
-    """Return the root of the sum of squares of each; None where it cannot be told (meta) or is not finite.
+def parameter_rows(
+    parameters: Sequence[NamedParameter], on_tensor: Callable[[str, Tensor], None] | None, reducer: Reducer
+) -> tuple[ParameterRow, ...]:
+    """Measure parameters and their gradients.
 
-    Those that are not known (None, or none at the end) are summed in float64 over rows of axis 0, within which the
-    tensor's own float32 or better is good to 1e-5.
+    Args:
+        parameters: In the order of the rows.
+        on_tensor: Called with "NAME grad" and each gradient.
+        reducer: For the gradients.
     """
-    norms = [None if known is None else math.sqrt(known) for _, known in zip_longest(parameters, square_sums)]
-    told, rows = [], []
+    gradients = [(index, each.gradient) for index, each in enumerate(parameters) if each.gradient is not None]
+    gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
+    with plain_arithmetic():
+        measured = [reducer.reduce(gradient) for _, gradient in gradients]
+        reducer.settle()
+        statistics = dict(zip((index for index, _ in gradients), summarise(collect(measured)), strict=True))
+        norms = _l2_norms([each.parameter for each in parameters])
+    rows = []
+    for index, (each, norm) in enumerate(zip(parameters, norms, strict=True)):
+        gradient = statistics.get(index)
+        name, *aliases = each.names
+        if on_tensor is not None and each.gradient is not None:
+            on_tensor(f"{name} grad", each.gradient)
+        rows.append(
+            ParameterRow(
+                index=index,
+                name=name,
+                kind=each.kind,
+                trainable=each.parameter.requires_grad,
+                status=_status(each.parameter.requires_grad, gradient),
+                gradient=gradient or _without(each.parameter.shape, each.parameter.dtype),
+                weight_l2=norm,
+                ratio=gradient.l2 / norm if gradient is not None and gradient.l2 is not None and norm else None,
+                aliases=tuple(aliases),
+            )
+        )
+    return tuple(rows)
+
+
+def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
+    """Return the root of the sum of squares of each; None where it does not exist (meta) or is not finite.
+
+    What compiled code does not read is summed in float64 over rows of axis 0, within which the tensor's own float32 or
+    better is good to 1e-5.
+    """
+    fused = FusedReducer(distributions=False)
+    known = map(fused.square_sum, parameters)
+    norms = [None if each is None else math.sqrt(each) for each in known]
+    left, rows = [], []
     for index, parameter in enumerate(parameters):
         if norms[index] is None and not parameter.is_meta:
             values = as_real_floats(stored_values(parameter.detach(), ())[0])
             if values.numel():
-                told.append(index)
+                left.append(index)
                 rows.append(torch.linalg.vector_norm(values.reshape(len(values) if values.dim() > 1 else 1, -1), dim=1))
     if rows:
         squares = torch.cat([each.to(rows[0].device) for each in rows]).cpu().numpy().astype(np.float64) ** 2
         sums = np.add.reduceat(squares, np.cumsum([0, *map(len, rows[:-1])]))
-        for index, total in zip(told, sums.tolist(), strict=True):
+        for index, total in zip(left, sums.tolist(), strict=True):
             norms[index] = math.sqrt(total) if math.isfinite(total) else None
     return norms
 

@@ -18,7 +18,7 @@ from hookscope.text import safe_text
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class InspectedNetwork:
     """A network, ready to be inspected.
 
     Attributes:
@@ -59,7 +59,7 @@ class Subject:
                     yield parameter
 
 
-def subject_of(model: nn.Module | LoadedModel) -> Subject:
+def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
     """Return the network that is meant.
 
     Raises:
@@ -72,10 +72,10 @@ def subject_of(model: nn.Module | LoadedModel) -> Subject:
         if module._modules:
             counts[name] = sum(each.numel() for each in owned_parameters(module))
     if isinstance(model, LoadedModel):
-        return Subject(network, model.info, model.warnings, model.notes, modules, aliases, counts)
+        return InspectedNetwork(network, model.info, model.warnings, model.notes, modules, aliases, counts)
     kind = type(network).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
-    return Subject(network, info, (), (), modules, aliases, counts)
+    return InspectedNetwork(network, info, (), (), modules, aliases, counts)
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:

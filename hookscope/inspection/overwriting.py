@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.hooks.gradient_hooks import graph_leaves, graph_nodes
+from hookscope.hooks.dataflow import graph_leaves, graph_nodes
 
 
 class Overwriting(NamedTuple):
@@ -118,6 +118,20 @@ def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor
         except _FoundError:
             pass
     return trace.found
+
+
+def overwriting_message(model: str, modules: Mapping[str, nn.Module], found: Overwriting) -> str:
+    """Return the sentence for an error message about a network of this name."""
+
+    def called(layer: str) -> str:
+        return f"{layer or '(model)'} ({type(modules[layer]).__name__})"
+
+    by = "an operation" if found.overwritten_by is None else f"{found.operation} in {called(found.overwritten_by)}"
+    return (
+        f"{model} cannot be differentiated, with or without hookscope: {by} overwrites in place what "
+        f"{called(found.saved_by)} saved for its backward pass ({found.node}). Let it work on a copy "
+        f"(inplace=False). The gradients shown are what they would be then."
+    )
 
 
 @contextmanager

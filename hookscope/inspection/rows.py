@@ -6,18 +6,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.forward_hooks import ModuleCall, Observation
-from hookscope.hooks.gradient_hooks import plain_arithmetic
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.network import Subject
+from hookscope.inspection.network import InspectedNetwork
 from hookscope.losses import Output, output_at
 from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledLayer
 from hookscope.results.comparison import Prediction
-from hookscope.results.frozen import quick_constructor
 from hookscope.results.gradients import GradientRow
 from hookscope.results.labels import row_label
 from hookscope.results.statistics import TensorStatistics
-from hookscope.statistics import Fused, Measured, Reducer, Reduction, collect, merge, plain, summarise
+from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
 
 # A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
@@ -25,8 +24,6 @@ _DEAD_FRACTION = 0.5
 
 Key = tuple[str, int, str]
 """(layer, call, slot)."""
-
-_new_layer_row = quick_constructor(LayerRow)
 
 # What is counted or compared, and what is summed: sums may be rounded in other ways. Channels depend on an axis that is
 # inferred anew at each module.
@@ -38,7 +35,7 @@ _SUMMED = ("mean", "std", "mean_abs", "l2")
 class Row:
     """What one (layer, call, slot) has shown so far; `repeats` as in `Observation`, None once a batch differs."""
 
-    reduction: Reduction | Fused | None
+    reduction: Reduction | None
     in_place: bool
     passed_through: bool
     repeats: Key | None = None
@@ -138,12 +135,11 @@ def merge_observations(rows: dict[Key, Row], observations: Sequence[Observation[
         if row.reduction is None or reduction is None:
             row.reduction = row.reduction or reduction
         else:
-            first, second = plain(row.reduction), plain(reduction)
-            row.shape_varies |= first.shape[1:] != second.shape[1:]
-            row.reduction = merge(first, second)
+            row.shape_varies |= row.reduction.shape[1:] != reduction.shape[1:]
+            row.reduction = merge(row.reduction, reduction)
 
 
-def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...]:
+def layer_rows(inspected: InspectedNetwork, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...]:
     """Turn rows into results, in execution order."""
     # A container shares the reduction of its last child.
     reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
@@ -155,17 +151,17 @@ def layer_rows(subject: Subject, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...
         shown[layer, call, slot] = statistics
         repeats = row.repeats if row.repeats and _counted_alike(statistics, shown[row.repeats]) else None
         result.append(
-            _new_layer_row(
-                index,
-                layer,
-                type(subject.modules[layer]).__name__,
-                call,
-                slot,
-                subject.parameter_counts[layer],
-                statistics,
-                _flags(row, statistics),
-                subject.aliases.get(layer, ()),
-                row_label(*repeats) if repeats else "",
+            LayerRow(
+                index=index,
+                layer=layer,
+                kind=type(inspected.modules[layer]).__name__,
+                call=call,
+                slot=slot,
+                parameter_count=inspected.parameter_counts[layer],
+                activation=statistics,
+                flags=_flags(row, statistics),
+                aliases=inspected.aliases.get(layer, ()),
+                repeats=row_label(*repeats) if repeats else "",
             )
         )
     return tuple(result)
@@ -181,20 +177,8 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
     return first is second or all(getattr(first, name) == getattr(second, name) for name in _COUNTED)
 
 
-# Those of nearly every row.
-_USUAL_FLAGS: dict[tuple[bool, bool], tuple[Flag, ...]] = {
-    (False, False): (),
-    (True, False): ("in-place",),
-    (False, True): ("pass-through",),
-    (True, True): ("in-place", "pass-through"),
-}
-
-
 def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
     constant = statistics.min is not None and statistics.min == statistics.max and statistics.element_count > 1
-    plain = row.reduction is not None and statistics.unmeasured is None and not (constant or row.shape_varies)
-    if plain and not (statistics.nan_count or statistics.inf_count or statistics.dead_channel_count):
-        return _USUAL_FLAGS[row.in_place, row.passed_through]
     flags: dict[Flag, bool] = {
         "not a tensor": row.reduction is None,
         "unmeasured": statistics.unmeasured is not None,
@@ -210,14 +194,19 @@ def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
 
 
 def uncalled(
-    subject: Subject, selected: Mapping[str, nn.Module], called: set[str], *, broke_off: bool, mode: str = "eval"
+    inspected: InspectedNetwork,
+    selected: Mapping[str, nn.Module],
+    called: set[str],
+    *,
+    broke_off: bool,
+    mode: str = "eval",
 ) -> tuple[UncalledLayer, ...]:
     """List the selected modules that never ran, and why as far as known."""
     result = []
     for name, module in selected.items():
         if name in called:
             continue
-        parent = subject.modules[name.rpartition(".")[0]]
+        parent = inspected.modules[name.rpartition(".")[0]]
         if broke_off:
             reason = "the forward pass broke off before it"
         elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
@@ -226,7 +215,7 @@ def uncalled(
             reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
         else:
             reason = f"the forward pass did not call it in {mode} mode, or used its weight directly"
-        result.append(UncalledLayer(name, type(module).__name__, subject.parameter_counts[name], reason))
+        result.append(UncalledLayer(name, type(module).__name__, inspected.parameter_counts[name], reason))
     return tuple(result)
 
 
@@ -292,7 +281,19 @@ def predictions(
         if output_key is None:
             return []
         categories = ()
-    probabilities, classes = output.float().softmax(1).topk(min(5, output.shape[1]))  # (N, 5)
+    return top_classes(output, categories, indices, 5)
+
+
+def top_classes(scores: Tensor, categories: Sequence[str], indices: Sequence[int], count: int) -> list[Prediction]:
+    """Return the best classes per input, with their softmax probabilities.
+
+    Args:
+        scores: Logits, (N, K).
+        categories: K class names; empty if they are not known.
+        indices: Of the inputs, (N,).
+        count: How many classes to return at most.
+    """
+    probabilities, classes = scores.float().softmax(1).topk(min(count, scores.shape[1]))  # (N, count)
     return [
         Prediction(index, tuple(best), tuple(categories[number] for number in best if categories), tuple(shares))
         for index, best, shares in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)

@@ -36,27 +36,23 @@ def outcome_of(output: object, loss: float | None = None) -> Outcome:
 
 
 def verify_outcome(
-    hooked: Outcome,
-    plain: Callable[[], Outcome],
-    layers: Sequence[str],
-    with_layers: Callable[[Sequence[str]], Outcome],
+    hooked: Outcome, layers: Sequence[str], with_hooks: Callable[[Sequence[str]], Outcome]
 ) -> Verification:
     """Tell whether a network gives the same with hooks as without.
 
     Args:
         hooked: What it gave with hooks on all layers.
-        plain: Runs it once without hooks, from the same state on the same input.
         layers: Names of the hooked layers, in execution order.
-        with_layers: Runs it likewise, with hooks on these layers alone.
+        with_hooks: Runs it once more from the same state on the same input, with hooks on these layers alone.
 
     Returns:
         The verdict. Where the outcomes differ it names the first layer whose hooks make a difference, found by halving.
     """
     try:
-        reference = plain()
+        reference = with_hooks(())
         if same(hooked, reference):
             return Verification("same")
-        again = plain()
+        again = with_hooks(())
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
         return Verification("not repeatable", f"a second pass raises {error_line(error)}")
     if not same(reference, again):
@@ -64,7 +60,7 @@ def verify_outcome(
     low, high = 0, len(layers)  # hooks on the first `low` change nothing, those on the first `high` do
     while high - low > 1:
         middle = (low + high) // 2
-        if same(with_layers(layers[:middle]), reference):
+        if same(with_hooks(layers[:middle]), reference):
             low = middle
         else:
             high = middle

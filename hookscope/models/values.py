@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookscope.sandbox import is_lack_of_memory
-from hookscope.statistics import Reducer, Reduction, collect, merge, plain
+from hookscope.statistics import Reducer, Reduction, collect, merge
 
 # As float32 about what a processor's own cache holds; measured.
 _PIECE_ELEMENTS = 2**18
@@ -144,7 +144,7 @@ class ValueReader:
             piece = piece.double()
         measured = self._reducer.reduce(piece)
         self._reducer.settle()
-        reduction = plain(collect([measured])[0])
+        (reduction,) = collect([measured])
         if reduction.unmeasured is not None:
             raise TypeError(reduction.unmeasured)
         return reduction

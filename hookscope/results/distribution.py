@@ -21,6 +21,7 @@ QUANTILE_ERROR = 0.03
 
 PARTS = 32
 _LOWEST_EXPONENT = -1074  # of float64's smallest subnormal number
+_CHUNK = 2**18  # so many values are taken apart at a time, in a few MB
 
 # An estimated value is kept so near to both edges of its bin, relative to them: a bin may be 3.1 % wide, and the
 # guarantee is 3 %, of which the interpolation between two neighbours of different sign may need some.
@@ -129,12 +130,19 @@ def key_of(exponent: NDArray[np.int32] | int) -> Any:
 
 def bin_values(values: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return the bins that finite values fall in, ascending, and how many each holds."""
+    pieces = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
+    keys = np.concatenate([np.zeros(0, np.int64), *map(_keys_of, pieces)])
+    lowest = keys.min(initial=0)
+    counts = np.bincount(keys - lowest)
+    (found,) = np.nonzero(counts)
+    return (found + lowest).astype(np.int32), counts[found].astype(np.int64)
+
+
+def _keys_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return the bin that each finite value falls in."""
     mantissas, exponents = np.frexp(np.abs(np.asarray(values, np.float64)))  # a magnitude is m 2^e, 0.5 <= m < 1
-    parts = (mantissas * (2 * PARTS)).astype(np.int64) - PARTS
-    keys = key_of(exponents - 1) + parts
-    keys = np.where(values == 0, 0, np.where(values < 0, -keys, keys))
-    found, counts = np.unique(keys.astype(np.int32), return_counts=True)
-    return found, counts.astype(np.int64)
+    keys = key_of(exponents - 1) + (mantissas * (2 * PARTS)).astype(np.int64) - PARTS
+    return np.where(values == 0, 0, np.where(values < 0, -keys, keys))
 
 
 def edges_of(keys: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -9,10 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.results.distribution import EXACT_LIMIT, PARTS, Distribution, bin_values, distribution_of, key_of
-
-# So many values are counted at a time: their places take 2 MiB.
-_CHUNK = 2**18
+from hookscope.results.distribution import PARTS, Distribution, distribution_of, key_of
 
 
 def distribution_on_cpu(values: NDArray[np.floating], low: float, high: float) -> Distribution | None:
@@ -23,34 +20,7 @@ def distribution_on_cpu(values: NDArray[np.floating], low: float, high: float) -
         low: Smallest value; not finite if any value is not.
         high: Largest value; likewise.
     """
-    if not (math.isfinite(low) and math.isfinite(high)):
-        values = values[np.isfinite(values)]
-        low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-    if values.size <= EXACT_LIMIT:
-        return distribution_of(values)
-    # The first bits of a normal number, up to the fifth of its mantissa, say in which bin it is.
-    limits = np.finfo(values.dtype)
-    word: Any = np.uint32 if limits.bits == 32 else np.uint64
-    shift = word(limits.nmant - 5)
-    counts = np.zeros(2 ** (limits.nexp + 6), np.int64)
-    for start in range(0, values.size, _CHUNK):
-        places = (values[start : start + _CHUNK].view(word) >> shift).astype(np.int64)
-        counts += np.bincount(places, minlength=counts.size)
-    positive, negative = counts.reshape(2, -1)
-    small = int(positive[:PARTS].sum() + negative[:PARTS].sum())  # zeros and subnormal numbers
-    positive[:PARTS] = negative[:PARTS] = 0
-    first_key = key_of(int(limits.minexp)) - PARTS
-    above, below = np.flatnonzero(positive), np.flatnonzero(negative)
-    bins = [(first_key + above, positive[above]), (-first_key - below, negative[below])]
-    if small:
-        zero_count = values.size - int(np.count_nonzero(values))
-        if zero_count:
-            bins.append((np.zeros(1, np.int64), np.array([zero_count])))
-        if small > zero_count:
-            bins.append(bin_values(values[(values != 0) & (np.abs(values) < limits.smallest_normal)]))
-    keys, found = (np.concatenate(each) for each in zip(*bins, strict=True))
-    order = keys.argsort()
-    return Distribution(low, high, values.size, None, keys[order].astype(np.int32), found[order])
+    return distribution_of(values if math.isfinite(low) and math.isfinite(high) else values[np.isfinite(values)])
 
 
 def count_in_bins(rows: Tensor) -> Tensor:

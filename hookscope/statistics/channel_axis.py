@@ -108,7 +108,7 @@ def _matching(count: int | Sequence[int], shape: tuple[int, ...], side: str) -> 
 
 
 def _guessed(shape: tuple[int, ...]) -> int:
-    """Return the likelier channel axis of a shape nobody has vouched for: maps are mostly square, tokens come last."""
+    """Return the likelier channel axis of an unknown shape: maps are mostly square, tokens come last."""
     last = len(shape) - 1
     if len(shape) == 3:
         return last

@@ -17,11 +17,7 @@ typedef double doubles __attribute__((vector_size(8 * LANES)));
 
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
 #define EXPORT __attribute__((visibility("default")))
-#endif
 
 /* Sums run in float32 over so many values per lane before they are carried over into float64: a lane's sum of n terms
  * is off by n * 6e-8 at most. */
@@ -70,14 +66,14 @@ typedef struct {
     Ask thread_number, thread_count;
 } Runtime;
 
-/* What tensors of one shape and memory order have in common. They lie in memory as (before, channels, after). */
+/* How a tensor lies in memory: as (before, channels, after). */
 typedef struct {
     i64 before, channels, after;
     i64 by_channel;  /* whether zeros are counted per channel */
     i64 threads;     /* at most, 1 or more */
-} Plan;
+} Layout;
 
-/* Where the next results go, and what decides about them. */
+/* Where the results of a tensor go, and what decides about them. */
 typedef struct {
     double *found;   /* FOUND values: mean, sum of squared deviations, min, max, sum of magnitudes, sum of squares,
                         number of values that are not zero */
@@ -93,7 +89,6 @@ typedef struct {
 } Results;
 
 #define FOUND 7
-#define SQUARE_SUM 5
 
 /* What `reduce` returns: RARE alone (not finite, or varied little about a magnitude that cannot be squared; what is
  * written means nothing), or any of the others. */
@@ -104,7 +99,7 @@ typedef struct {
 
 typedef struct {
     const float *values;
-    const Plan *plan;
+    const Layout *layout;
     float scale; /* what values are multiplied by before they are summed */
     double *nonzero;
     Table *tables; /* null where nothing is to be binned */
@@ -162,7 +157,7 @@ INLINE void bin(Table *table, const float *values, i64 count) {
 /* Sums are those of the values times `scale`; the extremes are the values' own. With a table, they are binned.
  *
  * Two places are read in turns, half of the values apart: a processor then fetches ahead at both. Measured on tensors of
- * 9 MB: a quarter faster. Each place has sums of its own, so that none waits for the one before. */
+ * 9 MB: a quarter faster. Each place has separate sums, so that none waits for the one before. */
 INLINE Part scan(const float *values, i64 count, float scale, Table *table) {
     const float inf = __builtin_inff();
     floats low = (floats){0} + inf, high = -low;
@@ -210,7 +205,7 @@ INLINE Part scan(const float *values, i64 count, float scale, Table *table) {
 
 /* Count what is not zero in channels begin..end. */
 INLINE void count_nonzero(const Job *job, i64 begin, i64 end) {
-    i64 before = job->plan->before, channels = job->plan->channels, after = job->plan->after;
+    i64 before = job->layout->before, channels = job->layout->channels, after = job->layout->after;
     for (i64 c = begin; c < end; c++) job->nonzero[c] = (double)(before * after);
     for (i64 b = 0; b < before; b++) {
         const float *slice = job->values + b * channels * after;
@@ -242,7 +237,7 @@ INLINE unsigned share(const Job *job, i64 whole, i64 grain, i64 *begin, i64 *end
 
 INLINE void scan_share(Job *job) {
     i64 begin, end;
-    i64 count = job->plan->before * job->plan->channels * job->plan->after;
+    i64 count = job->layout->before * job->layout->channels * job->layout->after;
     unsigned number = share(job, count, STRETCH, &begin, &end);
     const float *values = job->values + begin;
     i64 size = end - begin;
@@ -253,7 +248,7 @@ INLINE void scan_share(Job *job) {
 
 INLINE void count_share(Job *job) {
     i64 begin, end;
-    share(job, job->plan->channels, 1, &begin, &end);
+    share(job, job->layout->channels, 1, &begin, &end);
     count_nonzero(job, begin, end);
 }
 
@@ -324,9 +319,9 @@ INLINE i64 bin_subnormals(Table *table, const float *values, i64 count) {
 }
 
 /* List the bins that hold any value, and empty them; return how many there are. */
-INLINE i64 list_bins(const Job *job, const Part *all, Results *results) {
-    const Plan *plan = job->plan;
-    i64 count = plan->before * plan->channels * plan->after, zeros = 0;
+INLINE i64 list_bins(const Job *job, const Part *all, const Results *results) {
+    const Layout *layout = job->layout;
+    i64 count = layout->before * layout->channels * layout->after, zeros = 0;
     for (i64 at = 0; at < PARTS; at++) {
         zeros += emptied(job->tables, job->threads, at);
         zeros += emptied(job->tables, job->threads, NEGATIVE + at);
@@ -369,8 +364,8 @@ INLINE i64 list_bins(const Job *job, const Part *all, Results *results) {
 
 /* Find the numbers of one tensor. */
 INLINE i32 find(Job *job, const Results *results, Part *all, void (*scan_task)(void *), void (*count_task)(void *)) {
-    const Plan *plan = job->plan;
-    i64 count = plan->before * plan->channels * plan->after;
+    const Layout *layout = job->layout;
+    i64 count = layout->before * layout->channels * layout->after;
     *all = scan_all(job, scan_task);
     float largest = all->high > -all->low ? all->high : -all->low;
     /* With a NaN, the sum of magnitudes is one; with Inf, the largest is. */
@@ -396,7 +391,7 @@ INLINE i32 find(Job *job, const Results *results, Part *all, void (*scan_task)(v
         mean *= scale;
         squared_deviations *= scale * scale;
     }
-    if (all->zeros && plan->by_channel) {
+    if (all->zeros && layout->by_channel) {
         over(job, count_task);
         outcome |= WITH_ZEROS;
     }
@@ -408,12 +403,12 @@ INLINE i32 find(Job *job, const Results *results, Part *all, void (*scan_task)(v
     return outcome;
 }
 
-/* Reduce one tensor; move `results` on past what is written. */
-INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*count_task)(void *)) {
-    const Plan *plan = job->plan;
-    i64 count = plan->before * plan->channels * plan->after;
+/* Reduce one tensor. */
+INLINE i32 reduce(Job *job, const Results *results, void (*scan_task)(void *), void (*count_task)(void *)) {
+    const Layout *layout = job->layout;
+    i64 count = layout->before * layout->channels * layout->after;
     int exact = count <= results->exact_limit;
-    job->threads = !job->runtime ? 1 : plan->threads > MAX_THREADS ? MAX_THREADS : (unsigned)plan->threads;
+    job->threads = !job->runtime ? 1 : layout->threads > MAX_THREADS ? MAX_THREADS : (unsigned)layout->threads;
     job->scale = 1;
     job->tables = exact ? 0 : results->tables;
     if (job->tables && count > MOST_BINNED) return RARE;
@@ -425,130 +420,20 @@ INLINE i32 reduce(Job *job, Results *results, void (*scan_task)(void *), void (*
         return RARE;
     }
     if (job->tables) {
-        i64 listed = list_bins(job, &all, results);
-        results->keys += listed;
-        results->counts += listed;
-        outcome |= (i32)listed << BIN_COUNT_SHIFT;
+        outcome |= (i32)list_bins(job, &all, results) << BIN_COUNT_SHIFT;
     } else if (results->tables) {
         for (i64 at = 0; at < count; at++) results->values[at] = job->values[at];
     }
-    results->found += FOUND;
-    results->values += results->exact_limit;
-    if (outcome & WITH_ZEROS) results->nonzero += plan->channels;
     return outcome;
 }
 
-/* Sum the squares of one tensor alone, as `scan` reads; float64 holds those of all finite values. */
-INLINE i32 sum_squares(const float *values, const Plan *plan, Results *results) {
-    i64 count = plan->before * plan->channels * plan->after, half = count / 2 / LANES * LANES;
-    doubles first = {0}, second = {0};
-    for (i64 at = 0; at < half; at += LANES) {
-        doubles x = __builtin_convertvector(load(values + at), doubles);
-        doubles y = __builtin_convertvector(load(values + half + at), doubles);
-        first += x * x;
-        second += y * y;
+#define VARIANT(name, target)                                                                                          \
+    target static void scan_##name(void *job) { scan_share((Job *)job); }                                              \
+    target static void count_##name(void *job) { count_share((Job *)job); }                                            \
+    target EXPORT i32 reduce_tensor_##name(const float *values, const Layout *layout, const Results *results) {        \
+        Job job = {values, layout, 1, results->nonzero, 0, 0, results->runtime, 1};                                    \
+        return reduce(&job, results, scan_##name, count_##name);                                                       \
     }
-    double sum = 0;
-    for (int lane = 0; lane < LANES; lane++) sum += first[lane] + second[lane];
-    for (i64 at = 2 * half; at < count; at++) sum += (double)values[at] * values[at];
-    results->found[SQUARE_SUM] = sum;
-    return sum < __builtin_inf() ? 0 : RARE; /* a NaN is not less */
-}
-
-/* Tensors that threads read, each a tensor at a time: the first are reduced, without counts per channel, and of the
- * others the squares are summed. They are listed while the first ones are being read already. */
-typedef struct {
-    const float **values;
-    const Plan **plans;  /* null for what is not to be read */
-    i32 *outcomes;
-    i64 count;
-    i64 reduced;         /* how many are reduced, 0 or more */
-    i64 listed;          /* how many are listed by now */
-    i64 next;            /* the first that nobody has begun */
-    i64 finished;        /* how many of those to be reduced are finished */
-    unsigned threads;    /* at most, 1 or more */
-    void (*meanwhile)(); /* what the caller's thread does before it takes part: it lists all of them, and more */
-    void (*then)();      /* what it does once all that are reduced are finished */
-    Results results;     /* of tensor 0, with those of tensor n at n times their size; but the bins of any tensor go to a
-                            place of its thread, from where they are moved behind all that are there */
-    i64 *starts;         /* where those of each tensor begin */
-    i32 *keys;
-    i64 *counts;
-    i64 room, used;      /* of these two */
-} List;
-
-/* List the next tensor. */
-EXPORT void add_to_list(List *list, const float *values, const Plan *plan) {
-    list->values[list->listed] = values;
-    list->plans[list->listed] = plan;
-    __atomic_store_n(&list->listed, list->listed + 1, __ATOMIC_RELEASE);
-}
-
-typedef i32 (*Read)(const float *, const Plan *, Results *);
-
-/* Read until all before `end` have been begun, by whichever thread. */
-INLINE void read_until(List *list, i64 end, unsigned number, Read reduce_one, Read sum_one) {
-    while (__atomic_load_n(&list->next, __ATOMIC_RELAXED) < end) {
-        i64 at = __atomic_fetch_add(&list->next, 1, __ATOMIC_RELAXED);
-        if (at >= list->count) return;
-        while (__atomic_load_n(&list->listed, __ATOMIC_ACQUIRE) <= at) {} /* what listing one takes at most */
-        const Plan *plan = list->plans[at];
-        Results results = list->results;
-        results.found += at * FOUND;
-        results.values += at * results.exact_limit;
-        if (results.tables) {
-            results.tables += number;
-            results.keys += number * BINS;
-            results.counts += number * BINS;
-        }
-        i32 outcome = !plan ? RARE : (at < list->reduced ? reduce_one : sum_one)(list->values[at], plan, &results);
-        i64 listed = outcome >> BIN_COUNT_SHIFT;
-        if (listed) {
-            i64 start = __atomic_fetch_add(&list->used, listed, __ATOMIC_RELAXED);
-            list->starts[at] = start;
-            if (start + listed > list->room) outcome = RARE;
-            for (i64 each = 0; each < listed && outcome != RARE; each++) {
-                list->keys[start + each] = results.keys[each - listed]; /* they have been moved on */
-                list->counts[start + each] = results.counts[each - listed];
-            }
-        }
-        list->outcomes[at] = outcome;
-        if (at < list->reduced) __atomic_fetch_add(&list->finished, 1, __ATOMIC_RELEASE);
-    }
-}
-
-INLINE void take_part(List *list, Read reduce_one, Read sum_one) {
-    unsigned number = list->threads == 1 ? 0 : (unsigned)list->results.runtime->thread_number();
-    if (number == 0) {
-        list->meanwhile();
-        while (list->listed < list->count) add_to_list(list, 0, 0); /* it has broken off */
-        read_until(list, list->reduced, number, reduce_one, sum_one);
-        while (__atomic_load_n(&list->finished, __ATOMIC_ACQUIRE) < list->reduced) {} /* a tensor's time at most */
-        list->then();
-    }
-    read_until(list, list->count, number, reduce_one, sum_one);
-}
-
-INLINE void read_list(List *list, void (*part)(void *)) {
-    if (!list->results.runtime) list->threads = 1;
-    if (list->threads > 1)
-        list->results.runtime->run(part, list, list->threads, 0);
-    else
-        part(list);
-}
-
-#define VARIANT(name, target)                                                                                        \
-    target static void scan_##name(void *job) { scan_share((Job *)job); }                                            \
-    target static void count_##name(void *job) { count_share((Job *)job); }                                          \
-    target EXPORT i32 reduce_##name(const float *values, const Plan *plan, Results *results) {                       \
-        Job job = {values, plan, 1, results->nonzero, 0, 0, results->runtime, 1};                                    \
-        return reduce(&job, results, scan_##name, count_##name);                                                     \
-    }                                                                                                                \
-    target static i32 sum_squares_##name(const float *values, const Plan *plan, Results *results) {                  \
-        return sum_squares(values, plan, results);                                                                   \
-    }                                                                                                                \
-    target static void part_##name(void *list) { take_part((List *)list, reduce_##name, sum_squares_##name); }       \
-    target EXPORT void read_list_##name(List *list) { read_list(list, part_##name); }
 
 VARIANT(default, )
 #if defined(__x86_64__)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of
-from hookscope.results.frozen import quick_constructor
 from hookscope.statistics.reduction import Reduction
 from hookscope.statistics.storage import in_memory_order
 from hookscope.statistics.torch_reductions import CANCELLATION_LIMIT, LARGEST_SQUARABLE, SMALLEST_SQUARABLE, centred
@@ -27,21 +26,14 @@ LIBRARY = Path(__file__).with_name("native.bin")  # not .so, which Python would 
 _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 # From here on threads share a tensor: the grain size of torch's own reductions (at::internal::GRAIN_SIZE).
 _PARALLEL_ELEMENTS = 32768
-# What `reduce` in native.c returns, and how many values it writes.
-RARE, CANCELLED, _WITH_ZEROS = 1, 2, 4
-BIN_COUNT_SHIFT = 3  # of that number, as in native.c
-_FOUND = 7
-_LOW, _HIGH, SQUARE_SUM = 2, 3, 5  # places among these
+# What `reduce` in native.c returns, and how many numbers it writes.
+_RARE, _CANCELLED, _WITH_ZEROS = 1, 2, 4
+_BIN_COUNT_SHIFT = 3
+_FOUND, _SQUARE_SUM = 7, 5  # how many, and the place of one of them
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
-BINS, _COUNTERS, _MAX_THREADS = 17856, 4, 16
-# Room for results is made for so many tensors at a time, with so many channels and bins in all: arrays of their own for
-# each would cost more than filling them. What is not filled takes no memory.
-_BLOCK_TENSORS, _BLOCK_CHANNELS, _BLOCK_BINS = 256, 32768, 2**18
+_BINS, _COUNTERS, _MAX_THREADS = 17856, 4, 16
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
-
-_new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
-_new_distribution = quick_constructor(Distribution)  # one for every activation and every gradient
 
 
 class _Runtime(ctypes.Structure):
@@ -54,13 +46,22 @@ class _Runtime(ctypes.Structure):
     )
 
 
-class _Layout(ctypes.Structure):
-    """`Plan` of native.c."""
+class Layout(ctypes.Structure):
+    """`Layout` of native.c, and what else tensors of one shape, strides and channel axis have in common.
+
+    Attributes:
+        known: What is known without reading the values.
+        all_nonzero: Values per channel that are not zero if none is, (C,); None without channels.
+        address: Of this structure.
+    """
 
     _fields_ = tuple((name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads"))
+    known: Reduction
+    all_nonzero: NDArray[np.float64] | None
+    address: int
 
 
-class Results(ctypes.Structure):
+class _Results(ctypes.Structure):
     """As in native.c."""
 
     _fields_ = (
@@ -83,14 +84,10 @@ class Kernel(NamedTuple):
 
     Attributes:
         reduce: As declared in native.c.
-        read_list: Likewise.
-        add_to_list: Likewise.
         runtime: Passed to it; None if torch's threads cannot be used.
     """
 
     reduce: Callable[[int, int, int], int]
-    read_list: Callable[[int], None]
-    add_to_list: Callable[[int, int, int], None]
     runtime: _Runtime | None
 
 
@@ -106,170 +103,39 @@ def kernel_of(variant: str) -> Kernel | None:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError:
         return None
-    reduce = getattr(library, f"reduce_{variant}")
+    reduce = getattr(library, f"reduce_tensor_{variant}")
     reduce.argtypes = [ctypes.c_void_p] * 3
-    read_list = getattr(library, f"read_list_{variant}")
-    read_list.argtypes, read_list.restype = [ctypes.c_void_p], None
-    add_to_list = library.add_to_list
-    add_to_list.argtypes, add_to_list.restype = [ctypes.c_void_p] * 3, None
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = _Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, read_list, add_to_list, None)
-    return Kernel(reduce, read_list, add_to_list, runtime)
-
-
-class Plan(NamedTuple):
-    """What tensors of one shape, memory order and channel axis have in common.
-
-    Attributes:
-        known: What is known without reading the values.
-        channel_count: None without channels.
-        layout: The same for compiled code.
-        address: Of `layout`.
-    """
-
-    known: Reduction
-    channel_count: int | None
-    layout: _Layout
-    address: int
-
-
-class Block:
-    """Room for the results of n tensors, as `Results` in native.c says what they are.
-
-    Attributes:
-        found: (n, 7).
-        nonzero: Counts per channel, one tensor's after another's.
-        values: Those of small tensors, (n, EXACT_LIMIT); none without distributions, as for the rest.
-        keys: Bins of the others, one tensor's after another's.
-        counts: Likewise.
-    """
-
-    def __init__(self, tensor_count: int, channel_count: int = 0, bin_count: int = 0) -> None:
-        """Make room for so many tensors, with so many channels and bins in all; no bins mean no distributions."""
-        self.found = np.empty((tensor_count, _FOUND))
-        self.nonzero = np.empty(channel_count)
-        self.values = np.empty((tensor_count if bin_count else 0, EXACT_LIMIT), np.float32)
-        self.keys = np.empty(bin_count, np.int32)
-        self.counts = np.empty(bin_count, np.int64)
-
-    def results(self, runtime: _Runtime | None, tables: NDArray[np.uint32] | None) -> Results:
-        """Describe it to compiled code, with the tables that `make_tables` made; None without distributions."""
-        return Results(
-            self.found.ctypes.data,
-            self.nonzero.ctypes.data,
-            None if tables is None else tables.ctypes.data,
-            self.values.ctypes.data,
-            EXACT_LIMIT,
-            self.keys.ctypes.data,
-            self.counts.ctypes.data,
-            None if runtime is None else ctypes.addressof(runtime),
-            SMALLEST_SQUARABLE,
-            LARGEST_SQUARABLE,
-            CANCELLATION_LIMIT,
-        )
-
-
-def make_tables(threads: int) -> NDArray[np.uint32]:
-    """Make what so many threads count values in; what is not used takes no memory."""
-    return np.zeros((threads, BINS, _COUNTERS), np.uint32)
-
-
-class Fused(NamedTuple):
-    """A reduction whose numbers are still where compiled code has put them.
-
-    Attributes:
-        known: What is known without reading the values.
-        plan: Of the reduction.
-        block: Holds the numbers.
-        row: Their row there.
-        channel: Where the counts per channel begin there; -1 if no value is zero.
-        bin: Where its bins begin there; -1 without a distribution.
-        bin_count: How many there are; 0 if its values are kept.
-    """
-
-    known: Reduction
-    plan: Plan
-    block: Block
-    row: int
-    channel: int
-    bin: int
-    bin_count: int
-
-    @property
-    def channel_nonzero(self) -> NDArray[np.float64] | None:
-        """As in `Reduction`."""
-        count = self.plan.channel_count
-        if count is None:
-            return None
-        if self.channel < 0:
-            return np.full(count, self.known.element_count / count)
-        return self.block.nonzero[self.channel : self.channel + count]
-
-    @property
-    def distribution(self) -> Distribution | None:
-        """As in `Reduction`."""
-        if self.bin < 0:
-            return None
-        block, row = self.block, self.row
-        if not self.bin_count:
-            return distribution_of(block.values[row, : self.known.element_count])
-        bins = slice(self.bin, self.bin + self.bin_count)
-        low, high = block.found[row, _LOW], block.found[row, _HIGH]
-        count = self.known.element_count
-        return _new_distribution(float(low), float(high), count, None, block.keys[bins], block.counts[bins])
-
-    def reduction(self) -> Reduction:
-        """Return it as plain numbers."""
-        known, count = self.known, self.known.element_count
-        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero = self.block.found[self.row].tolist()
-        return Reduction(
-            known.shape,
-            known.dtype,
-            count,
-            known.channel_axis,
-            count,
-            mean,
-            squared_deviations,
-            low,
-            high,
-            abs_sum,
-            square_sum,
-            0,
-            int(nonzero),
-            self.channel_nonzero,
-            self.distribution,
-        )
-
-
-def plain(reduction: Reduction | Fused) -> Reduction:
-    """Return a reduction as plain numbers."""
-    return reduction.reduction() if isinstance(reduction, Fused) else reduction
+        return Kernel(reduce, None)
+    return Kernel(reduce, runtime)
 
 
 class FusedReducer:
-    """Reduces the tensors that compiled code can read; holds the room for the results."""
+    """Reduces the tensors that compiled code can read; holds the arrays that it writes to."""
 
     def __init__(self, *, distributions: bool) -> None:
-        """Start without room for results.
+        """Make room for the results of one tensor.
 
         Args:
             distributions: Whether to count how values are distributed.
         """
         self._kernel = load_kernel()
         self._threads = torch.get_num_threads()
-        self._tables = make_tables(min(self._threads, _MAX_THREADS)) if distributions else None
-        self._block = Block(0)
-        # Compared in every hook, so the block's sizes stand here as numbers.
-        self._row = self._row_count = self._channel = self._channel_count = self._bin = 0
-        self._last_bin = 0 if distributions else -1  # where there is still room for the bins of a tensor
-        self._results: Results | None = None
+        self._found = np.empty(_FOUND)
+        self._nonzero = np.empty(0)
+        # Memory that is never written to is not taken.
+        shape = (min(self._threads, _MAX_THREADS), _BINS, _COUNTERS)
+        self._tables = np.zeros(shape, np.uint32) if distributions else None
+        self._values = np.empty(EXACT_LIMIT, np.float32)
+        self._keys, self._counts = np.empty(_BINS, np.int32), np.empty(_BINS, np.int64)
+        self._results: _Results | None = None
         self._results_address = 0
 
-    def reduce(self, tensor: Tensor, channel_axis: int | None) -> Fused | None:
+    def reduce(self, tensor: Tensor, channel_axis: int | None) -> Reduction | None:
         """Reduce a tensor in one pass.
 
         Args:
@@ -280,49 +146,69 @@ class FusedReducer:
             Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (not finite, or
             varied little about a magnitude that float32 cannot square): these are torch's to reduce.
         """
+        read = self._read(tensor, channel_axis)
+        if read is None:
+            return None
+        layout, outcome = read
+        shape, dtype, count, axis = layout.known[:4]
+        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._found.tolist()
+        if outcome & _CANCELLED:
+            mean, squared_deviations = centred(in_memory_order(tensor.detach(), None)[0].reshape(-1), mean)
+        nonzero = layout.all_nonzero
+        if nonzero is not None and outcome & _WITH_ZEROS:
+            nonzero = self._nonzero[: nonzero.size].copy()
+        distribution = None
+        if self._tables is not None:
+            distribution = self._distribution(count, low, high, outcome >> _BIN_COUNT_SHIFT)
+        # In the order of the fields: this runs in every hook, and the constructor takes three times as long.
+        moments = (count, mean, squared_deviations, low, high, abs_sum, square_sum)
+        fields = (shape, dtype, count, axis, *moments, 0, int(nonzero_count), nonzero, distribution, None)
+        return tuple.__new__(Reduction, fields)
+
+    def square_sum(self, tensor: Tensor) -> float | None:
+        """Return the sum of a tensor's squares; None as `reduce` does."""
+        return None if self._read(tensor, None) is None else float(self._found[_SQUARE_SUM])
+
+    def _read(self, tensor: Tensor, channel_axis: int | None) -> tuple[Layout, int] | None:
+        """Let compiled code read a tensor; return its layout and what the code returned, None as `reduce` does."""
         if self._kernel is None:
             return None
-        address = address_of(tensor)
-        plan = plan_of(tensor.shape, tensor.stride(), channel_axis, self._threads) if address else None
-        if plan is None:
+        address = _address_of(tensor)
+        layout = layout_of(tensor.shape, tensor.stride(), channel_axis, self._threads) if address else None
+        if layout is None:
             return None
-        channels = plan.channel_count or 0
-        if (
-            self._row == self._row_count
-            or self._channel + channels > self._channel_count
-            or self._bin > self._last_bin >= 0
-        ):
-            self._row_count, self._channel_count = _BLOCK_TENSORS, max(channels, _BLOCK_CHANNELS)
-            bin_count = 0 if self._tables is None else _BLOCK_BINS
-            self._block = Block(self._row_count, self._channel_count, bin_count)
-            self._row = self._channel = self._bin = 0
-            self._last_bin = bin_count and bin_count - BINS
-            self._results = self._block.results(self._kernel.runtime, self._tables)
-            self._results_address = ctypes.addressof(self._results)
-        outcome = self._kernel.reduce(address, plan.address, self._results_address)
-        if outcome == RARE:
-            return None
-        row = self._row
-        self._row += 1
-        channel = -1
-        if outcome & _WITH_ZEROS:
-            channel = self._channel
-            self._channel += channels
-        if outcome & CANCELLED:
-            recentre(self._block.found[row], tensor)
-        if self._tables is None:
-            return _new(Fused, (plan.known, plan, self._block, row, channel, -1, 0))
-        begin, bin_count = self._bin, outcome >> BIN_COUNT_SHIFT
-        self._bin += bin_count
-        return _new(Fused, (plan.known, plan, self._block, row, channel, begin, bin_count))
+        nonzero = layout.all_nonzero
+        if self._results is None or (nonzero is not None and nonzero.size > self._nonzero.size):
+            self._describe_room(0 if nonzero is None else nonzero.size)
+        outcome = self._kernel.reduce(address, layout.address, self._results_address)
+        return None if outcome == _RARE else (layout, outcome)
+
+    def _distribution(self, count: int, low: float, high: float, bin_count: int) -> Distribution | None:
+        if not bin_count:
+            return distribution_of(self._values[:count])
+        return Distribution(low, high, count, None, self._keys[:bin_count].copy(), self._counts[:bin_count].copy())
+
+    def _describe_room(self, channel_count: int) -> None:
+        """Tell compiled code where to write, with room for so many channels."""
+        self._nonzero = np.empty(channel_count)
+        runtime = self._kernel.runtime if self._kernel else None
+        self._results = _Results(
+            self._found.ctypes.data,
+            self._nonzero.ctypes.data,
+            None if self._tables is None else self._tables.ctypes.data,
+            self._values.ctypes.data,
+            EXACT_LIMIT,
+            self._keys.ctypes.data,
+            self._counts.ctypes.data,
+            None if runtime is None else ctypes.addressof(runtime),
+            SMALLEST_SQUARABLE,
+            LARGEST_SQUARABLE,
+            CANCELLATION_LIMIT,
+        )
+        self._results_address = ctypes.addressof(self._results)
 
 
-def recentre(found: NDArray[np.float64], tensor: Tensor) -> None:
-    """Put right the mean and the squared deviations of values that vary little about a large mean."""
-    found[:2] = centred(in_memory_order(tensor.detach(), None)[0].reshape(-1), float(found[0]))
-
-
-def address_of(tensor: Tensor) -> int:
+def _address_of(tensor: Tensor) -> int:
     """Return where the values lie if memory holds them plainly, as float32; else 0."""
     if not (
         type(tensor) in _READABLE
@@ -334,19 +220,21 @@ def address_of(tensor: Tensor) -> int:
         return 0
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # without memory of its own: sparse, for one, or inside `torch.func`
+    except RuntimeError:  # without memory: sparse, for one, or inside `torch.func`
         return 0
 
 
 @lru_cache(maxsize=1024)
-def plan_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> Plan | None:
-    """Plan the reduction of such tensors; None for those that are empty or have gaps in memory."""
+def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> Layout | None:
+    """Return how such tensors lie in memory; None for those that are empty or have gaps."""
     like = torch.empty_strided(shape, strides, device="meta")
     ordered, (before, channels, after) = in_memory_order(like, channel_axis)
     count = like.numel()
     if not count or not ordered.is_contiguous():
         return None
-    known = Reduction(tuple(shape), "float32", count, channel_axis)
     by_channel = channel_axis is not None
-    layout = _Layout(before, channels, after, by_channel, threads if count >= _PARALLEL_ELEMENTS else 1)
-    return Plan(known, channels if by_channel else None, layout, ctypes.addressof(layout))
+    layout = Layout(before, channels, after, by_channel, threads if count >= _PARALLEL_ELEMENTS else 1)
+    layout.known = Reduction(tuple(shape), "float32", count, channel_axis)
+    layout.all_nonzero = np.full(channels, float(before * after)) if by_channel else None
+    layout.address = ctypes.addressof(layout)
+    return layout

@@ -6,9 +6,9 @@ device is never made to wait.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.statistics.binning import count_in_bins, distribution_of_counts
-from hookscope.statistics.native import Fused, FusedReducer, plain
+from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
 from hookscope.statistics.torch_reductions import completed, reduce_on_device, reduce_rows
@@ -32,38 +32,25 @@ _STAGED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @dataclass(slots=True)
-class Staged:
-    """A small tensor whose values wait in a `Reducer` for others of its shape.
+class Pending:
+    """A reduction whose numbers are not there yet: its values wait for others of their shape, or are on a device.
 
     Attributes:
         known: What is known without reading the values.
-        settled: The reduction; None until `Reducer.settle`.
+        reduction: With the numbers; None until they are there.
+        on_device: What `reduce_on_device` and `count_in_bins` gave for several tensors, one per row: (R, 7), (R, 2 + C)
+            and (R, ...), (R, 0) without distributions; None if they were reduced elsewhere, or have not been.
+        row: Which of the rows it is.
     """
 
     known: Reduction
-    settled: "Reduction | Pending | None" = None
+    reduction: Reduction | None = None
+    on_device: tuple[Tensor, Tensor, Tensor] | None = None
+    row: int = 0
 
 
-class Pending(NamedTuple):
-    """A reduction whose numbers are still on an accelerator, in one row of those that were reduced together.
-
-    Attributes:
-        known: What is known without asking the device.
-        row: Which row it is.
-        scalars: As `reduce_on_device` gives them, (R, 7).
-        counts: Likewise, (R, 2 + C).
-        binned: As `count_in_bins` gives them, (R, …); (R, 0) without distributions.
-    """
-
-    known: Reduction
-    row: int
-    scalars: Tensor
-    counts: Tensor
-    binned: Tensor
-
-
-Measured = Reduction | Fused | Staged | Pending
-"""What `Reducer.reduce` gives in a hook, for `collect` to finish."""
+Measured = Reduction | Pending
+"""What `Reducer.reduce` returns in a hook, for `collect` to finish."""
 
 
 class Reducer:
@@ -83,7 +70,7 @@ class Reducer:
         self._fused = FusedReducer(distributions=distributions)
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
-        self._staged: list[Staged] = []
+        self._staged: list[Pending] = []
         self._staged_view = (0, 0, 0)
         self._scratch = torch.empty(0)
 
@@ -126,7 +113,7 @@ class Reducer:
             known = Reduction(shape, dtype, stored_count, channel_axis)
             if implicit_zeros:
                 (stored,) = collect([self._reduce_now(values, known)]) if stored_count else (known,)
-                return with_zeros(plain(stored), implicit_zeros, distributions=self.distributions)
+                return with_zeros(stored, implicit_zeros, distributions=self.distributions)
             if stored_count == 0:
                 return known
             small = stored_count <= (_SMALL if values.is_cpu else _SMALL_THERE) and values.dtype in _STAGED_DTYPES
@@ -135,23 +122,25 @@ class Reducer:
             return Reduction(shape, dtype, element_count, unmeasured=_first_line(error))
 
     def settle(self) -> None:
-        """Reduce what is staged: after it, every `Staged` that `reduce` returned has its reduction."""
+        """Reduce what is staged: after it `collect` can finish all that `reduce` returned."""
         self._latest = None
         staged, self._staged = self._staged, []
-        if staged:
-            for each, reduction in zip(staged, self._reduce_staged([each.known for each in staged]), strict=True):
-                each.settled = reduction
-
-    def _reduce_staged(self, known: Sequence[Reduction]) -> Sequence[Reduction | Pending]:
+        if not staged:
+            return
+        known = [each.known for each in staged]
         rows = self._stage[: len(known) * known[0].element_count].view(len(known), -1)
         try:
             if rows.is_cpu:
-                return reduce_rows(rows, self._staged_view, known, rows, distributions=self.distributions)
-            return _pending(rows, self._staged_view, known, distributions=self.distributions)
+                reduced = reduce_rows(rows, self._staged_view, known, rows, distributions=self.distributions)
+                for each, reduction in zip(staged, reduced, strict=True):
+                    each.reduction = reduction
+            else:
+                self._reduce_on_device(rows, self._staged_view, staged)
         except RuntimeError as error:  # out of memory
-            return [each._replace(unmeasured=_first_line(error)) for each in known]
+            for each in staged:
+                each.reduction = each.known._replace(unmeasured=_first_line(error))
 
-    def _copy(self, values: Tensor, known: Reduction) -> Staged:
+    def _copy(self, values: Tensor, known: Reduction) -> Pending:
         """Copy the values behind those that are staged, in memory order and as float32."""
         ordered, channels_view = in_memory_order(values, known.channel_axis)
         count = known.element_count
@@ -166,7 +155,7 @@ class Reducer:
                 self._stage = torch.empty(room, dtype=torch.float32, device=values.device)
         self._stage[begin : begin + count].view(ordered.shape).copy_(ordered)
         self._staged_view = channels_view
-        staged = Staged(known)
+        staged = Pending(known)
         self._staged.append(staged)
         return staged
 
@@ -174,70 +163,56 @@ class Reducer:
         ordered, channels_view = in_memory_order(values, known.channel_axis)
         flat = as_real_floats(ordered.reshape(-1).resolve_neg())
         if not flat.is_cpu:
-            return _pending(flat.unsqueeze(0), channels_view, [known], distributions=self.distributions)[0]
+            pending = Pending(known)
+            self._reduce_on_device(flat.unsqueeze(0), channels_view, [pending])
+            return pending
         if self._scratch.numel() < flat.numel() or self._scratch.dtype != flat.dtype:
             with torch.inference_mode(False):
                 self._scratch = torch.empty_like(flat)
         rows, space = flat.unsqueeze(0), self._scratch[: flat.numel()].unsqueeze(0)
         return reduce_rows(rows, channels_view, [known], space, distributions=self.distributions)[0]
 
-
-def _pending(
-    rows: Tensor, channels_view: tuple[int, int, int], known: Sequence[Reduction], *, distributions: bool
-) -> list[Pending]:
-    """Reduce tensors of one shape on an accelerator, one per row, (R, n)."""
-    scalars, counts = reduce_on_device(rows, channels_view)
-    binned = count_in_bins(rows) if distributions else rows[:, :0]
-    return [Pending(each, row, scalars, counts, binned) for row, each in enumerate(known)]
+    def _reduce_on_device(self, rows: Tensor, channels_view: tuple[int, int, int], pending: Sequence[Pending]) -> None:
+        """Reduce tensors of one shape on an accelerator, one per row, (R, n)."""
+        scalars, counts = reduce_on_device(rows, channels_view)
+        found = scalars, counts, count_in_bins(rows) if self.distributions else rows[:, :0]
+        for row, each in enumerate(pending):
+            each.on_device, each.row = found, row
 
 
-def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction | Fused | Pending:
+def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
     """Reduce one tensor by itself, with its distribution; see `Reducer.reduce`."""
     reducer = Reducer(distributions=True)
     reduction = reducer.reduce(tensor, channel_axis)
     reducer.settle()
-    return reduction if isinstance(reduction, Pending) else collect([reduction])[0]
+    return collect([reduction])[0]
 
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
-def collect(reductions: Sequence[Measured]) -> list[Reduction | Fused]:
-    """Finish reductions, moving together what is on a device.
+def collect(measured: Sequence[Measured]) -> list[Reduction]:
+    """Return finished reductions in order, after moving together what is on a device.
 
     Args:
-        reductions: What `Reducer.reduce` returned, settled.
-
-    Returns:
-        One reduction for each, in order.
+        measured: What `Reducer.reduce` returned, settled. One that comes twice gives the same object twice.
     """
-    finished = _finished(reductions)
-    result: list[Reduction | Fused] = []
-    for each in reductions:
-        settled = (each.settled or _unread(each.known)) if isinstance(each, Staged) else each
-        result.append(next(finished) if isinstance(settled, Pending) else settled)
-    return result
-
-
-def _unread(known: Reduction) -> Reduction:
-    return known._replace(unmeasured="its values were not read")
-
-
-def _finished(reductions: Sequence[Measured]) -> Iterator[Reduction]:
-    """Yield those that are pending complete with their numbers, which the first fetches from the device together."""
-    settled = [each.settled if isinstance(each, Staged) else each for each in reductions]
-    pending = [each for each in settled if isinstance(each, Pending)]
-    groups = {id(each.scalars): each for each in pending}
-    arrays = iter(_fetch([part for each in groups.values() for part in (each.scalars, each.counts, each.binned)]))
+    pending = [each for each in measured if isinstance(each, Pending) and each.reduction is None]
+    groups = {id(each.on_device): each.on_device for each in pending if each.on_device is not None}
+    arrays = iter(_fetch([part for group in groups.values() for part in group]))
     fetched = {key: (next(arrays), next(arrays), next(arrays)) for key in groups}
     for each in pending:
-        scalars, counts, binned = fetched[id(each.scalars)]
-        reduction = completed(each.known, scalars[each.row].tolist(), counts[each.row])
-        if binned.size:
-            found = distribution_of_counts(binned[each.row], each.scalars.dtype, reduction.min, reduction.max)
-            reduction = reduction._replace(distribution=found)
-        yield reduction
+        if each.on_device is None:
+            each.reduction = each.known._replace(unmeasured="its values were not read")
+        elif each.reduction is None:  # else it comes twice
+            scalars, counts, binned = (array[each.row] for array in fetched[id(each.on_device)])
+            each.reduction = completed(each.known, scalars.tolist(), counts)
+            if binned.size:
+                dtype, low, high = each.on_device[0].dtype, each.reduction.min, each.reduction.max
+                distribution = distribution_of_counts(binned, dtype, low, high)
+                each.reduction = each.reduction._replace(distribution=distribution)
+    return [each.reduction or each.known if isinstance(each, Pending) else each for each in measured]
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:

@@ -164,7 +164,7 @@ def _square_sums(rows: Tensor) -> list[float]:
 
 
 def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """Reduce any floating values with no branch on data, so that nobody waits for the device.
+    """Reduce any floating values without branching on values, so that Python never waits for the device.
 
     Args:
         rows: The values, one tensor per row, (R, n).

@@ -104,5 +104,5 @@ def test_a_bug_in_any_function_is_ours(run: Run, command: tuple[str, ...]) -> No
             ended = run(*command, "--out", str(number))
         codes.setdefault(ended.code, []).append(f"{function.__module__}.{function.__qualname__}")
     blamed = {name for code, names in codes.items() if code not in {0, 70} for name in names}
-    assert blamed <= {"hookscope.inspection.backward._loss_of"}  # it calls the loss, which may be the user's
+    assert blamed <= {"hookscope.inspection.differentiation._loss_of"}  # it calls the loss, which may be the user's
     assert len(codes[70]) > 4 * len(codes.get(0, []))  # of the others, some look at what may raise anything

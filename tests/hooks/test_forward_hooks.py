@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models.detection.image_list import ImageList
 
 from hookscope.errors import UsageError
-from hookscope.hooks.forward_hooks import Capture, ModuleCall, Observation, capture
-from hookscope.hooks.gradient_hooks import GradientSite
+from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
+from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_in
 from hookscope.statistics import collect, reduce_tensor, summarise
 

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.hooks.forward_hooks import ModuleCall, capture
+from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.backward import PassError, inspect_gradients
-from hookscope.inspection.forward import ForwardError, execution_order, inspect, list_modules
+from hookscope.inspection.execution import execution_order
+from hookscope.inspection.forward import ForwardError, inspect, list_modules
 from hookscope.inspection.network import queue_of
 from hookscope.inspection.state.preservation import preserved
 from tests.inspection.stateful_networks import NETWORKS, RefusingBelow

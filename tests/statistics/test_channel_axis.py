@@ -20,7 +20,8 @@ from torchvision.models.video.mvit import MSBlockConfig, MViT
 from torchvision.models.video.swin_transformer import SwinTransformer3d
 from torchvision.ops import Permute
 
-from hookscope.hooks.forward_hooks import ModuleCall, capture
+from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.observed import ModuleCall
 from hookscope.statistics.channel_axis import AxisReader, arrange
 
 Seen = tuple[str, nn.Module, tuple[int, ...], int | None, tuple[tuple[int, ...], ...]]

@@ -3,12 +3,9 @@
 Everything in test_measure.py runs through it as well; what is imported from there below runs a second time without it.
 """
 
-import gc
 import math
 import platform
 import sys
-import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookscope.statistics import Reading, Reducer, Reduction, background_reduction, collect, native, summarise
+from hookscope.statistics import Reducer, Reduction, collect, native, summarise
 from hookscope.statistics.native import FusedReducer, Kernel, kernel_of, load_kernel
 from tests.statistics.test_statistics import (
     check,
@@ -66,7 +63,6 @@ def _without_library() -> Iterator[None]:
     """Let torch measure in the imported tests; those below bring the kernel they test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "load_kernel", lambda: None)
-        patch.setattr(background_reduction, "load_kernel", lambda: None)
         yield
 
 
@@ -106,7 +102,7 @@ def assert_empty(reducer: FusedReducer) -> None:
 def check_fused(reducer: FusedReducer, tensor: Tensor, channel_axis: int | None) -> None:
     fused = reducer.reduce(tensor, channel_axis)
     assert fused is not None
-    check_reduction(fused.reduction(), tensor, channel_axis)
+    check_reduction(fused, tensor, channel_axis)
     assert_empty(reducer)
 
 
@@ -200,10 +196,9 @@ def test_rare_values_are_left_to_torch_wherever_they_are(variant: str, value: fl
 @pytest.mark.parametrize("shape", [(5, 700), (3, 1), (2, 40_001)])
 def test_constant_values_gather_no_error(variant: str, value: float, shape: Sequence[int]) -> None:
     tensor = torch.full(shape, value)
-    fused = fused_reducer(variant).reduce(tensor, 1)
-    assert fused is not None
+    reduction = fused_reducer(variant).reduce(tensor, 1)
+    assert reduction is not None
     single, count = tensor[0, 0].item(), tensor.numel()
-    reduction = fused.reduction()
     assert (reduction.mean, reduction.min, reduction.max) == (single, single, single)
     assert reduction.squared_deviations == 0
     assert (reduction.abs_sum, reduction.square_sum) == (abs(single) * count, single * single * count)
@@ -244,32 +239,14 @@ def test_every_bin_of_float32_is_counted_in_the_right_place(variant: str, thread
 
 
 @compiled
-def test_room_for_bins_never_runs_out() -> None:
+def test_reductions_keep_their_numbers_when_others_follow() -> None:
     reducer = fused_reducer()
-    magnitudes = torch.arange(2**14, 0x7F7FFFFF, 2**17, dtype=torch.int32).view(torch.float32)
-    tensor = torch.cat([magnitudes, -magnitudes])
-    found = [reducer.reduce(tensor, None) for _ in range(40)]
-    assert len({id(each.block) for each in found if each}) > 1
-    for each in found:
+    tensors = [random_tensor([2, channels, 900], seed=channels).relu() for channels in (3, 40, 1, 40)]
+    found = [reducer.reduce(tensor, 1) for tensor in tensors]
+    for each, tensor in zip(found, tensors, strict=True):
         assert each is not None
+        check_reduction(each, tensor, 1)
         same_distribution(each.distribution, exact(tensor))
-
-
-@compiled
-@pytest.mark.parametrize("threads", [1, 2])
-def test_gradients_of_more_bins_than_there_is_room_for_are_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    monkeypatch.setattr(background_reduction, "load_kernel", lambda: KERNEL)
-    magnitudes = torch.arange(2**14, 0x7F7FFFFF, 2**17, dtype=torch.int32).view(torch.float32)
-    tensors = [torch.cat([magnitudes, -magnitudes])] * 40
-    with on_threads(threads):
-        reading = Reading(tensors, [], distributions=True)
-        reading.run(lambda: None, lambda: None)
-    found = [each for each in reading.reductions() if each is not None]
-    assert 0 < len(found) < 40
-    for each in found:
-        same_distribution(each.distribution, exact(tensors[0]))
 
 
 @compiled
@@ -308,7 +285,7 @@ def test_parameters_are_read_like_other_tensors() -> None:
     values = random_tensor([3, 400], seed=3)
     found = fused_reducer().reduce(torch.nn.Parameter(values), 1)
     assert found is not None
-    check_reduction(found.reduction(), values, 1)
+    check_reduction(found, values, 1)
 
 
 @compiled
@@ -333,166 +310,6 @@ def test_a_tensor_inside_a_function_transform_is_measured_by_torch() -> None:
     torch.func.grad(observed)(values)
     reducer.settle()
     check(summarise(collect(reductions))[0], exact(values), 0)
-
-
-MANY = [
-    random_tensor([64, 3, 7, 7], seed=1),
-    torch.ones(64),
-    torch.zeros(64),
-    random_tensor([300, 1000], seed=2).relu(),
-    random_tensor([40, 900], seed=3).t(),
-    random_tensor([1000], seed=4) * 1e-3 + 1e4,
-    random_tensor([7], seed=5).detach(),
-]
-NOT_READ = [
-    torch.tensor([1.0, math.nan]),
-    random_tensor([50], seed=6).double(),
-    random_tensor([50], seed=7)[::2],
-    torch.empty(0),
-    torch.empty(3, device="meta"),
-]
-
-
-@compiled
-@pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("threads", [1, 2, 5, 40])
-@pytest.mark.parametrize("with_runtime", [True, False])
-def test_many_tensors_are_read_beside_other_work(
-    monkeypatch: pytest.MonkeyPatch, variant: str, threads: int, with_runtime: bool
-) -> None:
-    monkeypatch.setattr(background_reduction, "load_kernel", lambda: kernel(variant, with_runtime))
-    caller = threading.get_ident()
-    tensors = [*MANY, *NOT_READ, *MANY]
-    with on_threads(threads):
-        reading = Reading(tensors, [*NOT_READ, *MANY], distributions=True)
-        result, reduced = reading.run(lambda: (threading.get_ident(), sum(range(10_000))), reading.reductions)
-    assert result == (caller, 49_995_000)
-    assert [each is None for each in reduced] == [False] * len(MANY) + [True] * len(NOT_READ) + [False] * len(MANY)
-    for each, tensor in zip(reduced, tensors, strict=True):
-        if each is not None:
-            check_reduction(each.reduction(), tensor, None)
-    sums = reading.square_sums()
-    assert sums[: len(NOT_READ)] == [None] * len(NOT_READ)
-    assert sums[len(NOT_READ) :] == pytest.approx([square_sum(tensor) for tensor in MANY], rel=1e-13, abs=0)
-
-
-@compiled
-@pytest.mark.parametrize("variant", variants())
-def test_every_large_tensor_is_reduced_before_what_follows(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    monkeypatch.setattr(background_reduction, "load_kernel", lambda: kernel(variant, True))
-    tensors = [random_tensor([3, 200_003], seed=seed) for seed in range(12)]
-    expected = [float(tensor.double().sum()) for tensor in tensors]
-    with on_threads(2):
-        for _ in range(20):
-            reading = Reading(tensors, tensors, distributions=True)
-
-            def means(reading: Reading = reading) -> list[float]:
-                return [each.reduction().mean * 600_009 for each in reading.reductions() if each is not None]
-
-            _, found = reading.run(lambda: None, means)
-            assert found == pytest.approx(expected, abs=1e-2)
-            assert reading.square_sums() == pytest.approx([square_sum(tensor) for tensor in tensors], rel=1e-13)
-
-
-@compiled
-@pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("with_runtime", [True, False])
-def test_squares_are_summed_where_float32_could_not_hold_them(
-    monkeypatch: pytest.MonkeyPatch, variant: str, threads: int, with_runtime: bool
-) -> None:
-    monkeypatch.setattr(background_reduction, "load_kernel", lambda: kernel(variant, with_runtime))
-    extremes = [torch.full((37,), 3e38), torch.full((100, 33), 1e-40), -random_tensor([31], seed=10) * 1e-30]
-    rare = [torch.tensor([1.0] * 40 + [value]) for value in (math.nan, math.inf, -math.inf)]
-    rare += [tensor.flip(0) for tensor in rare]
-    tensors = [*MANY, *extremes, *rare, *NOT_READ[1:]]
-    with on_threads(threads):
-        reading = Reading([], tensors)
-        assert reading.run(lambda: 3, lambda: 4) == (3, 4)
-    sums = reading.square_sums()
-    finite = len(MANY) + len(extremes)
-    expected = [square_sum(tensor) for tensor in tensors[:finite]]
-    assert sums[:finite] == pytest.approx(expected, rel=1e-13, abs=0)
-    assert sums[finite:] == [None] * (len(tensors) - finite)
-    assert reading.reductions() == []
-
-
-def square_sum(tensor: Tensor) -> float:
-    return float((tensor.detach().numpy().astype(np.float64) ** 2).sum())
-
-
-@compiled
-def test_torch_may_compute_while_many_tensors_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_reduction, "load_kernel", kernel)
-    left, right = random_tensor([300, 400], seed=8), random_tensor([400, 500], seed=9)
-    expected = left @ right
-    reading = Reading(MANY * 20, MANY * 20, distributions=True)
-    first, second = reading.run(lambda: left @ right, lambda: left @ right)
-    assert torch.allclose(first, expected)
-    assert torch.allclose(second, expected)
-    assert torch.equal(left @ right, expected)
-    assert None not in reading.reductions()
-    assert None not in reading.square_sums()
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)])
-@pytest.mark.parametrize("tensors", [MANY, NOT_READ, []])
-@pytest.mark.parametrize("first", [True, False])
-def test_what_the_other_work_raises_arrives(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, tensors: Sequence[Tensor], first: bool
-) -> None:
-    monkeypatch.setattr(background_reduction, "load_kernel", lambda: KERNEL)
-    called = []
-
-    def fail() -> None:
-        raise error
-
-    work = (fail, lambda: called.append(2)) if first else (lambda: called.append(1), fail)
-    with pytest.raises(type(error)) as caught:
-        Reading(tensors, tensors).run(*work)
-    assert caught.value is error
-    assert called == ([] if first else [1])
-
-
-@compiled
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_no_thread_waits_for_what_is_never_listed(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(background_reduction, "load_kernel", lambda: KERNEL)
-    listed: list[int] = []
-
-    def address(tensor: Tensor) -> int:
-        if listed:
-            raise KeyboardInterrupt
-        listed.append(tensor.data_ptr())
-        return listed[0]
-
-    monkeypatch.setattr(background_reduction, "address_of", address)
-    called = []
-    with on_threads(threads), pytest.raises(KeyboardInterrupt):
-        Reading(MANY, MANY).run(lambda: called.append(1), lambda: called.append(2))
-    assert called == []
-
-
-@compiled
-def test_a_reading_goes_with_its_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_reduction, "load_kernel", lambda: KERNEL)
-    tensor = torch.ones(1000)
-    reading = Reading([tensor], [tensor])
-    reading.run(lambda: None, lambda: None)
-    held = weakref.ref(reading)
-    gc.disable()
-    try:
-        del reading
-        assert held() is None  # no cycle holds it, and with it gradients
-    finally:
-        gc.enable()
-
-
-def test_without_the_library_nothing_is_read_beside_other_work() -> None:
-    reading = Reading(MANY, MANY[1:])
-    assert reading.run(lambda: 3, lambda: 4) == (3, 4)
-    assert reading.reductions() == [None] * len(MANY)
-    assert reading.square_sums() == [None] * (len(MANY) - 1)
 
 
 def test_a_missing_library_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,14 +26,13 @@ from hookscope.statistics import (
     Pending,
     Reducer,
     Reduction,
-    _reduce_without_looking,
     collect,
     merge,
-    plain,
     reduce_tensor,
     summarise,
 )
 from hookscope.statistics.binning import count_in_bins
+from hookscope.statistics.torch_reductions import reduce_on_device
 
 RELATIVE = 1e-5
 
@@ -47,7 +46,7 @@ def measure(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics
 
 
 def reduction_of(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
-    return plain(collect([reduce_tensor(tensor, channel_axis)])[0])
+    return reduce_tensor(tensor, channel_axis)
 
 
 def exact(tensor: Tensor) -> NDArray[np.float64]:
@@ -499,8 +498,8 @@ def measure_as_on_an_accelerator(tensor: Tensor) -> TensorStatistics:
     channels_view = (1, tensor.shape[0], math.prod(tensor.shape[1:]))
     rows = tensor.reshape(1, -1)
     known = Reduction(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), rows.numel(), 0)
-    scalars, counts = _reduce_without_looking(rows, channels_view)
-    return summarise(collect([Pending(known, 0, scalars, counts, count_in_bins(rows))]))[0]
+    scalars, counts = reduce_on_device(rows, channels_view)
+    return summarise(collect([Pending(known, None, (scalars, counts, count_in_bins(rows)))]))[0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -572,7 +571,7 @@ def test_merging_any_split_equals_measuring_the_whole(
     tensor[torch.rand(shape, generator=generator) < poison / 2] = -math.inf
     edges = sorted({0, *(cut for cut in cuts if cut < shape[0]), shape[0]})
     parts = [tensor[start:stop] for start, stop in itertools.pairwise(edges)]
-    merged, *others = map(plain, collect([reduce_tensor(part, 1) for part in parts]))
+    merged, *others = (reduce_tensor(part, 1) for part in parts)
     for other in others:
         merged = merge(merged, other)
     statistics = summarise([merged])[0]

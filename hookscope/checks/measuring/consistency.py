@@ -22,7 +22,7 @@ from hookscope.checks.measuring.outputs import (
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, copy_of, part_of
 from hookscope.inspection.failures import error_line, reraise_internal
-from hookscope.inspection.network import Subject
+from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import OutputValues
 from hookscope.text import printable
@@ -54,7 +54,7 @@ class Compared:
     warnings: list[str] = field(default_factory=list)
 
 
-def compare_passes(subject: Subject, first: FirstPass, wanted: AbstractSet[str], seed: int) -> Compared:
+def compare_passes(subject: InspectedNetwork, first: FirstPass, wanted: AbstractSet[str], seed: int) -> Compared:
     """Make the passes that the wanted rules need beyond the first.
 
     `repeatability` takes one over the first batch, with other random numbers: what draws any in eval mode shows, as a
@@ -123,14 +123,14 @@ def _max_abs(values: Tensor) -> float | None:
     return float(finite.abs().max()) if finite.numel() else None
 
 
-def _run(subject: Subject, batch: Batch) -> Returned:
+def _run(subject: InspectedNetwork, batch: Batch) -> Returned:
     """Run the network over a batch; return copies of what it returned."""
     given = copy_of(batch)
     with torch.no_grad():
         return returned_tensors(subject.network(*given.args, **given.kwargs))
 
 
-def _pass(subject: Subject, batch: Batch, seed: int) -> Returned | str:
+def _pass(subject: InspectedNetwork, batch: Batch, seed: int) -> Returned | str:
     """Run the network over a batch by itself; return what it returned, or what it raised."""
     with preserved(subject.network, seed), capture(subject.network, subject.modules, lambda *_: None):
         try:
@@ -139,7 +139,7 @@ def _pass(subject: Subject, batch: Batch, seed: int) -> Returned | str:
             return printable(error_line(reraise_internal(error)))
 
 
-def _repeat(subject: Subject, batch: Batch, returned: Returned, seed: int, compared: Compared) -> None:
+def _repeat(subject: InspectedNetwork, batch: Batch, returned: Returned, seed: int, compared: Compared) -> None:
     network = subject.network
     with preserved(network, seed + 1) as state, capture(network, subject.modules, lambda *_: None):
         state.mark_hooks()
@@ -158,7 +158,7 @@ def _repeat(subject: Subject, batch: Batch, returned: Returned, seed: int, compa
             compared.repeat[path] = greatest(compared.repeat.get(path), found)
 
 
-def _alone(subject: Subject, batch: Batch, first: FirstPass, seed: int, compared: Compared) -> None:
+def _alone(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int, compared: Compared) -> None:
     """Run inputs of the batch alone, and compare with what belongs to them in the batch."""
     for index in range(min(_ALONE, len(batch.indices))):
         alone = part_of(batch, index)
@@ -171,7 +171,7 @@ def _alone(subject: Subject, batch: Batch, first: FirstPass, seed: int, compared
 
 
 def _with_another(
-    subject: Subject, batch: Batch, first: FirstPass, seed: int, compared: Compared, rules: list[str]
+    subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int, compared: Compared, rules: list[str]
 ) -> None:
     """Run the first input together with a mirrored negative of it, for the rules given."""
     pair = with_a_mirrored_copy(batch)

@@ -26,7 +26,7 @@ from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.forward import ForwardError, inspect
-from hookscope.inspection.network import subject_of
+from hookscope.inspection.network import inspected_network
 from hookscope.losses import choose_loss
 from hookscope.losses.choosing import Loss
 from hookscope.models import load_function
@@ -128,12 +128,12 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
     loaded = prepared.loaded
     found = _Found(seconds={"load": prepared.load_seconds})
     with _timed(found, "stored"):
-        stored, unread = stored_tensors(subject_of(loaded).network)
+        stored, unread = stored_tensors(inspected_network(loaded).network)
     found.warnings += unread
     if unread and not any(each.nan_count or each.inf_count for each in stored):
         found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
     forward = None
-    peaks = channel_peaks(subject_of(loaded).modules if "quiet-channels" in wanted else {})
+    peaks = channel_peaks(inspected_network(loaded).modules if "quiet-channels" in wanted else {})
     if _needing(wanted, *_NEED_FORWARD):
         with _timed(found, "forward"):
             forward, outputs = _forward(prepared, settings, wanted, peaks, found)
@@ -182,7 +182,7 @@ def measure_layers(
         LayerNotFoundError: If a label belongs to no layer.
         ImageError: If an input cannot be read.
     """
-    modules = subject_of(prepared.loaded).modules
+    modules = inspected_network(prepared.loaded).modules
     patterns = [rf"name:/\A{re.escape(_layer_of(label, modules))}\Z/" for label in labels]
     try:
         return inspect(
@@ -263,7 +263,7 @@ def _after(
     found: _Found,
 ) -> None:
     """Run the network again, as far as the first pass and the wanted rules ask for it."""
-    subject = subject_of(prepared.loaded)
+    subject = inspected_network(prepared.loaded)
     if "non-finite-activation" in wanted and _is_broken(forward):
         located = locate_origin(subject, prepared.batches(), settings.seed)
         found.origin = located.origin

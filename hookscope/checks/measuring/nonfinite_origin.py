@@ -8,12 +8,13 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.forward_hooks import Capture, ModuleCall, capture
+from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
+from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.pytree import tensors_given
 from hookscope.inputs import Batch
 from hookscope.inspection.failures import reraise_internal
-from hookscope.inspection.network import Subject
+from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.labels import row_label
@@ -33,7 +34,7 @@ class Located:
     broken_input: str = ""
 
 
-def locate_origin(subject: Subject, batches: Iterable[Batch], seed: int) -> Located:
+def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> Located:
     """Find the first module in execution order that makes NaN or Inf out of finite inputs.
 
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
@@ -133,7 +134,7 @@ class _Search:
     would be the origin.
     """
 
-    subject: Subject
+    subject: InspectedNetwork
     captured: Capture[None] | None = None
     origin: NonFiniteOrigin | None = None
     mask: NonFiniteOrigin | None = None

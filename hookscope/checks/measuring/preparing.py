@@ -26,7 +26,7 @@ from hookscope.inputs import (
     with_named,
     without_named_frame,
 )
-from hookscope.inspection.network import subject_of
+from hookscope.inspection.network import inspected_network
 from hookscope.models import FileOptions, LoadedModel, example_shape, load_model
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
@@ -123,7 +123,7 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, nn.Module):
-        return LoadedModel(model, subject_of(model).info, default_preprocessing(unwrap(model)))
+        return LoadedModel(model, inspected_network(model).info, default_preprocessing(unwrap(model)))
     return load_model(
         model,
         arch=settings.arch,

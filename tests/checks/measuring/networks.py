@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hookscope.checks.measuring import Prepared, measure
 from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import Batch
-from hookscope.inspection.network import subject_of
+from hookscope.inspection.network import inspected_network
 from hookscope.models import LoadedModel
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.inputs import InputRecord, Preprocessing
@@ -27,7 +27,7 @@ def prepared(network: nn.Module, *batches: tuple[Any, ...], categories: tuple[st
             yield Batch(copies, tuple(range(seen, seen + count)), records)
             seen += count
 
-    info = replace(subject_of(network).info, categories=categories)
+    info = replace(inspected_network(network).info, categories=categories)
     return Prepared(LoadedModel(network, info, Preprocessing()), read, sum(len(args[0]) for args in batches))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.checks.measuring.nonfinite_origin import Located, locate_origin
 from hookscope.inputs import Batch
-from hookscope.inspection.network import subject_of
+from hookscope.inspection.network import inspected_network
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.inputs import InputRecord
 from tests.checks.measuring.networks import Written, measure_network
@@ -89,7 +89,7 @@ def test_in_a_finite_network_of_any_kind_the_search_finds_nothing_and_leaves_not
     torch.manual_seed(0)
     network = NETWORKS[name].build()
     args = NETWORKS[name].args()
-    subject = subject_of(network)
+    subject = inspected_network(network)
     state = {key: value.clone() for key, value in network.state_dict().items() if isinstance(value, Tensor)}
     hooks = hook_counts(network)
     batch = Batch(args, (0,), (InputRecord("x", None, None, (), ()),))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hookscope.checks.measuring import Prepared, measure, prepare
 from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import CheckpointError, ImageError, ModelNotFoundError, NothingMatchedError, UsageError
-from hookscope.inspection.network import subject_of
+from hookscope.inspection.network import inspected_network
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import Preprocessing
 
@@ -68,7 +68,7 @@ def test_inputs_are_the_same_each_time_even_if_the_network_overwrites_them() -> 
 
 def test_noise_for_a_detector_is_a_list() -> None:
     module = nn.Conv2d(3, 4, 1)
-    loaded = LoadedModel(module, subject_of(module).info, Preprocessing(kind="detection"))
+    loaded = LoadedModel(module, inspected_network(module).info, Preprocessing(kind="detection"))
     (batch,) = prepare(loaded, CheckSettings(shape=(2, 3, 8, 8))).batches()
     assert [tuple(each.shape) for each in batch.args[0]] == [(3, 8, 8), (3, 8, 8)]
 

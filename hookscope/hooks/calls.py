@@ -1,0 +1,228 @@
+"""What hooks do at every call of every module: observe its outputs, and watch gradients if asked to.
+
+They call as little as they can.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.gradient_hooks import GradientWatch
+from hookscope.hooks.identities import Identities
+from hookscope.hooks.observed import ModuleCall, Observation
+from hookscope.hooks.pytree import tensors_given, tensors_in
+
+T = TypeVar("T")
+
+_new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
+
+
+class Entry(NamedTuple):
+    """A call that has begun.
+
+    Attributes:
+        frame: Identity of the frame that runs the call's hooks. Arguments would not do: torch replaces them for full
+            backward hooks, after all pre-hooks.
+        call: The call.
+        versions: Of its inputs.
+        args: What it was called with.
+    """
+
+    frame: int
+    call: ModuleCall
+    versions: list[int]
+    args: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class CallHooks(Generic[T]):
+    """The hooks of one capture, with what they have seen in the latest forward pass; one set serves all modules.
+
+    Attributes:
+        observe: Called with each output.
+        watch: Watches gradients; None without.
+        lock: Held while anything is noted.
+        observations: In the order in which modules finished.
+        counts: How often each layer was called.
+    """
+
+    observe: Callable[[ModuleCall, str, Tensor], T]
+    watch: GradientWatch[T] | None
+    lock: AbstractContextManager[object]
+    observations: list[Observation[T]] = field(default_factory=list)
+    counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _identities: Identities = field(default_factory=Identities)
+
+    def restart(self) -> None:
+        """Begin another forward pass."""
+        self.observations = []
+        self.counts.clear()
+        self._identities = Identities()
+
+    def only(
+        self,
+        layer: str,
+        overwrites: bool,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: object,
+    ) -> object:
+        """Forward hook of modules that only return, and those that only overwrite their input."""
+        inputs = tensors_given(args, kwargs)
+        call = self._begin(layer, module, inputs)
+        return None if call is None else self._end(call, inputs, output, in_place=overwrites)
+
+    def before(
+        self, layer: str, entries: list[Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        """Forward pre-hook of other modules; `entries` is the module's own list of the calls that have begun."""
+        inputs = tensors_given(args, kwargs)
+        call = self._begin(layer, module, inputs)
+        if call is None:
+            return None
+        given: object = None
+        if self.watch is not None and self.watch.with_inputs:
+            with self.lock, _without_overrides(inputs, ()):
+                args, kwargs = given = self.watch.inputs(call, args, kwargs)
+                before, inputs = inputs, tensors_given(args, kwargs)
+                self._identities.replaced(before, inputs)
+            call = call._replace(inputs=inputs)
+        entries.append(_new(Entry, (id(sys._getframe(1)), call, _versions(inputs), args)))
+        return given
+
+    def after(
+        self, entries: list[Entry], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+    ) -> object:
+        """Forward hook of other modules."""
+        if self.watch is None and _recomputes():
+            return None
+        entry = _ended(entries, id(sys._getframe(1)))
+        if entry is None:  # a replay of what was seen when it first ran
+            return None
+        in_place = entry.versions != _versions(entry.call.inputs)
+        return self._end(entry.call, _given(entry, args, kwargs), output, in_place=in_place)
+
+    def _begin(self, layer: str, module: nn.Module, inputs: Sequence[tuple[str, Tensor]]) -> ModuleCall | None:
+        """Count a call; None if it replays one that was observed, and watched if asked for, when it first ran."""
+        watch = self.watch
+        with self.lock, _without_overrides(inputs, ()):
+            if _recomputes():
+                index = None if watch is None else watch.replays.call_of(layer, inputs)
+                if index is None:
+                    return None
+            else:
+                index = self.counts[layer]
+                self.counts[layer] = index + 1
+                if watch is not None and not torch.is_grad_enabled():
+                    watch.replays.note(layer, index, inputs)
+            if watch is not None:
+                watch.note_inputs(inputs)
+        return _new(ModuleCall, (layer, module, index, inputs))
+
+    def _end(self, call: ModuleCall, given: Sequence[tuple[str, Tensor]], output: object, *, in_place: bool) -> object:
+        """Observe what a call returned; return what the network goes on with in its place, None to leave it."""
+        outputs = tensors_in(output)
+        with self.lock, _without_overrides(given, outputs):
+            if not _recomputes():
+                self._observe(call, given, outputs, in_place=in_place)
+            if self.watch is None:
+                return None
+            result = self.watch.outputs(call, output, outputs, [] if in_place else given)
+            if result is not None:
+                self._identities.replaced(outputs, tensors_in(result))
+            return result
+
+    def _observe(
+        self,
+        call: ModuleCall,
+        given: Sequence[tuple[str, Tensor]],
+        outputs: Sequence[tuple[str, Tensor]],
+        *,
+        in_place: bool,
+    ) -> None:
+        observe, show = self.observe, self._identities.show
+        if not outputs:
+            self.observations.append(Observation(call.layer, call.call, "", None, False, in_place, None))
+        for slot, tensor in outputs:
+            passed_through, repeats = show((call.layer, call.call, slot), tensor, given, in_place=in_place)
+            if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp and the like
+                value = _observe_physical(observe, call, slot, tensor)
+            elif torch._C._is_any_autocast_enabled():
+                with plain_arithmetic():
+                    value = observe(call, slot, tensor)
+            elif torch.is_grad_enabled():  # by hand: a context is several calls more
+                torch._C._set_grad_enabled(False)
+                try:
+                    value = observe(call, slot, tensor)
+                finally:
+                    torch._C._set_grad_enabled(True)
+            else:
+                value = observe(call, slot, tensor)
+            seen = _new(Observation, (call.layer, call.call, slot, value, passed_through, in_place, repeats))
+            self.observations.append(seen)
+
+
+def _recomputes() -> bool:
+    """Tell whether a backward pass is running: then activation checkpointing runs a forward again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
+    """Return the in-place modification count of each tensor; inference tensors keep none."""
+    with _without_overrides(inputs, ()):
+        return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
+
+
+_NOTHING = nullcontext()
+
+
+def _without_overrides(
+    inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
+) -> AbstractContextManager[object]:
+    """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
+    for _, tensor in inputs:
+        if type(tensor) not in _PLAIN_TYPES:
+            return torch._C.DisableTorchFunctionSubclass()
+    for _, tensor in outputs:
+        if type(tensor) not in _PLAIN_TYPES:
+            return torch._C.DisableTorchFunctionSubclass()
+    return _NOTHING
+
+
+_PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
+
+
+def _ended(entries: list[Entry], frame: int) -> Entry | None:
+    """Take out the call whose hooks a frame runs; None if its beginning was not noted.
+
+    Above it may lie calls of other threads, and calls that raised where the model went on.
+    """
+    for at in range(len(entries) - 1, -1, -1):
+        if entries[at].frame == frame:
+            return entries.pop(at)
+    return None
+
+
+def _given(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[tuple[str, Tensor]]:
+    """List the tensors that forward was given: also those that torch, or a later hook, put in place of the inputs."""
+    inputs = entry.call.inputs
+    return inputs if entry.args is args else [*inputs, *tensors_given(args, kwargs)]
+
+
+def _observe_physical(
+    observe: Callable[[ModuleCall, str, Tensor], T], call: ModuleCall, slot: str, tensor: Tensor
+) -> T:
+    """Look at all the values that a tensor inside a `torch.func` transform stands for, batched axes included."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    with temporarily_clear_interpreter_stack(), plain_arithmetic():
+        return observe(call, slot, tensor)

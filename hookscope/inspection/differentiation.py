@@ -1,0 +1,374 @@
+"""Run one batch forward and backward, as often as it takes to see every gradient."""
+
+import copy
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import HookscopeError, UsageError
+from hookscope.hooks.autograd import strided_copy
+from hookscope.hooks.dataflow import graph_leaves, graph_nodes
+from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.observed import SiteKey
+from hookscope.hooks.pytree import tensors_in, with_tensors
+from hookscope.inputs import Batch
+from hookscope.inspection.failures import error_line, failure_message, is_out_of_memory, locate, reraise_internal
+from hookscope.inspection.gradient_rows import Gradient, GradientRecorder, merge_gradients
+from hookscope.inspection.overwriting import find_overwriting, overwriting_message
+from hookscope.inspection.rows import merge_observations
+from hookscope.inspection.run import Break, Run, verified
+from hookscope.inspection.state.preservation import Preserved
+from hookscope.inspection.verification import Outcome, asks_for_identity, outcome_of
+from hookscope.losses import LossValue
+from hookscope.results.network import Failure
+from hookscope.statistics import Measured, Pending
+
+LossFunction = Callable[[object, Batch], LossValue | Tensor]
+"""Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
+
+# Relative deviation of the loss from which a pass with copies counts as another computation. Our choice: kernels that
+# add in varying order stay far below.
+_SAME_LOSS = 1e-3
+
+
+@dataclass(slots=True, kw_only=True)
+class GradientRun(Run):
+    """A run that differentiates.
+
+    Attributes:
+        loss: What is differentiated.
+        with_inputs: Whether gradients of layers' inputs are wanted too.
+        track_inputs: Whether the network's floating inputs require a gradient.
+        autocast: The dtype that the forward pass and the loss run in; None for their own.
+        gradient_recorder: Observes the gradients.
+        parameter_ids: The ids of the parameters that the network came with.
+        gradients: Over all batches.
+        losses: Of each batch, with its value.
+        differentiated: The loss of the latest batch, with its graph; None before there is one.
+        loss_warnings: What the losses warned about.
+        seconds: By phase.
+    """
+
+    loss: LossFunction
+    with_inputs: bool
+    track_inputs: bool
+    autocast: torch.dtype | None
+    gradient_recorder: GradientRecorder
+    parameter_ids: set[int]
+    gradients: dict[SiteKey, Gradient] = field(default_factory=dict)
+    losses: list[tuple[LossValue, float]] = field(default_factory=list)
+    differentiated: Tensor | None = None
+    loss_warnings: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0})
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What came of a batch.
+
+    Attributes:
+        output: Of the network.
+        value: Its loss; None if the forward pass broke off.
+        amount: The loss as a number; NaN without one.
+        broken: How it broke off; None if it did not.
+    """
+
+    output: object
+    value: LossValue | None
+    amount: float
+    broken: Break | None
+
+
+def run_batch(run: GradientRun, batch: Batch) -> Break | None:
+    """Run one batch forward and backward; return how it broke off, if it did.
+
+    Without hooks the first runs as well, if that is to be compared.
+    """
+    first = not run.losses
+    if not first:  # else nothing has moved since the state was seeded
+        run.state.mark()
+    run.records.extend(batch.records)
+    began = copy.copy(run.state)
+    done = _differentiated(run, batch)
+    if first and done.broken is None and (run.verify or _aliases_may_matter(run)):
+        _verify(run, batch, done, began)
+        differs = run.verification is not None and run.verification.status == "differs"
+        if differs and run.captured.watch.gave_aliases:
+            run.captured.watch.give_up_aliases()
+            run.gradient_recorder.waiting = None
+            run.state = began
+            run.state.rewind()
+            _forget_batch(run)
+            done = _differentiated(run, batch)
+            if done.broken is None:
+                _verify(run, batch, done, began)
+    run.gradient_recorder.release()
+    if done.value is not None:
+        run.losses.append((done.value, done.amount))
+        run.loss_warnings.extend(done.value.warnings)
+        with torch.no_grad():
+            run.predict(done.output, _places(run, batch))
+    return done.broken
+
+
+def merge_batch(run: GradientRun) -> None:
+    """Merge what the latest batch showed into what those before it did."""
+    merge_gradients(run.gradients, run.captured.gradients, len(run.losses))
+    merge_observations(run.rows, run.captured.restart())
+
+
+def differentiable(tensor: Tensor) -> bool:
+    """Tell whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _aliases_may_matter(run: GradientRun) -> bool:
+    """Tell whether the network may compute something else because tensors were replaced by aliases."""
+    watch = run.captured.watch
+    if run.edits.by_name or not watch.gave_aliases:
+        return False
+    return run.with_inputs or watch.aliases_meet or asks_for_identity(run.inspected.modules.values())
+
+
+def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
+    """Run a batch forward and backward."""
+    run.captured.listen(on=False)  # a model or a loss may differentiate on its way
+    run.differentiated = None
+    run.gradient_recorder.nodes.clear()
+    began = time.perf_counter()
+    output, value, broken = _forward(run, batch)
+    amount = math.nan if value is None else float(value.value.detach())  # an accelerator has finished then
+    run.recorder.settle()
+    run.seconds["forward"] += time.perf_counter() - began
+    observations = run.captured.observations
+    run.gradient_recorder.axes = {(seen.layer, seen.call, seen.slot): _axis(seen.value) for seen in observations}
+    if value is None:
+        return _Pass(output, None, amount, broken)
+    if not run.losses and _aliases_may_matter(run):
+        run.gradient_recorder.waiting = []
+    run.differentiated = value.value
+    began = time.perf_counter()
+    broken = _backward(run, value.value)
+    run.recorder.settle()
+    value.value.detach().item()  # as above
+    run.seconds["backward"] += time.perf_counter() - began
+    if broken is not None and broken.overwritten:
+        broken = _protected(run, batch, broken)
+    return _Pass(output, replace(value, value=value.value.detach()), amount, broken)
+
+
+def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> None:
+    """Compare the output and the loss of the first batch to those without hooks."""
+
+    def forward() -> Outcome:
+        with _quietly():
+            output, loss = _output_and_loss(run, batch)
+            return outcome_of(output, float(loss.value.detach()))
+
+    def hooks(layers: Mapping[str, nn.Module]) -> AbstractContextManager[object]:
+        network, inputs = run.inspected.network, run.with_inputs
+        return capture(network, layers, lambda *_: None, gradients=lambda *_: None, with_inputs=inputs)
+
+    run.verification = verified(run, outcome_of(done.output, done.amount), began, forward, hooks)
+
+
+def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
+    """Name the layers behind an overwritten saved tensor, and take the gradients that there would be without it."""
+    if run.losses:  # the earlier batches were differentiated, so the gradients of parameters are partly theirs
+        return broken
+
+    def loss() -> Tensor:
+        run.state.rewind()
+        return _output_and_loss(run, batch)[1].value
+
+    with _quietly(), run.captured.detached():
+        found = find_overwriting(run.inspected.modules, loss)
+    _forget_batch(run)
+    run.state.rewind()
+    with _quietly(), torch.autograd.graph.allow_mutation_on_saved_tensors():
+        _, value, again = _forward(run, batch)
+        if value is not None and again is None:
+            _backward(run, value.value)
+    run.recorder.settle()
+    if found is None or broken.failure is None:
+        return broken
+    failure = replace(broken.failure, layer=found.saved_by, kind=type(run.inspected.modules[found.saved_by]).__name__)
+    return replace(
+        broken, message=overwriting_message(run.inspected.info.name, run.inspected.modules, found), failure=failure
+    )
+
+
+def _forget_batch(run: GradientRun) -> None:
+    """Forget what the first batch showed."""
+    for parameter in run.inspected.parameters():
+        parameter.grad = None
+    run.captured.restart()
+    run.gradient_recorder.maps.kept.clear()
+
+
+def _axis(measured: Measured | None) -> int | None:
+    """Return the channel axis that an output was measured with."""
+    return measured.known.channel_axis if isinstance(measured, Pending) else measured and measured.channel_axis
+
+
+def _places(run: GradientRun, batch: Batch) -> tuple[int, ...]:
+    """Return the positions of a batch's inputs among those of the run; it is the latest."""
+    return tuple(range(len(run.records) - len(batch.records), len(run.records)))
+
+
+def _output_and_loss(run: GradientRun, batch: Batch) -> tuple[object, LossValue]:
+    with _autocast(run):
+        args, kwargs = _given(run, batch)
+        output = run.inspected.network(*args, **kwargs)
+        return output, _loss_of(run.loss, output, batch)
+
+
+def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, Break | None]:
+    """Run the model and its loss, as often as it takes to see every gradient."""
+    expected: float | None = None
+    places = _places(run, batch)
+    while True:
+        run.recorder.start(places)
+        run.gradient_recorder.maps.start(places)
+        run.gradient_recorder.maps.axes = run.recorder.axes
+        try:
+            with _autocast(run):
+                args, kwargs = _given(run, batch)
+                output = run.inspected.network(*args, **kwargs)  # called here: see `reraise_internal`
+                del args, kwargs
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
+            return None, None, run.broken(raised)
+        try:
+            with _autocast(run):
+                value = _loss_of(run.loss, output, batch)
+        except HookscopeError:
+            raise
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
+            return output, None, Break(_loss_failed(raised), None, raised)
+        if expected is not None and not _same(expected, float(value.value.detach())):
+            run.captured.watch.give_up_copies()
+            expected = None
+        elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
+            return output, value, None
+        else:
+            expected = float(value.value.detach())
+        del output, value
+        run.captured.restart()
+        run.state.rewind()
+
+
+def _fails_backward(loss: Tensor) -> bool:
+    """Tell whether the backward pass raises: a copy could mend what the model does wrong by itself."""
+    try:
+        torch.autograd.grad(loss, graph_leaves(graph_nodes(loss)), retain_graph=True, allow_unused=True)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the model may bring its own derivatives
+        error.__traceback__ = None  # it may be raised again: then it is from there
+        return True
+    return False
+
+
+def _same(first: float, second: float) -> bool:
+    if first == second or math.isnan(first):
+        return True
+    return abs(first - second) <= _SAME_LOSS * max(abs(first), abs(second))
+
+
+def _autocast(run: GradientRun) -> AbstractContextManager[object]:
+    if run.autocast is None:
+        return nullcontext()
+    return torch.autocast(torch.device(run.inspected.placed[0]).type, dtype=run.autocast)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Leave a pass's warnings to the one that is reported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _given(run: GradientRun, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of the arguments; those that require a gradient, or all floating ones, lead to a leaf of ours."""
+    given = (batch.args, dict(batch.kwargs))
+    copies: dict[int, Tensor] = {}
+    found = tensors_in(given)
+    for _, tensor in found:
+        source = tensor.clone() if tensor.is_inference() else tensor.detach()
+        if tensor.requires_grad or (run.track_inputs and differentiable(tensor)):
+            source.requires_grad_()  # the clone is no leaf: the model may overwrite it
+        copies[id(tensor)] = strided_copy(source)
+    try:
+        return with_tensors(given, {path: copies[id(tensor)] for path, tensor in found})  # type: ignore[return-value]
+    except TypeError:  # a container that cannot be rebuilt is given as it is
+        return given
+
+
+def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
+    """Compute the loss, and see to it that it is one number."""
+    value = loss(output, batch)
+    if isinstance(value, Tensor):
+        value = LossValue(value, getattr(loss, "__name__", "loss"), "", ())
+    if not isinstance(value, LossValue) or not isinstance(value.value, Tensor):
+        raise UsageError(f"The loss returned {type(value).__name__} instead of a tensor with one number.")
+    if value.value.numel() != 1:
+        shape = tuple(value.value.shape)
+        raise UsageError(f"The loss has shape {shape} instead of being one number: reduce it, for instance by .mean().")
+    if value.value.is_complex():
+        raise UsageError("The loss is a complex number, which has no gradient to descend: take .real or .abs().")
+    return replace(value, value=value.value.reshape(()))
+
+
+def _loss_failed(error: BaseException) -> str:
+    if is_out_of_memory(error):
+        return f"The loss ran out of memory: give fewer inputs at a time (a smaller batch). {error_line(error)}"
+    return f"The loss raised {error_line(error)}"
+
+
+def _backward(run: GradientRun, loss: Tensor) -> Break | None:
+    """Run the backward pass with hooks listening."""
+    name = run.inspected.info.name
+    if not loss.requires_grad:
+        return Break(
+            f"Nothing that requires a gradient leads to the loss of {name}: its forward pass runs under no_grad, "
+            f"detaches its output or returns integers, and only its activations can be inspected."
+        )
+    nodes = graph_nodes(loss)
+    keep = not run.state.kept_nodes.isdisjoint(nodes)
+    leaves = [leaf for leaf in graph_leaves(nodes) if id(leaf) not in run.parameter_ids]
+    del nodes
+    if leaves:  # the forward pass may have registered parameters
+        known = {id(parameter) for parameter in run.inspected.network.parameters()}
+        leaves = [leaf for leaf in leaves if id(leaf) not in known]
+    foreign = [(leaf, leaf.grad) for leaf in leaves]
+    for leaf, _ in foreign:
+        leaf.grad = None
+    run.captured.listen(on=True)
+    try:
+        loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
+        error = reraise_internal(raised)
+        failure = locate(run.inspected.modules, error)
+        if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
+            failure = _after_the_last_gradient(run, error)
+        overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
+        return Break(failure_message(name, failure, error, "backward"), failure, error, overwritten)
+    finally:
+        run.captured.listen(on=False)
+        for leaf, gradient in foreign:
+            leaf.grad = gradient
+    return None
+
+
+def _after_the_last_gradient(run: GradientRun, error: BaseException) -> Failure:
+    arrived = [site for site in run.captured.gradients if site.arrival is not None]
+    latest = max(arrived, key=lambda site: site.arrival or 0, default=None)
+    if latest is None:
+        return Failure("", type(run.inspected.network).__name__, (), error_line(error))
+    return Failure(latest.layer, type(latest.module).__name__, (), error_line(error))

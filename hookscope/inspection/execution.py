@@ -1,0 +1,77 @@
+"""Run a network once with all its modules hooked: in which order they finish, and the shapes they take and return."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.observed import ModuleCall
+from hookscope.inspection.failures import locate, reraise_internal
+from hookscope.inspection.network import BatchQueue
+from hookscope.inspection.state.preservation import preserved
+from hookscope.results.network import Failure
+
+
+@dataclass(slots=True)
+class FirstCall:
+    """Shapes of a module's first call, and how often it was called."""
+
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shapes: list[tuple[int, ...]]
+    call_count: int
+
+
+def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
+    """Return the names of all modules that run, in the order in which they first finish.
+
+    The next batch is tried, and where the model raises and inputs may be left out, those after it. If it raises on all,
+    the longest order counts. No batch leaves the queue.
+    """
+    longest: list[str] = []
+    for ahead in count():
+        batch = queue.peek(ahead)
+        if batch is None:
+            return longest
+        calls, failure = first_calls(network, batch.args, batch.kwargs)
+        if failure is None or queue.on_error is None:
+            return list(calls)
+        longest = max(longest, list(calls), key=len)
+    raise AssertionError
+
+
+def first_calls(
+    network: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[dict[str, FirstCall], Failure | None]:
+    """Run the network once; return what its modules took and gave, in the order in which they first finished.
+
+    If it raises, the calls are those that had finished, and the failure says where it broke off.
+    """
+
+    def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        return tuple(tuple(given.shape) for _, given in call.inputs), tuple(tensor.shape)
+
+    failure = None
+    with preserved(network, seed=0), capture(network, dict(network.named_modules()), shapes) as captured:
+        try:
+            with torch.no_grad():
+                copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite its inputs
+                network(*copies[0], **copies[1])
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+            reraise_internal(error)
+            failure = locate(dict(network.named_modules()), error)
+    calls: dict[str, FirstCall] = {}
+    for seen in captured.observations:
+        inputs, output = seen.value or ((), ())
+        known = calls.setdefault(seen.layer, FirstCall(inputs, [], 0))
+        known.call_count = max(known.call_count, seen.call + 1)
+        if seen.call == 0 and seen.value is not None:
+            known.output_shapes.append(output)
+    return calls, failure
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
