@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.inputs import Batch, copy_of, part_of
+from hookscope.inspection.rows import top_classes
 from hookscope.losses import Output, output_at
 from hookscope.results.comparison import Prediction
 from hookscope.statistics.storage import stored_values
@@ -186,11 +187,7 @@ def best_classes(
         if not _is_scores(scores, len(indices)):
             return f"The output '{output_key}' has shape {tuple(scores.shape)}: no row of class scores per input."
     names = categories if len(categories) == scores.shape[1] else ()
-    probabilities, classes = scores.float().softmax(1).topk(min(count, scores.shape[1]))  # (N, k)
-    return [
-        Prediction(index, tuple(best), tuple(names[number] for number in best if names), tuple(shares))
-        for index, best, shares in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)
-    ]
+    return top_classes(scores, names, indices, count)
 
 
 def _is_scores(tensor: Tensor, count: int) -> bool:
