@@ -43,13 +43,14 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel, load_model, model_names
     from hookscope.render.grids import draw_grid
     from hookscope.render.plots import gradient_flow, gradient_histograms, parameter_ratios
-    from hookscope.render.tables import inspection_to_json, rows_to_csv
+    from hookscope.render.tables import rows_to_csv
     from hookscope.render.terminal import layer_table
     from hookscope.results.activations import Activations, FeatureMaps, LayerRow
     from hookscope.results.check import CheckReport, Finding, RuleOutcome
     from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
     from hookscope.results.inputs import Preprocessing
     from hookscope.results.statistics import TensorStatistics
+    from hookscope.runs.serialize import inspection_to_json
     from hookscope.statistics import tensor_statistics
 
 __all__ = [
@@ -139,12 +140,13 @@ _HOMES = {
     "models": ("LoadedModel", "load_model", "model_names"),
     "render.grids": ("draw_grid",),
     "render.plots": ("gradient_flow", "gradient_histograms", "parameter_ratios"),
-    "render.tables": ("inspection_to_json", "rows_to_csv"),
+    "render.tables": ("rows_to_csv",),
     "render.terminal": ("layer_table",),
     "results.activations": ("Activations", "FeatureMaps", "LayerRow"),
     "results.gradients": ("GradientRow", "Gradients", "LossRecord", "ParameterRow"),
     "results.inputs": ("Preprocessing",),
     "results.statistics": ("TensorStatistics",),
+    "runs.serialize": ("inspection_to_json",),
     "hooks.tensor_gradients": ("TensorGradients", "tensor_gradients"),
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}

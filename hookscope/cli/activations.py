@@ -137,8 +137,8 @@ def activations(
     from hookscope.inspection.forward import inspect
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
-    from hookscope.render.tables import inspection_to_dict, inspection_to_json
     from hookscope.runs.directory import check_target, default_run_path, new_run
+    from hookscope.runs.serialize import inspection_to_dict, inspection_to_json
 
     began = time.perf_counter()
     check_cmap(cmap)
@@ -284,8 +284,9 @@ def _show(
 def _write_tables(folder: Path, inspection: "Activations", comparison: "Comparison | None") -> list[str]:
     """Write the rows, and what edits changed; return the names of the files."""
     from hookscope.render import tables
+    from hookscope.runs.serialize import rows_to_json
 
-    texts = {"layers.csv": tables.rows_to_csv(inspection), "layers.json": tables.rows_to_json(inspection)}
+    texts = {"layers.csv": tables.rows_to_csv(inspection), "layers.json": rows_to_json(inspection)}
     if comparison is not None:
         texts["changes.csv"] = tables.changes_to_csv(comparison)
     for name, text in texts.items():

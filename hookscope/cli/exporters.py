@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hookscope.results.activations import Activations
     from hookscope.results.gradients import Gradients
+    from hookscope.results.grids import Grid
 
 _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
 
@@ -38,7 +39,7 @@ class Outlets:
     def serve(
         self,
         run: Path,
-        drawn: Sequence[str],
+        drawn: "Sequence[Grid]",
         inspection: "Activations | Gradients",
         consoles: "tuple[Console, Console]",
         *,
@@ -49,7 +50,7 @@ class Outlets:
 
         Args:
             run: The run directory.
-            drawn: Paths of the grids in it.
+            drawn: The grids in it.
             inspection: What was found.
             consoles: For tables and for messages.
             json: Whether stdout is taken by JSON.
@@ -58,7 +59,7 @@ class Outlets:
         Raises:
             OutputError: If something cannot be written.
         """
-        pictures = [run / name for name in drawn]
+        pictures = [run / grid.path for grid in drawn]
         if self.tensorboard is not None:
             from hookscope.cli.tensorboard import write_run
 

@@ -58,7 +58,6 @@ from hookscope.cli.running import (
     Feed,
     TensorCollector,
     compared,
-    count_text,
     draw_grids,
     feed_of,
     find_files,
@@ -69,7 +68,7 @@ from hookscope.cli.running import (
     unreported,
 )
 from hookscope.errors import HookscopeError, LayerNotFoundError, UnfitInputError, UsageError, nearest
-from hookscope.text import safe_text
+from hookscope.text import counted, safe_text
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel
     from hookscope.results.comparison import Comparison
     from hookscope.results.gradients import Gradients, InputGradients
+    from hookscope.results.grids import Grid
     from hookscope.results.inputs import InputRecord
 
 _TENSORS = "gradients.safetensors"
@@ -193,8 +193,8 @@ def grads(
     from hookscope.inspection.backward import inspect_gradients
     from hookscope.models import load_model
     from hookscope.render.grids import check_cmap
-    from hookscope.render.tables import gradient_inspection_to_json
     from hookscope.runs.directory import check_target, default_run_path, new_run
+    from hookscope.runs.serialize import inspection_to_json
 
     began = time.perf_counter()
     check_cmap(cmap)
@@ -278,13 +278,13 @@ def grads(
             }
             run.finish(_record(outcome, feed, layer or (), drawn, settings))
         if not quiet:
-            parts = [count_text(len(drawn), "grid")] * bool(drawn) + files
+            parts = [counted(len(drawn), "grid")] * bool(drawn) + files
             tables.print(f"{', '.join(parts)} and run.json are in {safe_text(str(target_path))}", soft_wrap=True)
         outlets.serve(target_path, drawn, inspection, (tables, messages), json=json, quiet=quiet)
     if json:
         alone = [asdict(each) for each in outcome.by_input]
         extra = {"run": str(target_path) if written else None, "inputs_alone": alone}
-        typer.echo(gradient_inspection_to_json(inspection, extra), nl=False)
+        typer.echo(inspection_to_json(inspection, extra), nl=False)
     return report_all(outcome.failures)
 
 
@@ -474,8 +474,8 @@ def _loss(
 def _show(outcome: _Outcome, tables: "Console", messages: "Console", *, quiet: bool, full: bool) -> None:
     """Print the outcome for people: warnings to stderr first, loss and verdicts last, where the eye comes to rest."""
     from hookscope.render import gradient_tables, terminal
-    from hookscope.render.by_input import by_input_table
     from hookscope.render.comparison import comparison_report
+    from hookscope.render.gradient_tables import by_input_table
 
     inspection = outcome.inspection
     if inspection.warnings:
@@ -504,26 +504,27 @@ def _record(
     outcome: _Outcome,
     feed: Feed,
     patterns: Sequence[str],
-    drawn: Sequence[str],
+    drawn: "Sequence[Grid]",
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    from hookscope.render.tables import gradient_inspection_to_dict
+    from hookscope.runs.serialize import inspection_to_dict
 
-    details = {**gradient_inspection_to_dict(outcome.inspection), **settings}
+    details = {**inspection_to_dict(outcome.inspection), **settings}
     return run_record("grads", feed, patterns, drawn, outcome.failures, details)
 
 
 def _write_files(folder: Path, outcome: _Outcome, histogram: Sequence[str]) -> list[str]:
     """Write the rows as CSV and JSON, the plots and the tensors; return their paths inside the run."""
     from hookscope.render import plots, tables
+    from hookscope.runs import serialize
 
     inspection = outcome.inspection
     texts = {
         "layers.csv": tables.rows_to_csv(inspection),
-        "layers.json": tables.rows_to_json(inspection),
+        "layers.json": serialize.rows_to_json(inspection),
         "gradients.csv": tables.gradients_to_csv(inspection),
         "parameters.csv": tables.parameters_to_csv(inspection),
-        "gradients.json": tables.gradients_to_json(inspection),
+        "gradients.json": serialize.gradients_to_json(inspection),
     }
     if outcome.comparison is not None:
         texts["changes.csv"] = tables.changes_to_csv(outcome.comparison)
@@ -536,7 +537,7 @@ def _write_files(folder: Path, outcome: _Outcome, histogram: Sequence[str]) -> l
     if histogram:
         drawn["plots/gradient-histograms.png"] = plots.gradient_histograms(inspection, histogram)
     for name, figure in drawn.items():
-        (folder / name).write_bytes(plots.encode_png(figure))
+        (folder / name).write_bytes(plots.figure_png(figure))
     labels = {f"{row.label} grad_{row.role}" for row in inspection.gradients}
     labels |= {f"{row.name} grad" for row in inspection.parameters}
     save_tensors(folder / _TENSORS, outcome.tensors, labels)

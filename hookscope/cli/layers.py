@@ -53,8 +53,8 @@ def layers(
     hookscope layers net.py:build --input-shape 1,3,32,32
     """
     from hookscope.models import build_on_meta, load_model, parse_model
-    from hookscope.render.tables import modules_to_json
     from hookscope.render.terminal import failure_panel, module_table, note_lines, warnings_panel
+    from hookscope.runs.serialize import modules_to_json
 
     shape = None if input_shape is None else parse_shape(input_shape)
     arguments = model_arg or ()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hookscope.results.activations import Activations, FeatureMaps
     from hookscope.results.comparison import Comparison
     from hookscope.results.gradients import Gradients
+    from hookscope.results.grids import Grid
     from hookscope.results.inputs import InputRecord, Preprocessing
 
 
@@ -300,22 +301,24 @@ def draw_grids(
     *,
     cmap: str,
     scale: Literal["channel", "layer"],
-) -> list[str]:
-    """Draw the grids into `folder`; return their paths inside the run."""
+) -> "list[Grid]":
+    """Draw the grids into `folder`; return what each shows, and where."""
     from hookscope.render import grids
 
     names = [f"grids/{grids.grid_name(each, row_count, input_count=len(inputs))}" for each in maps]
 
-    def draw(each: "FeatureMaps", name: str) -> None:
-        picture = grids.draw_grid(each, cmap=cmap, scale=scale, input_name=inputs[each.input_index].name)
+    def draw(each: "FeatureMaps", name: str) -> "Grid":
+        input_name = inputs[each.input_index].name
+        picture, grid = grids.draw_for_run(each, name, cmap=cmap, scale=scale, input_name=input_name)
         (folder / name).write_bytes(grids.encode_png(picture))
+        return grid
 
-    if names:
-        (folder / "grids").mkdir()
-        # NumPy and zlib let go of the interpreter for most of the work.
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(draw, maps, names))
-    return names
+    if not names:
+        return []
+    (folder / "grids").mkdir()
+    # NumPy and zlib let go of the interpreter for most of the work.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(draw, maps, names))
 
 
 def save_tensors(path: Path, tensors: "Mapping[str, Sequence[torch.Tensor]]", labels: AbstractSet[str]) -> None:
@@ -353,7 +356,7 @@ def run_record(
     verb: str,
     feed: Feed,
     patterns: Sequence[str],
-    grids: Sequence[str],
+    grids: "Sequence[Grid]",
     failures: Sequence[HookscopeError],
     details: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -363,7 +366,7 @@ def run_record(
         verb: The command.
         feed: What the model was given.
         patterns: As given with `--layer`.
-        grids: Paths of the grids inside the run.
+        grids: As `draw_grids` returns them.
         failures: Inputs that could not be used.
         details: The result as a dict; its rows have files of their own and are left out.
     """
@@ -382,7 +385,7 @@ def run_record(
         "preprocessing": asdict(feed.preprocessing),
         "named_inputs": {each.name: asdict(each.record) if each.record else each.value for each in feed.named},
         "unusable_inputs": [text for failure in failures for text in _one_by_one(failure)],
-        "grids": list(grids),
+        "grids": [asdict(grid) for grid in grids],
     }
     in_files = ("rows", "gradients", "parameters", "uncalled")
     return record | {name: value for name, value in details.items() if name not in in_files}
@@ -393,8 +396,3 @@ def _one_by_one(failure: HookscopeError) -> list[str]:
     if isinstance(failure, UnfitInputError) and failure.names:
         return [f"{name}: {failure.reason}" for name in failure.names]
     return [str(failure)]
-
-
-def count_text(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 grid", "36 grids"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -9,9 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from hookscope.render.histograms import even_edges
 from hookscope.render.plot_axes import BLUE, our_style, plain, say
 from hookscope.results.activations import LayerRow
+from hookscope.results.histogram import even_edges
 
 _ACROSS = 4
 _BINS = 41

@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -119,9 +119,14 @@ def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
     ]
 
 
+def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
+    """Return a line for a terminal. Every text of a result passes here: what could steer a terminal is spelled out."""
+    return Text(safe_text(text), style=style, overflow=overflow)
+
+
 def kind_cell(kind: str) -> Text:
     """Return a class name as a cell, over-long ones shortened."""
-    return Text(fold_name(safe_text(kind), 18))
+    return Text(fold_name(kind, 18))
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
@@ -163,13 +168,9 @@ def integer_text(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 row", "1,234 rows"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def fold_name(name: str, width: int) -> str:
-    """Return `name` in at most `width` terminal cells, "…" for its middle: the end of a dotted name says most."""
+    """Return `name` as safe text in at most `width` terminal cells, "…" for its middle: its end says most."""
+    name = safe_text(name)
     if cell_len(name) <= width:
         return name
     head, tail = "", ""

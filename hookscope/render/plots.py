@@ -143,7 +143,7 @@ PLOTS: Mapping[str, Callable[[Gradients], Figure]] = {
 """Every plot of a gradient inspection by the name of its file."""
 
 
-def encode_png(figure: Figure) -> bytes:
+def figure_png(figure: Figure) -> bytes:
     """Return a figure of this module as a PNG file; the same figure gives the same bytes."""
     file = io.BytesIO()
     with our_style():

@@ -2,8 +2,8 @@
 
 import math
 
-from hookscope.render.histograms import BIN_COUNT, histogram
 from hookscope.results.distribution import Distribution
+from hookscope.results.histogram import BIN_COUNT, histogram
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

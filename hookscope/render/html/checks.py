@@ -8,20 +8,18 @@ from pathlib import Path, PurePath
 from hookscope.render.check_summary import (
     by_gravity,
     level_counts,
-    message_text,
-    name_text,
+    readable,
     summary,
     total_seconds,
     untold_error,
     verdict,
 )
-from hookscope.render.columns import counted
 from hookscope.render.html.evidence import Evidence, EvidencePicture, read_evidence
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import BUDGET
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.inputs import InputRecord
-from hookscope.text import shape_text, slug
+from hookscope.text import counted, shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
 _FEW_FINDINGS = 20
@@ -142,7 +140,7 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
     for report, name in zip(ordered, _anchors(ordered), strict=True):
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
         room -= evidence.byte_count
-        checked.append(_checked(report, name, evidence, meanings, several=several))
+        checked.append(_checked(readable(report), name, evidence, meanings, several=several))
     heading, *rest = summary(reports, seconds).split(" · ")
     return render_page(
         "checks.html",
@@ -172,23 +170,24 @@ def _checked(
     prefix = f"checkpoint={name}&" if several else ""
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
     by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
-    named = name_text(report.checkpoint)
     rules = [_judged(outcome, prefix, meanings.get(outcome.rule, "")) for outcome in report.outcomes]
     judged, unjudged = (
         sorted((rule for rule in rules if rule.status in statuses), key=lambda rule: statuses.index(rule.status))
         for statuses in (_VERDICTS, _NO_VERDICTS)
     )
     return Checked(
-        name=named if named.strip() else f"'{named}'",  # a link must have something to click on
+        name=report.checkpoint
+        if report.checkpoint.strip()
+        else f"'{report.checkpoint}'",  # a link must have something to click on
         verdict=verdict(report),
         passed=report.passed,
-        model=name_text(report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ")) if report.model else "",
+        model=report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ") if report.model else "",
         counts=level_counts(report.findings),
         anchor=f"checkpoint={name}",
         facts=_facts(report),
         error=untold_error(report),
         findings=_linked(report.outcomes, prefix, by_layer),
-        warnings=[message_text(each) for each in report.warnings],
+        warnings=report.warnings,
         evidence=evidence,
         pictures=pictures,
         judged=judged,
@@ -207,9 +206,8 @@ def _linked(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str,
         for number, each in enumerate(outcome.findings, 1):
             # "layer1.0.conv1.weight" is about layer1.0.conv1.
             picture = by_layer.get(each.where) or by_layer.get(each.where.rpartition(".")[0])
-            where, href = name_text(each.where), f"#{picture}" if picture else ""
-            anchor = f"{rule}&finding={number}"
-            found.append(Linked(each.level, each.rule, where, href, message_text(each.message), anchor, f"#{rule}"))
+            href, anchor = f"#{picture}" if picture else "", f"{rule}&finding={number}"
+            found.append(Linked(each.level, each.rule, each.where, href, each.message, anchor, f"#{rule}"))
     return sorted(found, key=lambda finding: finding.level != "fail")
 
 
@@ -219,7 +217,7 @@ def _judged(outcome: RuleOutcome, prefix: str, meaning: str) -> Judged:
         rule=outcome.rule,
         status=outcome.status,
         meaning=meaning,
-        reason=message_text(outcome.reason),
+        reason=outcome.reason,
         counts=level_counts(outcome.findings),
         anchor=anchor,
         first_href=f"#{anchor}&finding=1",
@@ -238,16 +236,16 @@ def _facts(report: CheckReport) -> list[tuple[str, str, bool]]:
     if model := report.model:
         arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
         facts += [
-            ("Model", name_text(f"{model.name} ({model.kind}{arguments})"), False),
+            ("Model", f"{model.name} ({model.kind}{arguments})", False),
             ("Parameters", f"{model.parameter_count:,}", False),
-            ("Weights", name_text(model.weights), model.random),
+            ("Weights", model.weights, model.random),
         ]
     if report.inputs:
         facts.append(("Inputs", _inputs(report.inputs), False))
     phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")
     facts.append(("Time", f"{total_seconds(report):.2f} s{f' ({phases})' if phases else ''}", False))
     if report.evidence:
-        facts.append(("Evidence", name_text(report.evidence), False))
+        facts.append(("Evidence", report.evidence, False))
     return facts
 
 
@@ -264,7 +262,7 @@ def _origin(report: CheckReport) -> list[tuple[str, str]]:
         network = f"to the network as {shape_text(each.shape)}"
         sha256 = f"SHA-256 {each.sha256}" if each.sha256 else ""
         words = ", ".join(filter(None, (size, *each.steps, network, sha256)))
-        origin.append((name_text(each.name), message_text(words)))
+        origin.append((each.name, words))
     if len(report.inputs) > _MOST_INPUTS:
         origin.append(("More inputs", f"{len(report.inputs) - _MOST_INPUTS:,}"))
     return origin
