@@ -6,10 +6,9 @@ from pathlib import Path
 
 from hookscope.checks.examination import Prepared, examine_layers
 from hookscope.checks.settings import CheckSettings
-from hookscope.render.activation_plots import activation_histograms
 from hookscope.render.check_json import checks_to_json
 from hookscope.render.grids import draw_for_run, encode_png, grid_name
-from hookscope.render.plots import figure_png
+from hookscope.render.plots import activation_histograms, figure_png
 from hookscope.render.tables import rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckReport, Examination

@@ -11,7 +11,8 @@ from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.results.distribution import EXACT_LIMIT
+from hookscope.results.distribution import EXACT_LIMIT, Distribution
+from hookscope.results.histogram import BIN_COUNT, histogram
 from hookscope.text import safe_text
 
 # A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:
@@ -26,6 +27,15 @@ _ROOMY_WIDTH = 100
 _NAME_WIDTH_AT_LEAST = 16
 _NAME_WIDTH_WANTED = 28
 REMARK_WIDTH = 20
+
+# Bars in a sparkline. Our choice: three bins of `histogram` each, and as wide as a number.
+_SPARK_WIDTH = 8
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+SPARKLINE_MEANING = (
+    f"hist: {_SPARK_WIDTH} equal bins, 1st to 99th percentile of each row, the rest in the end bins; "
+    "height: square root of share"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +176,27 @@ def probability_text(probability: float) -> str:
 def integer_text(value: int | None) -> str:
     """Return a count, "-" for one that is not known."""
     return "-" if value is None else str(value)
+
+
+def sparkline(distribution: Distribution | None) -> str:
+    """Draw how values are distributed, as `_SPARK_WIDTH` characters; "-" without a distribution.
+
+    The bars divide the range from the 1st to the 99th percentile evenly; what lies beyond is counted in the bars at the
+    ends. A height is the square root of the share, so that the few can be seen beside the many: an empty bin is blank,
+    one with any value at all has the lowest block at least. Where both percentiles are one value, a single bar stands
+    in the middle.
+    """
+    counted = histogram(distribution)
+    if counted is None:
+        return "-"
+    if len(counted.counts) < BIN_COUNT:
+        return _BLOCKS[-1].center(_SPARK_WIDTH)
+    step = BIN_COUNT // _SPARK_WIDTH
+    bars = [sum(counted.counts[start : start + step]) for start in range(0, BIN_COUNT, step)]
+    bars[0] += counted.below
+    bars[-1] += counted.above
+    heights = (math.ceil(math.sqrt(bar / max(bars)) * len(_BLOCKS)) for bar in bars)
+    return "".join(_BLOCKS[height - 1] if height else " " for height in heights)
 
 
 def fold_name(name: str, width: int) -> str:

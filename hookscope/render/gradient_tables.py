@@ -163,7 +163,7 @@ def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
     columns = [
         Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
         numbers("mean |g|", (each.mean_abs for each in all_statistics), 2),
-        numbers("max |g|", (_greatest_magnitude(each) for each in all_statistics), 3),
+        numbers("max |g|", (each.max_abs for each in all_statistics), 3),
         numbers("L2", (each.l2 for each in all_statistics), 4),
         numbers("mean", (each.mean for each in all_statistics), 18),
         numbers("std", (each.std for each in all_statistics), 19),
@@ -250,13 +250,6 @@ def _by_place(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
         if verdict.where:  # a verdict on the whole network belongs to no row, not to the row of the model itself
             places.setdefault(verdict.where, []).append(verdict)
     return places
-
-
-def _greatest_magnitude(statistics: TensorStatistics) -> float | None:
-    """Return the largest absolute value; None where it was not measured."""
-    if statistics.min is None or statistics.max is None:
-        return None
-    return max(abs(statistics.min), abs(statistics.max))
 
 
 def _drawn(columns: Sequence[Column], width: int, *, full: bool) -> RenderableType:

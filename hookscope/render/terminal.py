@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hookscope.render.columns import (
     REMARK_WIDTH,
+    SPARKLINE_MEANING,
     Column,
     draw_table,
     fitted,
@@ -23,8 +24,8 @@ from hookscope.render.columns import (
     probability_text,
     quantile_text,
     safe_line,
+    sparkline,
 )
-from hookscope.render.sparklines import MEANING, sparkline
 from hookscope.results.activations import Activations, Failure, Flag, LayerRow, UncalledLayer, Verification
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.network import ModuleRow
@@ -64,7 +65,7 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
     columns = fitted([*_layer_columns(rows, names), flag_column], flags, width)
     styles = [_row_style(row) for row in rows]
     kept = kept_positions([bool(style) for style in styles], full=full)
-    legend = [safe_line(MEANING, style="dim")] if any(column.header == _HIST for column in columns) else []
+    legend = [safe_line(SPARKLINE_MEANING, style="dim")] if any(column.header == _HIST for column in columns) else []
     return Group(*title_lines(inspection), draw_table(columns, styles, kept, width), *legend, *folded_lines(rows))
 
 

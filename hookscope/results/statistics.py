@@ -59,6 +59,11 @@ class TensorStatistics:
     histogram: Histogram | None = field(default=None, repr=False, compare=False)
 
     @property
+    def max_abs(self) -> float | None:
+        """Largest magnitude; None where it was not measured."""
+        return None if self.min is None or self.max is None else max(abs(self.min), abs(self.max))
+
+    @property
     def dead_channel_fraction(self) -> float | None:
         """Share of dead channels, 0-1; None without channels."""
         if self.dead_channel_count is None or not self.channel_count:

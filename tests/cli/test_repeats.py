@@ -49,10 +49,9 @@ def test_activations_folds_rows_that_repeat_another_in_everything_it_writes(run:
     assert (ended.code, ended.stderr) == (0, "")
     assert "3 rows repeat others and are not shown, --repeats shows all" in ended.stdout
     assert folded(rows_of(here / "out")) == folded(table(here / "out" / "layers.csv")) == FOLDED
-    assert {name for name in names_below(here / "out") if name.startswith("grids/")} == set(
-        record_of(here / "out")["grids"]
-    )
-    assert [Path(grid["path"]).stem for grid in record_of(here / "out")["grids"]] == ["000-0", "001-3", "002-5"]
+    grids = [grid["path"] for grid in record_of(here / "out")["grids"]]
+    assert {name for name in names_below(here / "out") if name.startswith("grids/")} == set(grids)
+    assert [Path(path).stem for path in grids] == ["000-0", "001-3", "002-5"]
     assert set(load_file(here / "out" / "activations.safetensors")) == {"0", "3", "5"}
     logged = EventAccumulator(str(here / "logs"))
     logged.Reload()

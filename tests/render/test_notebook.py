@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import hookscope
+from hookscope.render.columns import sparkline
 from hookscope.render.grids import draw_grid
-from hookscope.render.sparklines import sparkline
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients

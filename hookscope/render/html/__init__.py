@@ -216,7 +216,7 @@ def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
     if run.gradients:
         gradients = [layer.gradient.gradient if layer.gradient else None for layer in layers]
         means = [None if each is None else each.mean_abs for each in gradients]
-        greatest = [None if each is None else _greatest(each) for each in gradients]
+        greatest = [None if each is None else each.max_abs for each in gradients]
         without = [layer.gradient is not None and layer.gradient.status != "gradient" for layer in layers]
         lines = (("max |gradient|", greatest), ("mean |gradient|", means))
         figures.append(logarithmic("Gradients of outputs", labels, labels, lines, without, "zero or none"))
@@ -228,9 +228,3 @@ def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
         ratios = [("‖g‖ / ‖w‖", [each.ratio for each in run.parameters])]
         figures.append(logarithmic("Gradient over weight, ‖g‖ / ‖w‖", names, places, ratios, still, "zero or none"))
     return [figure for figure in figures if figure is not None]
-
-
-def _greatest(statistics: TensorStatistics) -> float | None:
-    if statistics.min is None or statistics.max is None:
-        return None
-    return max(abs(statistics.min), abs(statistics.max))

@@ -64,15 +64,17 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ShownFinding:
     """What a verdict, or a rule of a check, objects to.
 
     Attributes:
         level: "fail" or "warn".
         rule: Its identifier.
         where: Label of a layer, or name of a parameter; "" for the whole network.
-        href: The layer's page; "" for none, or on that page itself.
+        href: The layer's page or picture; "" for none, or on that page itself.
         message: In a sentence.
+        anchor: Its own identifier: "rule=dead-channels&finding=2"; "" for none.
+        rule_href: The rule, further down; "" for none.
     """
 
     level: str
@@ -80,6 +82,8 @@ class Finding:
     where: str
     href: str
     message: str
+    anchor: str = ""
+    rule_href: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class Layer:
     gradient: GradientRow | None
     input_gradients: Sequence[GradientRow]
     parameters: Sequence[ParameterRow]
-    findings: Sequence[Finding]
+    findings: Sequence[ShownFinding]
     grids: Sequence[int]
 
     @property
@@ -196,7 +200,7 @@ def layer_href(label: str) -> str:
     return f"#layer={quote(safe_text(label), safe='')}"
 
 
-def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[Finding]:
+def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
     """Return all findings, each with a link to the layer that it names."""
     pages: dict[str, str] = {}
     for layer in layers:
@@ -216,7 +220,7 @@ def layers_of(run: StoredRun) -> list[Layer]:
     for parameter in run.parameters:
         owned[parameter_owner(parameter.name, parameter.kind)].append(parameter)
     grids = _grids_by_label(run)
-    verdicts: dict[str, list[Finding]] = defaultdict(list)
+    verdicts: dict[str, list[ShownFinding]] = defaultdict(list)
     for verdict in run.verdicts:
         verdicts[verdict.where].append(_finding(verdict, ""))
     calls: dict[str, list[Layer]] = defaultdict(list)
@@ -250,8 +254,8 @@ def tree_of(layers: Sequence[Layer]) -> Node:
     return root
 
 
-def _finding(verdict: Verdict, href: str) -> Finding:
-    return Finding("fail" if verdict.level == "fail" else "warn", verdict.rule, verdict.where, href, verdict.message)
+def _finding(verdict: Verdict, href: str) -> ShownFinding:
+    return ShownFinding(verdict.level, verdict.rule, verdict.where, href, verdict.message)
 
 
 def _grids_by_label(run: StoredRun) -> dict[str, list[int]]:
