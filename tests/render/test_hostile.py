@@ -87,6 +87,10 @@ def activations(name: str) -> Activations:
     return Activations(**{each: getattr(whole, each) for each in shared})
 
 
+def feature_maps(name: str) -> FeatureMaps:
+    return FeatureMaps(0, name, name, 0, "maps", np.ones((1, 2, 2), np.float32), None, 1, (1, 2, 2), name)
+
+
 def contents(name: str) -> CheckpointContents:
     tensor = StoredTensor(name, (2,), name, 8, 1, 0, name)
     part = StoredPart(name, True, (tensor,), name, (name,))
@@ -150,6 +154,7 @@ HTML: Mapping[str, Callable[[str], str]] = {
     "check": lambda name: checks_html([checked.hostile(name)], meanings={}),
     "activations": lambda name: result_html(activations(name)),
     "gradients": lambda name: result_html(gradients(name)),
+    "maps": lambda name: result_html(feature_maps(name)),
 }
 
 OTHER: Mapping[str, Callable[[str], str]] = {
@@ -160,7 +165,7 @@ OTHER: Mapping[str, Callable[[str], str]] = {
 
 
 def hostile(test: Callable[..., None]) -> Callable[..., None]:
-    for name in (*HOSTILE_NAMES, "".join(PIECES)):
+    for name in (*HOSTILE_NAMES, *checked.HOSTILE_NAMES, "".join(PIECES)):
         test = example(name=name)(test)
     health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return settings(deadline=None, max_examples=15, suppress_health_check=health)(given(name=TEXTS)(test))
@@ -203,14 +208,20 @@ def test_json_holds_the_text_exactly_and_no_command(kind: str, name: str) -> Non
 
 
 class Tags(HTMLParser):
+    """The elements of a page with the names of their attributes, but for those of plots, and its texts."""
+
     def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[tuple[str, ...]] = []
+        self.words: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in {"path", "text", "br", "details", "ul", "li", "span"}:  # of these, a name decides how many
+        if tag not in {"path", "text"}:  # which have room for some names
             self.found.append((tag, *(key for key, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
 
 
 @pytest.mark.parametrize("kind", HTML)
@@ -218,7 +229,9 @@ class Tags(HTMLParser):
 def test_no_text_becomes_a_tag(kind: str, name: str) -> None:
     text = HTML[kind](name)
     assert all(line.isprintable() for line in text.replace("\t", " ").split("\n"))
-    assert Tags(text).found == Tags(HTML[kind](re.sub(r"[^.]", "x", name))).found
+    page = Tags(text)
+    assert page.found == Tags(HTML[kind](re.sub(r"[^.]", "x", name))).found
+    assert sum(safe_text(name) in words for words in page.words) >= {"report": 15, "maps": 0}.get(kind, 10)
 
 
 @pytest.mark.parametrize("kind", OTHER)
@@ -236,8 +249,7 @@ def test_no_line_of_a_report_is_a_command_but_ours(kind: str, name: str) -> None
 
 @hostile
 def test_pictures_draw_what_their_fonts_have(name: str) -> None:
-    maps = FeatureMaps(0, name, name, 0, "maps", np.ones((1, 2, 2), np.float32), None, 1, (1, 2, 2), name)
-    picture, grid = draw_for_run(maps, "a.png", input_name=name)
+    picture, grid = draw_for_run(feature_maps(name), "a.png", input_name=name)
     encode_png(picture)
     assert all(part.isascii() and part.isprintable() for part in grid.caption)
 
