@@ -121,7 +121,5 @@ def _cell(value: object) -> str:
         return repr(float(value))  # NumPy's own floats write their type into repr
     if isinstance(value, tuple):
         value = ";".join(str(name).replace(";", r"\x3b") for name in value)
-    text = str(value)
-    return (
-        f"'{safe_text(text)}" if isinstance(value, str) and text.startswith(tuple(_FORMULA_STARTS)) else safe_text(text)
-    )
+    guard = "'" if isinstance(value, str) and value.startswith(tuple(_FORMULA_STARTS)) else ""
+    return guard + safe_text(str(value))
