@@ -39,6 +39,11 @@ def shape_text(shape: Iterable[int]) -> str:
     return "x".join(str(size) for size in shape) or "scalar"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 row", "1,234 rows"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def slug(text: str, max_bytes: int = 80) -> str:
     """Return `text` as part of a file name: letters, digits and ``._-``, nothing else.
 

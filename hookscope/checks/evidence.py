@@ -1,17 +1,18 @@
 """Evidence of a failure: the rows, grids and histograms of just the layers that a rule fails."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from hookscope.checks.measuring import Prepared, measure_layers
 from hookscope.checks.settings import CheckSettings
-from hookscope.render.activation_plots import activation_histograms
 from hookscope.render.check_json import checks_to_json
-from hookscope.render.grids import draw_grid, encode_png, grid_name
-from hookscope.render.plots import encode_png as encode_figure
+from hookscope.render.grids import draw_for_run, encode_png, grid_name
+from hookscope.render.plots import activation_histograms, figure_png
 from hookscope.render.tables import rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport
+from hookscope.results.grids import Grid
 from hookscope.runs.directory import new_run
 
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: whoever looks for
@@ -41,13 +42,16 @@ def write_evidence(
         OutputError: If it cannot be written.
     """
     rows = failing_rows(report, measured.forward if measured is not None else None)
+    grids: Sequence[Grid] = ()
     with new_run(folder, "--evidence") as run:
         (run.path / "report.json").write_text(checks_to_json([report]), encoding="utf-8")
         if rows and prepared is not None and measured is not None and measured.forward is not None:
             forward = replace(measured.forward, rows=rows, uncalled=())
             (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
-            _draw(run.path, prepared, settings, forward)
-        run.finish({"verb": "check", "checkpoint": report.checkpoint, "layers": [row.label for row in rows]})
+            grids = _draw(run.path, prepared, settings, forward)
+        layers = [row.label for row in rows]
+        drawn = [asdict(grid) for grid in grids]
+        run.finish({"verb": "check", "checkpoint": report.checkpoint, "layers": layers, "grids": drawn})
 
 
 def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:
@@ -60,16 +64,20 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
     return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
 
 
-def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Activations) -> None:
+def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Activations) -> list[Grid]:
     rows = forward.rows[:_MOST_DRAWN]
     (folder / "plots").mkdir()
     figure = activation_histograms(rows, forward.model.name)
-    (folder / "plots" / "histograms.png").write_bytes(encode_figure(figure))
+    (folder / "plots" / "histograms.png").write_bytes(figure_png(figure))
     labels = {row.label for row in rows}
     seen = measure_layers(prepared, settings, sorted(labels))
     maps = [each for each in seen.feature_maps if each.label in labels]
     if maps:
         (folder / "grids").mkdir()
+    grids = []
     for each in maps:
-        picture = draw_grid(each, input_name=seen.inputs[each.input_index].name)
-        (folder / "grids" / grid_name(each, len(seen.rows))).write_bytes(encode_png(picture))
+        path = f"grids/{grid_name(each, len(seen.rows))}"
+        picture, grid = draw_for_run(each, path, input_name=seen.inputs[each.input_index].name)
+        (folder / path).write_bytes(encode_png(picture))
+        grids.append(grid)
+    return grids

@@ -56,7 +56,7 @@ class Exporters:
         Raises:
             OutputError: If something cannot be written.
         """
-        pictures = [saved.folder / name for name in saved.grids]
+        pictures = [saved.folder / grid.path for grid in saved.grids]
         if self.tensorboard is not None:
             from hookscope.cli.tensorboard import write_run
 

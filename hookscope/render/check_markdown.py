@@ -5,16 +5,15 @@ from collections.abc import Iterator, Sequence
 
 from hookscope.render.check_summary import (
     by_gravity,
-    message_text,
-    name_text,
+    readable,
     skipped_rules,
     summary,
     total_seconds,
     untold_error,
     verdict,
 )
-from hookscope.render.columns import counted
 from hookscope.results.check import CheckReport
+from hookscope.text import counted
 
 # GitHub refuses a step summary above 1 MiB. Our choice below it: something is left for what else the step says.
 _MOST_BYTES = 1_000_000
@@ -36,7 +35,7 @@ def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None 
         reports: What to show.
         seconds: How long all of it took; None for the sum over the checkpoints.
     """
-    ordered = by_gravity(reports)
+    ordered = [readable(report) for report in by_gravity(reports)]
     lines = [
         "## hookscope check",
         "",
@@ -48,7 +47,7 @@ def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None 
     ]
     for report in ordered:
         if items := list(_items(report)):
-            lines += ["", f"### {_code(name_text(report.checkpoint))}: {verdict(report)}", "", *items]
+            lines += ["", f"### {_code(report.checkpoint)}: {verdict(report)}", "", *items]
     return _cut(lines)
 
 
@@ -56,8 +55,7 @@ def _row(report: CheckReport) -> str:
     failures = sum(finding.level == "fail" for finding in report.findings)
     # Parsers disagree on how a "|" is escaped in the code spans of a table.
     checkpoint, model = (
-        _code(name_text(name).replace("|", r"\x7c"))
-        for name in (report.checkpoint, report.model.name if report.model else "")
+        _code(name.replace("|", r"\x7c")) for name in (report.checkpoint, report.model.name if report.model else "")
     )
     warnings = len(report.findings) - failures
     return f"| {checkpoint} | {verdict(report)} | {failures} | {warnings} | {model} | {total_seconds(report):.1f} |"
@@ -68,14 +66,14 @@ def _items(report: CheckReport) -> Iterator[str]:
     if error := untold_error(report):
         yield f"- **error**: {_sentence(error)}"
     for finding in report.findings:
-        where = f" · {_code(name_text(finding.where))}" if finding.where else ""
-        yield f"- **{finding.level}** {_code(finding.rule)}{where}: {_sentence(message_text(finding.message))}"
+        where = f" · {_code(finding.where)}" if finding.where else ""
+        yield f"- **{finding.level}** {_code(finding.rule)}{where}: {_sentence(finding.message)}"
     for warning in report.warnings:
-        yield f"- note: {_sentence(message_text(warning))}"
+        yield f"- note: {_sentence(warning)}"
     for reason, rules in skipped_rules(report).items():
         yield f"- skipped {rules}: {_sentence(reason)}"
     if report.evidence:
-        yield f"- evidence: {_code(name_text(report.evidence))}"
+        yield f"- evidence: {_code(report.evidence)}"
 
 
 def _cut(lines: Sequence[str]) -> str:

@@ -1,13 +1,13 @@
 """What every report on checkpoints says in the same words: verdicts, counts, what was skipped and why."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from hookscope.errors import gravest
-from hookscope.render.columns import counted
-from hookscope.results.check import CheckReport
+from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 # Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.
 _NAME_LENGTH = 300
@@ -72,7 +72,7 @@ def total_seconds(report: CheckReport) -> float:
 def untold_error(report: CheckReport) -> str:
     """Return why a checkpoint could not be checked, unless a finding says just that: a corrupt file is both."""
     told = {finding.message for finding in report.findings}
-    return "" if report.error in told else message_text(report.error)
+    return "" if report.error in told else report.error
 
 
 def skipped_rules(report: CheckReport) -> Mapping[str, str]:
@@ -80,11 +80,48 @@ def skipped_rules(report: CheckReport) -> Mapping[str, str]:
     by_reason: dict[str, list[str]] = {}
     for outcome in report.outcomes:
         if outcome.status == "skipped":
-            by_reason.setdefault(message_text(outcome.reason), []).append(outcome.rule)
+            by_reason.setdefault(outcome.reason, []).append(outcome.rule)
     return {
         reason: ", ".join(rules) if len(rules) <= _FEW_RULES else counted(len(rules), "rule")
         for reason, rules in by_reason.items()
     }
+
+
+def readable(report: CheckReport) -> CheckReport:
+    """Return a report in which every text is on one line, cut if it is very long, and safe to show."""
+    model = report.model and replace(
+        report.model,
+        name=name_text(report.model.name),
+        kind=name_text(report.model.kind),
+        weights=name_text(report.model.weights),
+        arguments={name_text(name): name_text(str(value)) for name, value in report.model.arguments.items()},
+    )
+    inputs = (
+        replace(each, name=name_text(each.name), steps=tuple(map(message_text, each.steps))) for each in report.inputs
+    )
+    return replace(
+        report,
+        checkpoint=name_text(report.checkpoint),
+        outcomes=tuple(map(_readable_outcome, report.outcomes)),
+        model=model,
+        inputs=tuple(inputs),
+        error=message_text(report.error),
+        warnings=tuple(map(message_text, report.warnings)),
+        evidence=name_text(report.evidence),
+    )
+
+
+def finding_text(finding: Finding) -> str:
+    """Return where and what on one line; where only once, if the message quotes it."""
+    where = "" if f"'{finding.where}'" in finding.message else finding.where
+    return ": ".join(filter(None, (where, finding.message)))
+
+
+def _readable_outcome(outcome: RuleOutcome) -> RuleOutcome:
+    findings = (
+        replace(each, where=name_text(each.where), message=message_text(each.message)) for each in outcome.findings
+    )
+    return replace(outcome, findings=tuple(findings), reason=message_text(outcome.reason))
 
 
 def name_text(name: str) -> str:
@@ -95,9 +132,3 @@ def name_text(name: str) -> str:
 def message_text(message: str) -> str:
     """Return a sentence on one line that is safe to show."""
     return printable(message, _MESSAGE_LENGTH)
-
-
-def finding_text(finding: Finding) -> str:
-    """Return where and what on one line; where only once, if the message quotes it."""
-    where = "" if f"'{finding.where}'" in finding.message else name_text(finding.where)
-    return ": ".join(filter(None, (where, message_text(finding.message))))

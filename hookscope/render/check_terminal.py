@@ -11,16 +11,15 @@ from rich.text import Text
 from hookscope.render.check_summary import (
     by_gravity,
     level_counts,
-    message_text,
-    name_text,
+    readable,
     skipped_rules,
     summary,
     total_seconds,
     untold_error,
     verdict,
 )
-from hookscope.render.columns import counted
 from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.text import counted
 
 # Of one rule and checkpoint, this many findings are shown. Our choice: what a screen has room for.
 _FEW_FINDINGS = 10
@@ -41,7 +40,7 @@ def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float |
         width: Columns of the terminal.
         seconds: How long all of it took; None for the sum over the checkpoints.
     """
-    ordered = by_gravity(reports)
+    ordered = [readable(report) for report in by_gravity(reports)]
     if len(ordered) == 1 and ordered[0].passed and not ordered[0].findings:
         return Group(*_details(ordered[0], width), *_head(ordered[0], width))
     parts = [line for report in ordered for line in (*_head(report, width), *_details(report, width))]
@@ -55,9 +54,9 @@ def _head(report: CheckReport, width: int) -> Iterator[Text]:
     rules = counted(statuses.count("pass"), "rule") if report.passed else ""
     model = report.model
     parts = (
-        f"{name_text(report.checkpoint)}: {verdict(report)}",
+        f"{report.checkpoint}: {verdict(report)}",
         level_counts(report.findings) or rules,
-        name_text(model.name) if model else "",
+        model.name if model else "",
         "RANDOM WEIGHTS" if model and model.random else "",
         counted(len(report.inputs), "input") if report.inputs else "",
         f"{total_seconds(report):.1f} s",
@@ -73,11 +72,11 @@ def _details(report: CheckReport, width: int) -> Iterator[Text]:
         for outcome in report.outcomes:
             yield from _findings(outcome, level, width)
     for warning in report.warnings:
-        yield from _lines("note", message_text(warning), width, "yellow")
+        yield from _lines("note", warning, width, "yellow")
     for reason, rules in skipped_rules(report).items():
         yield from _lines("skip", f"{rules}: {reason}", width, "dim")
     if report.evidence:
-        yield from _lines("see", name_text(report.evidence), width)
+        yield from _lines("see", report.evidence, width)
 
 
 def _findings(outcome: RuleOutcome, level: str, width: int) -> Iterator[Text]:
@@ -85,9 +84,9 @@ def _findings(outcome: RuleOutcome, level: str, width: int) -> Iterator[Text]:
     word, style = _LEVELS[level]
     findings = [finding for finding in outcome.findings if finding.level == level]
     for finding in findings[:_FEW_FINDINGS]:
-        title = " · ".join(filter(None, (finding.rule, name_text(finding.where))))
+        title = " · ".join(filter(None, (finding.rule, finding.where)))
         yield from _lines(word, title, width, style)
-        yield from _lines(" ", message_text(finding.message), width)
+        yield from _lines(" ", finding.message, width)
     if len(findings) > _FEW_FINDINGS:
         more = f"… and {len(findings) - _FEW_FINDINGS:,} more of {outcome.rule}, --format json lists all"
         yield from _lines(" ", more, width, "dim")

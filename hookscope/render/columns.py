@@ -7,11 +7,12 @@ from textwrap import wrap
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.results.distribution import EXACT_LIMIT
+from hookscope.results.distribution import EXACT_LIMIT, Distribution
+from hookscope.results.histogram import BIN_COUNT, histogram
 from hookscope.text import safe_text
 
 # A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:
@@ -26,6 +27,15 @@ _ROOMY_WIDTH = 100
 _NAME_WIDTH_AT_LEAST = 16
 _NAME_WIDTH_WANTED = 28
 REMARK_WIDTH = 20
+
+# Bars in a sparkline. Our choice: three bins of `histogram` each, and as wide as a number.
+_SPARK_WIDTH = 8
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+SPARKLINE_MEANING = (
+    f"hist: {_SPARK_WIDTH} equal bins, 1st to 99th percentile of each row, the rest in the end bins; "
+    "height: square root of share"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +129,14 @@ def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
     ]
 
 
+def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
+    """Return a line for a terminal. Every text of a result passes here: what could steer a terminal is spelled out."""
+    return Text(safe_text(text), style=style, overflow=overflow)
+
+
 def kind_cell(kind: str) -> Text:
     """Return a class name as a cell, over-long ones shortened."""
-    return Text(fold_name(safe_text(kind), 18))
+    return Text(fold_name(kind, 18))
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
@@ -163,13 +178,30 @@ def integer_text(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 row", "1,234 rows"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def sparkline(distribution: Distribution | None) -> str:
+    """Draw how values are distributed, as `_SPARK_WIDTH` characters; "-" without a distribution.
+
+    The bars divide the range from the 1st to the 99th percentile evenly; what lies beyond is counted in the bars at the
+    ends. A height is the square root of the share, so that the few can be seen beside the many: an empty bin is blank,
+    one with any value at all has the lowest block at least. Where both percentiles are one value, a single bar stands
+    in the middle.
+    """
+    counted = histogram(distribution)
+    if counted is None:
+        return "-"
+    if len(counted.counts) < BIN_COUNT:
+        return _BLOCKS[-1].center(_SPARK_WIDTH)
+    step = BIN_COUNT // _SPARK_WIDTH
+    bars = [sum(counted.counts[start : start + step]) for start in range(0, BIN_COUNT, step)]
+    bars[0] += counted.below
+    bars[-1] += counted.above
+    heights = (math.ceil(math.sqrt(bar / max(bars)) * len(_BLOCKS)) for bar in bars)
+    return "".join(_BLOCKS[height - 1] if height else " " for height in heights)
 
 
 def fold_name(name: str, width: int) -> str:
-    """Return `name` in at most `width` terminal cells, "…" for its middle: the end of a dotted name says most."""
+    """Return `name` as safe text in at most `width` terminal cells, "…" for its middle: its end says most."""
+    name = safe_text(name)
     if cell_len(name) <= width:
         return name
     head, tail = "", ""

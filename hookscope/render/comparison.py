@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render.columns import Column, counted, draw_table, fitted, number_text, probability_text
+from hookscope.render.columns import Column, draw_table, fitted, number_text, probability_text, safe_line
 from hookscope.results.comparison import Change, Comparison, Prediction
-from hookscope.text import safe_text
+from hookscope.text import counted
 
 # Our choices: what a screen has room for beside the tables of the run itself.
 _FEW_ROWS = 20
@@ -27,34 +27,35 @@ def comparison_report(comparison: Comparison, *, width: int, full: bool = False)
         width: Columns of the terminal.
         full: Show every row and every input.
     """
-    edits = ", ".join(safe_text(edit) for edit in comparison.edits)
     changes = comparison.changes
     shown = changes if full or len(changes) <= _FEW_ROWS else _most_changed(changes)
-    parts: list[RenderableType] = [Text(f"Effect of {edits}", style="bold", overflow="fold")]
+    parts: list[RenderableType] = [safe_line(f"Effect of {', '.join(comparison.edits)}", style="bold", overflow="fold")]
     if shown:
         parts.append(_table(shown, width))
     summary = f"{len(changes):,} of {counted(comparison.row_count, 'row')} changed"
     if len(shown) < len(changes):
         summary += f", the {len(shown)} above most; --full shows all"
-    parts.append(Text(summary, style="bold"))
-    parts += [Text(_range(what, changes), overflow="fold") for what in dict.fromkeys(each.what for each in changes)]
+    parts.append(safe_line(summary, style="bold"))
+    parts += [
+        safe_line(_range(what, changes), overflow="fold") for what in dict.fromkeys(each.what for each in changes)
+    ]
     if comparison.losses is not None:
-        parts.append(Text(f"loss {number_text(comparison.losses[0])} → {number_text(comparison.losses[1])}"))
+        parts.append(safe_line(f"loss {number_text(comparison.losses[0])} → {number_text(comparison.losses[1])}"))
     pairs = list(zip(*comparison.predictions, strict=False))
     parts += [_predictions(*pair) for pair in (pairs if full else pairs[:_FEW_INPUTS])]
     if len(pairs) > _FEW_INPUTS and not full:
         hidden = counted(len(pairs) - _FEW_INPUTS, "more input")
-        parts.append(Text(f"… {hidden}, --full shows all", style="dim"))
+        parts.append(safe_line(f"… {hidden}, --full shows all", style="dim"))
     return Group(*parts)
 
 
 def _table(rows: Sequence[Change], width: int) -> RenderableType:
     none = [Text()] * len(rows)
     columns = [
-        Column("changed", [Text(safe_text(row.label)) for row in rows], 0, words=True),
-        Column("what", [Text(row.what) for row in rows], 2, words=True),
+        Column("changed", [safe_line(row.label) for row in rows], 0, words=True),
+        Column("what", [safe_line(row.what) for row in rows], 2, words=True),
         Column("L2", [_both(row, "l2") for row in rows], 3),
-        Column("ratio", [Text(number_text(row.l2_ratio)) for row in rows], 1),
+        Column("ratio", [safe_line(number_text(row.l2_ratio)) for row in rows], 1),
         Column("mean", [_both(row, "mean") for row in rows], 10),
         Column("remarks", none, 11, words=True),
     ]
@@ -77,7 +78,7 @@ def _amount(change: Change) -> float:
 def _range(what: str, changes: Sequence[Change]) -> str:
     """Return one line on all rows of a kind: between what ratios their L2 norms changed, and where those are."""
     rows = [each for each in changes if each.what == what]
-    known = [(each.l2_ratio, safe_text(each.label)) for each in rows if each.l2_ratio is not None]
+    known = [(each.l2_ratio, each.label) for each in rows if each.l2_ratio is not None]
     line = f"{what}: {counted(len(rows), 'row')}"
     if not known:
         return line
@@ -89,22 +90,22 @@ def _range(what: str, changes: Sequence[Change]) -> str:
 
 def _predictions(before: Prediction, after: Prediction) -> RenderableType:
     if before == after:
-        return Text(f"input {before.input_index}: the same top classes, with the same probabilities")
+        return safe_line(f"input {before.input_index}: the same top classes, with the same probabilities")
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(f"input {before.input_index} without edits:", Text(_classes(before)))
-    grid.add_row(f"input {after.input_index} with edits:", Text(_classes(after)))
+    grid.add_row(f"input {before.input_index} without edits:", safe_line(_classes(before)))
+    grid.add_row(f"input {after.input_index} with edits:", safe_line(_classes(after)))
     return grid
 
 
 def _both(change: Change, measure: str) -> Text:
     """Return a statistic without edits and with them."""
     values = (None if each is None else getattr(each, measure) for each in (change.before, change.after))
-    return Text(" → ".join(map(number_text, values)))
+    return safe_line(" → ".join(map(number_text, values)))
 
 
 def _classes(prediction: Prediction, shown: int = 5) -> str:
     names = prediction.class_names or tuple(f"class {index}" for index in prediction.class_indices)
     pairs = list(zip(names, prediction.probabilities, strict=True))[:shown]
-    return " · ".join(f"{safe_text(name)} {probability_text(probability)}" for name, probability in pairs)
+    return " · ".join(f"{name} {probability_text(probability)}" for name, probability in pairs)

@@ -12,15 +12,15 @@ from rich.text import Text
 from hookscope.render.columns import (
     REMARK_WIDTH,
     Column,
-    counted,
     draw_table,
     fitted,
     kept_positions,
     number_text,
     percent_text,
+    safe_line,
 )
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
-from hookscope.text import safe_text, shape_text
+from hookscope.text import counted, shape_text
 
 SCHEMA_VERSION = 2
 
@@ -57,17 +57,17 @@ def contents_report(contents: CheckpointContents, *, width: int, full: bool = Fa
     weights = [part for part in contents.parts if part.is_weights]
     shown: list[RenderableType] = [_facts(contents, weights)]
     if contents.entries:
-        shown += [Text("\nIn the file", style="bold"), _entries(contents.entries, full=full)]
+        shown += [Text(), safe_line("In the file", style="bold"), _entries(contents.entries, full=full)]
     for part in weights:
         shown += [_about(part), Text()] if len(weights) > 1 else [Text()]
         shown.append(_tensors(part.tensors, width=width, full=full))
     for part in contents.parts:
         if part.is_weights:
             continue
-        shown += [Text(), Text(f"{_cut(part.key) or 'beside these'}: {_total([part])}", style=_style(part))]
+        shown += [Text(), safe_line(f"{_cut(part.key) or 'beside these'}: {_total([part])}", style=_style(part))]
         if listed := [each for each in part.tensors if full or _oddity(each)]:
             shown.append(_tensors(listed, width=width, full=full))
-    total = Text(_total(contents.parts), style=_style(contents) or "bold")
+    total = safe_line(_total(contents.parts), style=_style(contents) or "bold")
     return Group(*shown, *([Text()] * (len(contents.parts) > 1)), total)
 
 
@@ -97,9 +97,9 @@ def _grid(facts: Sequence[tuple[str, str]], fitting: Sequence[str] | None = None
     grid.add_column(overflow="fold")
     for name, value in facts:
         if value:
-            grid.add_row(Text(safe_text(name), style="bold"), Text(_cut(value)))
+            grid.add_row(safe_line(name, style="bold"), safe_line(_cut(value)))
     for position, text in enumerate(() if fitting is None else fitting or ("none that hookscope knows",)):
-        grid.add_row(Text("" if position else "fits", style="bold"), Text(safe_text(text)))
+        grid.add_row(safe_line("" if position else "fits", style="bold"), safe_line(text))
     return grid
 
 
@@ -107,26 +107,28 @@ def _entries(entries: Sequence[StoredEntry], *, full: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     shown = entries if full else entries[:_MOST_ENTRIES]
     for entry in shown:
-        grid.add_row(Text(f"  {_cut(entry.key)}"), Text(safe_text(entry.kind), style="cyan"), Text(_cut(entry.summary)))
+        grid.add_row(
+            safe_line(f"  {_cut(entry.key)}"), safe_line(entry.kind, style="cyan"), safe_line(_cut(entry.summary))
+        )
     hidden = len(entries) - len(shown)
-    return Group(grid, Text(f"  … {hidden} more entries, --full shows all", style="dim")) if hidden else grid
+    return Group(grid, safe_line(f"  … {hidden} more entries, --full shows all", style="dim")) if hidden else grid
 
 
 def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> RenderableType:
     if not tensors:
-        return Text("No tensors.")
+        return safe_line("No tensors.")
     remarks = [_remark(tensor) for tensor in tensors]
     differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line says it
     columns = [
-        Column("tensor", [Text(safe_text(tensor.key)) for tensor in tensors], 0, words=True),
-        Column("shape", [Text(shape_text(tensor.shape)) for tensor in tensors], 1),
-        Column("dtype", [Text(safe_text(tensor.dtype)) for tensor in tensors], 3 if differ else 10, words=True),
-        Column("size", [Text(bytes_text(tensor.byte_count)) for tensor in tensors], 11),
-        Column("mean", [Text(_value_text(tensor.mean)) for tensor in tensors], 12),
-        Column("std", [Text(_value_text(tensor.std)) for tensor in tensors], 6),
-        Column("min", [Text(_value_text(tensor.min)) for tensor in tensors], 4),
-        Column("max", [Text(_value_text(tensor.max)) for tensor in tensors], 5),
-        Column("zeros", [Text(_zeros_text(tensor)) for tensor in tensors], 7),
+        Column("tensor", [safe_line(tensor.key) for tensor in tensors], 0, words=True),
+        Column("shape", [safe_line(shape_text(tensor.shape)) for tensor in tensors], 1),
+        Column("dtype", [safe_line(tensor.dtype) for tensor in tensors], 3 if differ else 10, words=True),
+        Column("size", [safe_line(bytes_text(tensor.byte_count)) for tensor in tensors], 11),
+        Column("mean", [safe_line(_value_text(tensor.mean)) for tensor in tensors], 12),
+        Column("std", [safe_line(_value_text(tensor.std)) for tensor in tensors], 6),
+        Column("min", [safe_line(_value_text(tensor.min)) for tensor in tensors], 4),
+        Column("max", [safe_line(_value_text(tensor.max)) for tensor in tensors], 5),
+        Column("zeros", [safe_line(_zeros_text(tensor)) for tensor in tensors], 7),
         Column("remarks", remarks, 2, words=True, max_width=REMARK_WIDTH),
     ]
     styles = ["bold red" if _oddity(tensor) else "" for tensor in tensors]
@@ -145,8 +147,8 @@ def _zeros_text(tensor: StoredTensor) -> str:
 
 
 def _remark(tensor: StoredTensor) -> Text:
-    tied = f"shares storage with {safe_text(tensor.tied_to)}" if tensor.tied_to else ""
-    return Text("; ".join(filter(None, (_oddity(tensor), tied))), style="bold red" if _oddity(tensor) else "cyan")
+    tied = f"shares storage with {tensor.tied_to}" if tensor.tied_to else ""
+    return safe_line("; ".join(filter(None, (_oddity(tensor), tied))), style="bold red" if _oddity(tensor) else "cyan")
 
 
 def _oddity(tensor: StoredTensor) -> str:
@@ -172,7 +174,7 @@ def _total(parts: Sequence[StoredPart]) -> str:
     finite = [f"NaN or Inf: {counted(bad, 'value')}"] * bool(bad)
     finite += [f"values of {counted(uncounted, 'tensor')} not counted"] * bool(uncounted)
     size = bytes_text(sum(storages.values()))
-    facts = (counted(len(tensors), "tensor"), size, ", ".join(map(safe_text, dtypes)))
+    facts = (counted(len(tensors), "tensor"), size, ", ".join(dtypes))
     return " · ".join((*facts, "; ".join(finite) or "all values are finite"))
 
 
@@ -194,4 +196,4 @@ def bytes_text(count: int) -> str:
 
 
 def _cut(text: str) -> str:
-    return safe_text(text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…")
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"

@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
-from hookscope.render import gradient_tables, tables, terminal
-from hookscope.render.by_input import by_input_table
+from hookscope.render import gradient_tables, terminal
 from hookscope.render.check_json import checks_to_dict
 from hookscope.render.check_terminal import check_report
 from hookscope.render.comparison import comparison_report
@@ -20,6 +19,7 @@ from hookscope.results.comparison import Comparison
 from hookscope.results.contents import CheckpointContents
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModuleTable
+from hookscope.runs import serialize
 
 Result = Activations | Gradients | CheckReport | CheckpointContents | ModuleTable | Comparison
 
@@ -80,7 +80,7 @@ def _gradients(result: Gradients, width: int, *, full: bool) -> Iterator[Rendera
     if result.uncalled:
         yield terminal.uncalled_lines(result.uncalled, full=full)
     if result.inputs_alone:
-        yield by_input_table(result.inputs_alone, width=width, full=full)
+        yield gradient_tables.by_input_table(result.inputs_alone, width=width, full=full)
     if result.comparison is not None:
         yield comparison_report(result.comparison, width=width, full=full)
     if result.predictions:
@@ -100,16 +100,14 @@ def result_dict(result: Result) -> dict[str, Any]:
     Raises:
         UsageError: If it has no such form.
     """
-    if isinstance(result, Activations):
-        return tables.inspection_to_dict(result)
-    if isinstance(result, Gradients):
-        return tables.gradient_inspection_to_dict(result)
+    if isinstance(result, Activations | Gradients):
+        return serialize.inspection_to_dict(result)
     if isinstance(result, CheckpointContents):
         return contents_to_dict(result)
     if isinstance(result, ModuleTable):
-        return tables.modules_to_dict(result.rows)
+        return serialize.modules_to_dict(result.rows)
     if isinstance(result, Comparison):
-        return tables.comparison_to_dict(result)
+        return serialize.comparison_to_dict(result)
     return checks_to_dict([result])
 
 

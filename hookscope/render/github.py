@@ -6,7 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
-from hookscope.render.check_summary import by_gravity, finding_text, message_text, untold_error
+from hookscope.render.check_summary import by_gravity, finding_text, readable, untold_error
 from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
 from hookscope.text import printable, safe_text
@@ -31,10 +31,10 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
         reports: What to say.
         repository: What the annotated files are relative to. `file` is given if the checkpoint is a file below it.
     """
-    ordered = by_gravity(reports)
-    errors = [list(_errors(report, repository)) for report in ordered]
-    warnings = [list(_warnings(report, repository)) for report in ordered]
-    notices = [list(_notices(report, repository)) for report in ordered]
+    ordered = [(readable(report), _file(report.checkpoint, repository)) for report in by_gravity(reports)]
+    errors = [list(_errors(report, file)) for report, file in ordered]
+    warnings = [list(_objections(report, "warn", file)) for report, file in ordered]
+    notices = [list(_notices(report, file)) for report, file in ordered]
     turns = (*zip_longest(*errors), *zip_longest(*warnings), *zip_longest(*notices))
     return "".join(f"{line}\n" for turn in turns for line in turn if line)
 
@@ -58,28 +58,24 @@ def escaped_property(text: str) -> str:
     return escaped_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _errors(report: CheckReport, repository: Path) -> Iterator[str]:
+def _errors(report: CheckReport, file: str) -> Iterator[str]:
     if error := untold_error(report):
-        yield _command("error", report, "could not be checked", error, repository)
-    yield from _objections(report, "fail", repository)
+        yield _command("error", report, "could not be checked", error, file)
+    yield from _objections(report, "fail", file)
 
 
-def _warnings(report: CheckReport, repository: Path) -> Iterator[str]:
-    yield from _objections(report, "warn", repository)
-
-
-def _notices(report: CheckReport, repository: Path) -> Iterator[str]:
+def _notices(report: CheckReport, file: str) -> Iterator[str]:
     if report.warnings:
-        text = "\n".join(map(message_text, report.warnings))
-        yield _command("notice", report, "note", text, repository)
+        text = "\n".join(report.warnings)
+        yield _command("notice", report, "note", text, file)
 
 
-def _objections(report: CheckReport, level: Literal["fail", "warn"], repository: Path) -> Iterator[str]:
+def _objections(report: CheckReport, level: Literal["fail", "warn"], file: str) -> Iterator[str]:
     name: Literal["error", "warning"] = "error" if level == "fail" else "warning"
     for outcome in report.outcomes:
         findings = [finding for finding in outcome.findings if finding.level == level]
         if findings:
-            yield _command(name, report, outcome.rule, _message(findings), repository)
+            yield _command(name, report, outcome.rule, _message(findings), file)
 
 
 def _message(findings: Sequence[Finding]) -> str:
@@ -97,11 +93,10 @@ def _message(findings: Sequence[Finding]) -> str:
 
 
 def _command(
-    name: Literal["error", "warning", "notice"], report: CheckReport, what: str, message: str, repository: Path
+    name: Literal["error", "warning", "notice"], report: CheckReport, what: str, message: str, file: str
 ) -> str:
     properties = {"title": f"hookscope · {printable(report.checkpoint)} · {what}"}  # GitHub takes 255 characters
-    if file := _file(report.checkpoint, repository):
-        properties["file"] = file
+    properties |= {"file": file} if file else {}
     listed = ",".join(f"{key}={escaped_property(value)}" for key, value in properties.items())
     return f"::{name} {listed}::{escaped_data(message)}"
 

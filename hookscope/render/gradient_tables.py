@@ -1,6 +1,7 @@
 """Gradients as Rich renderables, for people: a table of outputs, a table of parameters, the loss and the verdicts."""
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -10,7 +11,6 @@ from rich.text import Text
 from hookscope.render.columns import (
     REMARK_WIDTH,
     Column,
-    counted,
     draw_table,
     fitted,
     integer_text,
@@ -18,13 +18,14 @@ from hookscope.render.columns import (
     kind_cell,
     number_text,
     percent_text,
+    safe_line,
 )
 from hookscope.render.terminal import folded_lines, repeats_words, title_lines, verification_line
 from hookscope.results.activations import Verification
 from hookscope.results.findings import Finding
-from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
+from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow
 from hookscope.results.statistics import TensorStatistics
-from hookscope.text import safe_text, shape_text
+from hookscope.text import counted, shape_text
 
 _LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
 
@@ -42,17 +43,17 @@ def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> 
     rows = inspection.gradients
     title = [
         *title_lines(inspection),
-        Text(f"Gradients of the loss by layer, {inspection.mode} mode, in forward order"),
+        safe_line(f"Gradients of the loss by layer, {inspection.mode} mode, in forward order"),
     ]
     if not rows:
-        return Group(*title, Text("No layer finished."))
-    names = [Text(safe_text(row.label + (" (input)" if row.role == "input" else ""))) for row in rows]
+        return Group(*title, safe_line("No layer finished."))
+    names = [safe_line(row.label + (" (input)" if row.role == "input" else "")) for row in rows]
     statistics = [row.gradient for row in rows]
     columns = [
-        Column("#", [Text(str(row.index)) for row in rows], 12),
+        Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", names, 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
-        Column("shape", [Text(shape_text(each.shape)) for each in statistics], 5),
+        Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
     ]
     verdicts = _by_place(inspection.verdicts)
@@ -69,18 +70,18 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
         full: Show every row of a long table instead of folding it.
     """
     rows = inspection.parameters
-    title = Text("Gradients of the loss by parameter", style="bold")
+    title = safe_line("Gradients of the loss by parameter", style="bold")
     if not rows:
-        return Group(title, Text("The network has no parameters."))
+        return Group(title, safe_line("The network has no parameters."))
     statistics = [row.gradient for row in rows]
     columns = [
-        Column("#", [Text(str(row.index)) for row in rows], 12),
-        Column("parameter", [Text(safe_text(row.name)) for row in rows], 0, words=True),
+        Column("#", [safe_line(str(row.index)) for row in rows], 12),
+        Column("parameter", [safe_line(row.name) for row in rows], 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 13, words=True),
-        Column("shape", [Text(shape_text(each.shape)) for each in statistics], 5),
+        Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
-        Column("‖w‖", [Text(number_text(row.weight_l2)) for row in rows], 6),
-        Column("‖g‖/‖w‖", [Text(number_text(row.ratio)) for row in rows], 1),
+        Column("‖w‖", [safe_line(number_text(row.weight_l2)) for row in rows], 6),
+        Column("‖g‖/‖w‖", [safe_line(number_text(row.ratio)) for row in rows], 1),
     ]
     verdicts = _by_place(inspection.verdicts)
     found = [verdicts.get(row.name, ()) for row in rows]
@@ -95,11 +96,11 @@ def loss_lines(loss: LossRecord | None, verification: Verification | None) -> Re
         verification: Whether it is the loss without hooks, said in a second line; None if that is not known.
     """
     if loss is None:
-        return Text("No loss: the forward pass broke off.", style="bold red")
-    parts = [f"loss {safe_text(loss.name)} = {number_text(loss.value)}"]
-    parts += [f"target: {safe_text(loss.target)}"] if loss.target else []
-    parts += [f"of {safe_text(', '.join(loss.outputs))}"] if loss.outputs else []
-    line = Text(" · ".join(parts), style="bold", overflow="fold")
+        return safe_line("No loss: the forward pass broke off.", style="bold red")
+    parts = [f"loss {loss.name} = {number_text(loss.value)}"]
+    parts += [f"target: {loss.target}"] if loss.target else []
+    parts += [f"of {', '.join(loss.outputs)}"] if loss.outputs else []
+    line = safe_line(" · ".join(parts), style="bold", overflow="fold")
     return line if verification is None else Group(line, verification_line(verification, with_loss=True))
 
 
@@ -108,8 +109,8 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
     verdicts = inspection.verdicts
     if not verdicts:
         if inspection.loss is None or inspection.failure is not None:
-            return Text("Gradients were not judged: the pass broke off.", style="yellow")
-        return Text("No issues found.", style="green")
+            return safe_line("Gradients were not judged: the pass broke off.", style="yellow")
+        return safe_line("No issues found.", style="green")
     failures = sum(verdict.level == "fail" for verdict in verdicts)
     counts = ((failures, "failure"), (len(verdicts) - failures, "warning"))
     title = "Verdict: " + ", ".join(counted(count, noun) for count, noun in counts if count)
@@ -117,12 +118,40 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
     return Panel(lines, title=title, title_align="left", border_style=_LEVEL_STYLES[verdicts[0].level])
 
 
+def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool = False) -> RenderableType:
+    """Return each input's loss and gradient norm, and how far the norms spread: over all parameters, and by layer.
+
+    Args:
+        inputs: At least one.
+        width: Columns of the terminal.
+        full: Show every row of a long table instead of folding it.
+    """
+    alone = [
+        Column("input alone", [safe_line(each.name) for each in inputs], 0, words=True),
+        Column("loss", [safe_line(number_text(each.loss)) for each in inputs], 1),
+        Column("‖g‖ of parameters", [safe_line(number_text(each.parameters_l2)) for each in inputs], 2),
+        _no_remarks(len(inputs)),
+    ]
+    labels = list(dict.fromkeys(label for each in inputs for label in each.rows_l2))
+    norms = [[norm for each in inputs if (norm := each.rows_l2.get(label)) is not None] for label in labels]
+    spread = [
+        Column("grad_output over inputs", [safe_line(label) for label in labels], 0, words=True),
+        Column("least ‖g‖", [_number(min(each, default=None)) for each in norms], 2),
+        Column("median ‖g‖", [_number(median(each) if each else None) for each in norms], 1),
+        Column("greatest ‖g‖", [_number(max(each, default=None)) for each in norms], 3),
+        _no_remarks(len(labels)),
+    ]
+    parts: list[RenderableType] = [safe_line("Gradients of each input alone", style="bold")]
+    parts += [_drawn(columns, width, full=full) for columns in (alone, spread) if columns[0].cells]
+    return Group(*parts)
+
+
 def _verdict_lines(verdict: Finding) -> RenderableType:
-    place = f" at {safe_text(verdict.where)}" if verdict.where else ""
-    heading = f"{verdict.level.upper()} {safe_text(verdict.rule)}{place}"
+    place = f" at {verdict.where}" if verdict.where else ""
+    heading = f"{verdict.level.upper()} {verdict.rule}{place}"
     return Group(
-        Text(heading, style=_LEVEL_STYLES[verdict.level], overflow="fold"),
-        Padding(Text(safe_text(verdict.message), overflow="fold"), (0, 0, 0, 2)),
+        safe_line(heading, style=_LEVEL_STYLES[verdict.level], overflow="fold"),
+        Padding(safe_line(verdict.message, overflow="fold"), (0, 0, 0, 2)),
     )
 
 
@@ -130,18 +159,18 @@ def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
     """Return the columns that gradients of layers and of parameters share."""
 
     def numbers(header: str, values: Iterable[float | None], rank: int) -> Column:
-        return Column(header, [Text(number_text(value)) for value in values], rank)
+        return Column(header, [safe_line(number_text(value)) for value in values], rank)
 
     columns = [
-        Column("dtype", [Text(safe_text(each.dtype)) for each in all_statistics], 17, words=True),
+        Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
         numbers("mean |g|", (each.mean_abs for each in all_statistics), 2),
-        numbers("max |g|", (_greatest_magnitude(each) for each in all_statistics), 3),
+        numbers("max |g|", (each.max_abs for each in all_statistics), 3),
         numbers("L2", (each.l2 for each in all_statistics), 4),
         numbers("mean", (each.mean for each in all_statistics), 18),
         numbers("std", (each.std for each in all_statistics), 19),
-        Column("zeros", [Text(percent_text(each.zero_fraction)) for each in all_statistics], 7),
-        Column("NaN", [Text(integer_text(each.nan_count)) for each in all_statistics], 14),
-        Column("Inf", [Text(integer_text(each.inf_count)) for each in all_statistics], 15),
+        Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 7),
+        Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
+        Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
     # Columns that would say the same in every row are left out.
     idle = {
@@ -166,7 +195,7 @@ def _flagged_table(
     """
     styles = [_row_style(row, found) for row, found in zip(rows, verdicts, strict=True)]
     status = [
-        Text(_status_words(row, found, full=full), style=style)
+        safe_line(_status_words(row, found, full=full), style=style)
         for row, found, style in zip(rows, verdicts, styles, strict=True)
     ]
     last = Column("status", status, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
@@ -193,9 +222,9 @@ def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], 
     if statistics.nan_count or statistics.inf_count:
         words.append(f"{integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf")
     if statistics.unmeasured:
-        words.append(f"unmeasured: {safe_text(statistics.unmeasured)}")
+        words.append(f"unmeasured: {statistics.unmeasured}")
     if isinstance(row, GradientRow) and row.remark:
-        words.append(safe_text(row.remark))
+        words.append(row.remark)
     if isinstance(row, GradientRow) and full:
         words += repeats_words(row)
     return "; ".join(words)
@@ -224,8 +253,15 @@ def _by_place(verdicts: Iterable[Finding]) -> dict[str, list[Finding]]:
     return places
 
 
-def _greatest_magnitude(statistics: TensorStatistics) -> float | None:
-    """Return the largest absolute value; None where it was not measured."""
-    if statistics.min is None or statistics.max is None:
-        return None
-    return max(abs(statistics.min), abs(statistics.max))
+def _drawn(columns: Sequence[Column], width: int, *, full: bool) -> RenderableType:
+    count = len(columns[0].cells)
+    kept = kept_positions([False] * count, full=full)
+    return draw_table(fitted(columns, columns[-1].cells, width), [""] * count, kept, width)
+
+
+def _number(value: float | None) -> Text:
+    return safe_line(number_text(value))
+
+
+def _no_remarks(count: int) -> Column:
+    return Column("remarks", [Text()] * count, 9, words=True)

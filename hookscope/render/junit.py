@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from hookscope.render.check_summary import finding_text, message_text, name_text, total_seconds
+from hookscope.render.check_summary import finding_text, readable, total_seconds
 from hookscope.results.check import CheckReport, RuleOutcome
 
 # The test that says whether a checkpoint could be checked at all. Rules are judged from one examination, so the time
@@ -26,7 +26,7 @@ def checks_to_junit(reports: Sequence[CheckReport]) -> str:
     """
     root = Element("testsuites", name="hookscope check")
     for report in reports:
-        root.append(_suite(report))
+        root.append(_suite(readable(report)))
     for count in ("tests", "failures", "errors"):
         root.set(count, str(sum(int(suite.get(count, 0)) for suite in root)))
     root.set("time", f"{sum(map(total_seconds, reports)):.3f}")
@@ -35,7 +35,7 @@ def checks_to_junit(reports: Sequence[CheckReport]) -> str:
 
 
 def _suite(report: CheckReport) -> Element:
-    name = name_text(report.checkpoint)
+    name = report.checkpoint
     tests = [_examination(report), *(_rule(outcome) for outcome in report.outcomes if outcome.status != "off")]
     suite = Element("testsuite", name=name, tests=str(len(tests)))
     for count, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
@@ -50,10 +50,9 @@ def _suite(report: CheckReport) -> Element:
 def _examination(report: CheckReport) -> Element:
     test = Element("testcase", name=_EXAMINATION, time=f"{total_seconds(report):.3f}")
     if report.error:
-        error = message_text(report.error)
-        SubElement(test, "error", type=f"exit code {report.error_code}", message=error).text = error
-    notes = [f"note: {message_text(warning)}" for warning in report.warnings]
-    notes += [f"evidence: {name_text(report.evidence)}"] if report.evidence else []
+        SubElement(test, "error", type=f"exit code {report.error_code}", message=report.error).text = report.error
+    notes = [f"note: {warning}" for warning in report.warnings]
+    notes += [f"evidence: {report.evidence}"] if report.evidence else []
     _add_output(test, notes)
     return test
 
@@ -65,7 +64,7 @@ def _rule(outcome: RuleOutcome) -> Element:
         more = f" (and {len(failures) - 1:,} more)" if len(failures) > 1 else ""
         SubElement(test, "failure", type=outcome.rule, message=failures[0] + more).text = "\n".join(failures)
     if outcome.status == "skipped":
-        SubElement(test, "skipped", message=message_text(outcome.reason))
+        SubElement(test, "skipped", message=outcome.reason)
     _add_output(test, [f"warning: {finding_text(each)}" for each in outcome.findings if each.level == "warn"])
     return test
 

@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hookscope.render import conversion, plots, terminal
-from hookscope.render.columns import counted
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.gradients import Gradients
-from hookscope.text import safe_text, shape_text
+from hookscope.text import counted, safe_text, shape_text
 
 # So wide that no column is left out and no name shortened.
 _EVERYTHING = 1_000_000
@@ -54,24 +53,24 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
 def feature_maps_html(maps: FeatureMaps) -> str:
     """Return the grid as a picture, and what it shows in words."""
     about = [
-        f"{safe_text(maps.label)} ({safe_text(maps.kind)})",
+        f"{maps.label} ({maps.kind})",
         f"input {maps.input_index}",
         f"shape {shape_text(maps.shape)}",
         counted(maps.channel_count, "channel"),
-        *([safe_text(maps.note)] if maps.note else []),
+        *([maps.note] if maps.note else []),
     ]
     return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(about)}")
 
 
 def _flow(inspection: Gradients) -> str:
     text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
-    return _picture(plots.encode_png(plots.gradient_flow(inspection)), text)
+    return _picture(plots.figure_png(plots.gradient_flow(inspection)), text)
 
 
 def _picture(png: bytes, text: str) -> str:
     """Return a picture in the page itself, and `text` in its place for those who cannot see it."""
     data = base64.b64encode(png).decode("ascii")
-    return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{data}" style="max-width:100%"></p>\n'
+    return f'<p><img alt="{escape(safe_text(text))}" src="data:image/png;base64,{data}" style="max-width:100%"></p>\n'
 
 
 def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:

@@ -31,6 +31,35 @@ from numpy.typing import NDArray
 from hookscope.errors import UsageError, nearest
 
 Colour = tuple[int, int, int]
+Indices = NDArray[np.uint8]  # palette indices, (height, width)
+
+# The palette: an odd number of colours, so that zero of a signed map is exactly the middle one; then what no value has.
+LEVEL_COUNT = 241
+NON_FINITE = 241
+ALL_ZERO = 242
+BACKGROUND = 243
+TEXT = 255  # the entries from BACKGROUND to TEXT fade from one to the other, for smooth letters
+
+_BACKGROUND_COLOUR = (255, 255, 255)
+_TEXT_COLOUR = (24, 24, 24)
+_NON_FINITE_COLOURS = {
+    "magenta": (255, 0, 255),
+    "lime": (0, 255, 0),
+    "red": (255, 0, 0),
+    "cyan": (0, 255, 255),
+    "yellow": (255, 255, 0),
+    "blue": (0, 0, 255),
+    "white": (255, 255, 255),
+}
+_ALL_ZERO_COLOURS = {
+    "grey": (120, 124, 130),
+    "steel blue": (70, 120, 200),
+    "olive": (128, 128, 0),
+    "purple": (110, 60, 180),
+    "teal": (0, 128, 128),
+    "beige": (225, 215, 180),
+    "brown": (120, 70, 20),
+}
 
 # 256 colours each, red, green and blue in two hexadecimal digits.
 _TABLES = {
@@ -123,3 +152,15 @@ def distinct_colour(taken: NDArray[np.uint8], candidates: dict[str, Colour]) -> 
     }
     chosen = next((name for name in candidates if distances[name] >= near), max(distances, key=distances.__getitem__))
     return chosen, candidates[chosen]
+
+
+@lru_cache(maxsize=32)
+def grid_palette(cmap: str) -> tuple[bytes, str, str]:
+    """Return the 256 colours as bytes, and the names of those for non-finite values and all-zero channels."""
+    levels = colour_levels(cmap, LEVEL_COUNT)
+    shades = np.linspace(_BACKGROUND_COLOUR, _TEXT_COLOUR, TEXT - BACKGROUND + 1)
+    shades = shades.round().astype(np.uint8)
+    non_finite_name, non_finite = distinct_colour(np.vstack([levels, shades]), _NON_FINITE_COLOURS)
+    all_zero_name, all_zero = distinct_colour(np.vstack([levels, shades[:1], [non_finite]]), _ALL_ZERO_COLOURS)
+    colours = np.vstack([levels, [non_finite], [all_zero], shades]).astype(np.uint8)
+    return colours.tobytes(), non_finite_name, all_zero_name

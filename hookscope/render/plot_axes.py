@@ -22,7 +22,8 @@ from matplotlib.font_manager import get_font
 from matplotlib.ticker import FixedLocator, NullLocator
 from numpy.typing import NDArray
 
-from hookscope.results.gradients import Gradients, GradientStatus
+from hookscope.results.activations import LayerRow
+from hookscope.results.gradients import GradientRow, GradientStatus
 from hookscope.text import safe_text
 
 # Okabe and Ito 2008, "Color Universal Design": told apart with every common colour vision, and by shape besides.
@@ -79,14 +80,31 @@ class _ShownFigure(Figure):
         return file.getvalue()
 
 
-def titled_figure(inspection: Gradients, what: str, height: float) -> Figure:
-    """Return an empty figure, ten inches wide, under a title that names what was run."""
+def titled_figure(parts: Sequence[str], height: float) -> Figure:
+    """Return an empty figure, ten inches wide, under a title of several parts."""
     figure = _ShownFigure(figsize=(10, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    loss = f"loss {inspection.loss.name}" if inspection.loss else "no loss"
-    parts = (what, inspection.model.name, f"{inspection.mode} mode", loss, inspection.model.weights)
     figure.suptitle(plain(" · ".join(parts), 110), x=0.012, horizontalalignment="left", fontsize=11, fontweight="bold")
     return figure
+
+
+def panels(parts: Sequence[str], count: int, across: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many panels for histograms, without a vertical scale, and its panels."""
+    down = max(1, math.ceil(count / across))
+    figure = titled_figure(parts, 0.9 + 1.75 * down)
+    grid = figure.subplots(down, across, squeeze=False).ravel()
+    for axes in grid:
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(NullLocator())
+        axes.spines.left.set_visible(False)
+    for axes in grid[count:]:
+        axes.set_axis_off()
+    return figure, list(grid)
+
+
+def name_panel(axes: Axes, row: LayerRow | GradientRow, remarks: Sequence[str]) -> None:
+    """Write above a panel which row it is of, and what to know about it."""
+    axes.set_title(f"{plain(row.label, 28)}\n{' · '.join(remarks)}", fontsize=8)
 
 
 def log_axis(axes: Axes, values: NDArray[np.float64]) -> None:

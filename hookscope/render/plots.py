@@ -1,4 +1,4 @@
-"""A gradient inspection as pictures: gradient flow over depth, histograms, ‖g‖/‖w‖ of every parameter.
+"""Plots of gradients: gradient flow over depth, histograms, ‖g‖/‖w‖ of every parameter; and histograms of outputs.
 
 Importing this imports matplotlib.
 """
@@ -26,20 +26,24 @@ from hookscope.render.plot_axes import (
     log_axis,
     mark_failing,
     mark_missing,
+    name_panel,
     name_places,
     our_style,
-    plain,
+    panels,
     say,
     titled_figure,
 )
+from hookscope.results.activations import LayerRow
 from hookscope.results.distribution import Distribution
 from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, ParameterRow
+from hookscope.results.histogram import even_edges
 from hookscope.results.statistics import TensorStatistics
 
 _MOST_HISTOGRAMS = 12
 _MOST_BINS = 41
 # A linear axis hides the middle of a histogram when its tail is this many times wider. Our choice.
 _WIDE_TAIL = 30.0
+_LARGEST = 1e299  # beyond it the width of the range overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def gradient_flow(inspection: Gradients) -> Figure:
         _Point(row.name, row.status, row.gradient, minor=not _is_weight(row)) for row in inspection.parameters
     ]
     with our_style():
-        figure = titled_figure(inspection, "Gradient flow", 7.2)
+        figure = titled_figure(_title(inspection, "Gradient flow"), 7.2)
         axes = figure.subplots(2, 1)
         _draw_flow(axes[0], "outputs of layers, in forward order", outputs, _failing(inspection))
         _draw_flow(axes[1], "parameters, in the order they are defined", parameters, _failing(inspection))
@@ -86,15 +90,11 @@ def gradient_histograms(inspection: Gradients, layers: Sequence[str] = ()) -> Fi
     rows = [row for row in known if row.label in layers] if layers else known
     places = np.unique(np.linspace(0, len(rows) - 1, _MOST_HISTOGRAMS).round().astype(int)) if rows else ()
     with our_style():
-        across = min(4, max(2, len(places)))
-        down = max(1, math.ceil(len(places) / across))
         chosen = f", {len(places)} of {len(known)} layers" if len(places) < len(known) else ""
-        figure = titled_figure(inspection, f"Gradients of outputs{chosen}", 0.9 + 1.75 * down)
-        grid = figure.subplots(down, across, squeeze=False).ravel()
+        title = _title(inspection, f"Gradients of outputs{chosen}")
+        figure, grid = panels(title, len(places), min(4, max(2, len(places))))
         for axes, place in zip(grid, places, strict=False):
             _draw_histogram(axes, rows[place])
-        for axes in grid[len(places) :]:
-            axes.set_axis_off()
         if not len(places):
             say(grid[0], "No output has a gradient other than zero.")
     return figure
@@ -108,7 +108,7 @@ def parameter_ratios(inspection: Gradients) -> Figure:
     """
     rows = inspection.parameters
     with our_style():
-        figure = titled_figure(inspection, "‖g‖/‖w‖ of parameters", 4.6)
+        figure = titled_figure(_title(inspection, "‖g‖/‖w‖ of parameters"), 4.6)
         axes = figure.subplots()
         if not rows:
             say(axes, "The network has no parameters.")
@@ -135,6 +135,22 @@ def parameter_ratios(inspection: Gradients) -> Figure:
     return figure
 
 
+def activation_histograms(rows: Sequence[LayerRow], title: str) -> Figure:
+    """Draw how the outputs of some layers are distributed, a panel each.
+
+    Bars are shares of the finite values; what is not finite is counted above the panel.
+
+    Args:
+        rows: What to draw.
+        title: What was run.
+    """
+    with our_style():
+        figure, grid = panels(("Outputs of layers", title), len(rows), 4)
+        for axes, row in zip(grid, rows, strict=False):
+            _draw_output(axes, row)
+    return figure
+
+
 PLOTS: Mapping[str, Callable[[Gradients], Figure]] = {
     "gradient-flow": gradient_flow,
     "gradient-histograms": gradient_histograms,
@@ -143,7 +159,7 @@ PLOTS: Mapping[str, Callable[[Gradients], Figure]] = {
 """Every plot of a gradient inspection by the name of its file."""
 
 
-def encode_png(figure: Figure) -> bytes:
+def figure_png(figure: Figure) -> bytes:
     """Return a figure of this module as a PNG file; the same figure gives the same bytes."""
     file = io.BytesIO()
     with our_style():
@@ -157,7 +173,7 @@ def _draw_flow(axes: Axes, title: str, points: Sequence[_Point], failing: Mappin
         say(axes, "Nothing was measured.")
         return
     means = _positive([point.statistics.mean_abs for point in points])
-    greatest = _positive([_greatest_magnitude(point.statistics) for point in points])
+    greatest = _positive([point.statistics.max_abs for point in points])
     minor = np.array([point.minor for point in points])
     for label, values, colour, marker in (("max", greatest, ORANGE, "^"), ("mean", means, BLUE, "o")):
         _draw_line(axes, values, minor, f"{label} |gradient|", (marker, colour))
@@ -214,14 +230,38 @@ def _draw_histogram(axes: Axes, row: GradientRow) -> None:
         ticks = [-reach / 2, 0.0, reach / 2]
     axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(NullLocator())
-    axes.spines.left.set_visible(False)
     remarks = [f"L2 {row.gradient.l2:.2g}"] if row.gradient.l2 is not None else []
     remarks += [f"{row.gradient.zero_fraction:.0%} zero"] if row.gradient.zero_fraction else []
     counts = ((row.gradient.nan_count, "NaN"), (row.gradient.inf_count, "Inf"))
     remarks += [f"{count} {name}" for count, name in counts if count]
     remarks += ["log axis"] if wide else []
-    axes.set_title(f"{plain(row.label, 28)}\n{' · '.join(remarks)}", fontsize=8)
+    name_panel(axes, row, remarks)
+
+
+def _draw_output(axes: Axes, row: LayerRow) -> None:
+    statistics = row.activation
+    counts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "Inf"))
+    remarks = [f"{count:,} {name}" for count, name in counts if count]
+    remarks += [f"{statistics.zero_fraction:.0%} zero"] if statistics.zero_fraction else []
+    distribution = statistics.distribution
+    if distribution is not None:
+        low, high = np.clip((distribution.low, distribution.high), -_LARGEST, _LARGEST).tolist()
+        edges = even_edges(low, high, _MOST_BINS)
+        if low == high:
+            margin = abs(low) / 2 or 0.5
+            edges = np.array([low - margin, low + margin])
+        axes.stairs(distribution.histogram(edges) / distribution.count, edges, fill=True, color=BLUE)
+        ticks = [float(edges[0]), float(edges[-1])]
+        axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    else:
+        say(axes, "No distribution." if statistics.mean is not None else "No finite value.")
+    name_panel(axes, row, remarks)
+
+
+def _title(inspection: Gradients, what: str) -> tuple[str, ...]:
+    """Return what is drawn, and what was run."""
+    loss = f"loss {inspection.loss.name}" if inspection.loss else "no loss"
+    return what, inspection.model.name, f"{inspection.mode} mode", loss, inspection.model.weights
 
 
 def _failing(inspection: Gradients) -> dict[str, str]:
@@ -254,9 +294,3 @@ def _median_magnitude(distribution: Distribution) -> float:
 def _is_weight(row: ParameterRow) -> bool:
     """Tell weights from biases and scales: at least two axes are longer than 1."""
     return sum(size > 1 for size in row.gradient.shape) >= 2
-
-
-def _greatest_magnitude(statistics: TensorStatistics) -> float | None:
-    if statistics.min is None or statistics.max is None:
-        return None
-    return max(abs(statistics.min), abs(statistics.max))

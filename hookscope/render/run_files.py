@@ -14,8 +14,10 @@ from hookscope.errors import LayerNotFoundError, OutputError, UsageError, neares
 from hookscope.render import conversion, grids, tables
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.gradients import Gradients
+from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS, Provenance
+from hookscope.runs import serialize
 from hookscope.runs.directory import new_run
 from hookscope.text import safe_text
 
@@ -31,12 +33,12 @@ class SavedRun:
 
     Attributes:
         folder: Where.
-        grids: Paths of the grids in it.
+        grids: The grids in it.
         files: Paths of everything else but `run.json` and the pictures of the inputs.
     """
 
     folder: Path
-    grids: tuple[str, ...]
+    grids: tuple[Grid, ...]
     files: tuple[str, ...]
 
 
@@ -82,7 +84,7 @@ def save_run(
             "verb": "grads" if isinstance(result, Gradients) else "activations",
             "command": command,
             **_circumstances(provenance),
-            "grids": drawn,
+            "grids": [asdict(grid) for grid in drawn],
             **{name: value for name, value in conversion.result_dict(result).items() if name not in _IN_FILES},
             **provenance.settings,
             "thumbnails": _write_pictures(run.path, result.inputs, provenance),
@@ -119,28 +121,30 @@ def _draw_grids(
     *,
     cmap: str,
     scale: Literal["channel", "layer"],
-) -> list[str]:
-    """Draw the grids into `folder`; return their paths inside the run."""
+) -> list[Grid]:
+    """Draw the grids into `folder`; return what each shows, and where."""
     names = [f"grids/{grids.grid_name(each, row_count, input_count=len(inputs))}" for each in maps]
 
-    def draw(each: FeatureMaps, name: str) -> None:
-        picture = grids.draw_grid(each, cmap=cmap, scale=scale, input_name=inputs[each.input_index].name)
+    def draw(each: FeatureMaps, name: str) -> Grid:
+        input_name = inputs[each.input_index].name
+        picture, grid = grids.draw_for_run(each, name, cmap=cmap, scale=scale, input_name=input_name)
         (folder / name).write_bytes(grids.encode_png(picture))
+        return grid
 
-    if names:
-        (folder / "grids").mkdir()
-        # NumPy and zlib let go of the interpreter for most of the work.
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(draw, maps, names))
-    return names
+    if not names:
+        return []
+    (folder / "grids").mkdir()
+    # NumPy and zlib let go of the interpreter for most of the work.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(draw, maps, names))
 
 
 def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
-    texts = {"layers.csv": tables.rows_to_csv(result), "layers.json": tables.rows_to_json(result)}
+    texts = {"layers.csv": tables.rows_to_csv(result), "layers.json": serialize.rows_to_json(result)}
     if isinstance(result, Gradients):
         texts["gradients.csv"] = tables.gradients_to_csv(result)
         texts["parameters.csv"] = tables.parameters_to_csv(result)
-        texts["gradients.json"] = tables.gradients_to_json(result)
+        texts["gradients.json"] = serialize.gradients_to_json(result)
     if result.comparison is not None:
         texts["changes.csv"] = tables.changes_to_csv(result.comparison)
     if isinstance(result, Gradients) and result.inputs_alone:
@@ -160,7 +164,7 @@ def _draw_plots(folder: Path, result: Activations | Gradients, histogram: Sequen
     if histogram:
         drawn["plots/gradient-histograms.png"] = plots.gradient_histograms(result, histogram)
     for name, figure in drawn.items():
-        (folder / name).write_bytes(plots.encode_png(figure))
+        (folder / name).write_bytes(plots.figure_png(figure))
     return list(drawn)
 
 

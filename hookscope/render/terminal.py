@@ -11,8 +11,8 @@ from rich.text import Text
 
 from hookscope.render.columns import (
     REMARK_WIDTH,
+    SPARKLINE_MEANING,
     Column,
-    counted,
     draw_table,
     fitted,
     fold_name,
@@ -23,13 +23,14 @@ from hookscope.render.columns import (
     percent_text,
     probability_text,
     quantile_text,
+    safe_line,
+    sparkline,
 )
-from hookscope.render.sparklines import MEANING, sparkline
 from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer, Verification
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.text import safe_text, shape_text
+from hookscope.text import counted, shape_text
 
 _MEDIAN = QUANTILE_LEVELS.index(0.5)
 _HIST = "hist"
@@ -57,14 +58,14 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
     """
     rows = inspection.rows
     if not rows:
-        return Group(*title_lines(inspection), Text("No layer finished."))
+        return Group(*title_lines(inspection), safe_line("No layer finished."))
     flags = [_flag_words(row, full=full) for row in rows]
-    names = [Text(safe_text(row.label)) for row in rows]
+    names = [safe_line(row.label) for row in rows]
     flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
     columns = fitted([*_layer_columns(rows, names), flag_column], flags, width)
     styles = [_row_style(row) for row in rows]
     kept = kept_positions([bool(style) for style in styles], full=full)
-    legend = [Text(MEANING, style="dim")] if any(column.header == _HIST for column in columns) else []
+    legend = [safe_line(SPARKLINE_MEANING, style="dim")] if any(column.header == _HIST for column in columns) else []
     return Group(*title_lines(inspection), draw_table(columns, styles, kept, width), *legend, *folded_lines(rows))
 
 
@@ -74,13 +75,13 @@ def folded_lines(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[Text]
     if not count:
         return []
     what = "row repeats another and is" if count == 1 else "rows repeat others and are"
-    return [Text(f"{count:,} {what} not shown, --repeats shows all", style="dim")]
+    return [safe_line(f"{count:,} {what} not shown, --repeats shows all", style="dim")]
 
 
 def repeats_words(row: LayerRow | GradientRow) -> list[str]:
     """Return which row this one repeats, and which rows it stands for, in words."""
-    words = [f"repeats {safe_text(row.repeats)}"] if row.repeats else []
-    return [*words, f"also {', '.join(map(safe_text, row.also))}"] if row.also else words
+    words = [f"repeats {row.repeats}"] if row.repeats else []
+    return [*words, f"also {', '.join(row.also)}"] if row.also else words
 
 
 def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> RenderableType:
@@ -92,14 +93,16 @@ def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> 
     """
     by_reason: dict[str, list[str]] = {}
     for layer in uncalled:
-        by_reason.setdefault(layer.reason, []).append(fold_name(safe_text(layer.layer or "(model)"), 48))
+        by_reason.setdefault(layer.reason, []).append(fold_name(layer.layer or "(model)", 48))
     if not by_reason:
         return Group()
-    lines: list[RenderableType] = [Text(f"Never called: {counted(len(uncalled), 'selected layer')}", style="yellow")]
+    lines: list[RenderableType] = [
+        safe_line(f"Never called: {counted(len(uncalled), 'selected layer')}", style="yellow")
+    ]
     for reason, layers in by_reason.items():
         shown = layers if full else layers[:6]
         more = f" … and {len(layers) - len(shown)} more, --full names all" if len(shown) < len(layers) else ""
-        line = Text(f"{safe_text(reason)} ({len(layers)}): {', '.join(shown)}{more}", overflow="fold")
+        line = safe_line(f"{reason} ({len(layers)}): {', '.join(shown)}{more}", overflow="fold")
         lines.append(Padding(line, (0, 0, 0, 2)))
     return Group(*lines)
 
@@ -108,7 +111,7 @@ def warnings_panel(warnings: Sequence[str]) -> RenderableType:
     """Return the warnings in a frame, one paragraph each; nothing for none."""
     if not warnings:
         return Group()
-    lines = Text("\n", overflow="fold").join(Text(f"• {safe_text(warning)}") for warning in warnings)
+    lines = Text("\n", overflow="fold").join(safe_line(f"• {warning}") for warning in warnings)
     return Panel(lines, title="Warning" if len(warnings) == 1 else "Warnings", title_align="left", style="yellow")
 
 
@@ -116,27 +119,25 @@ def verification_line(verification: Verification, *, with_loss: bool) -> Rendera
     """Return in one line whether hooks changed what the network computes: "verified: the same output as ..."."""
     what = "output and loss" if with_loss else "output"
     if verification.status == "same":
-        return Text(f"verified: the same {what} as without hooks", style="green")
+        return safe_line(f"verified: the same {what} as without hooks", style="green")
     if verification.status == "not repeatable":
-        sentence = f"not verified: two passes without hooks differ as well ({safe_text(verification.difference)})"
-        return Text(sentence, style="yellow", overflow="fold")
-    return Text("not the same as without hooks: see the warning", style="bold red")
+        sentence = f"not verified: two passes without hooks differ as well ({verification.difference})"
+        return safe_line(sentence, style="yellow", overflow="fold")
+    return safe_line("not the same as without hooks: see the warning", style="bold red")
 
 
 def note_lines(notes: Sequence[str]) -> RenderableType:
     """Return the notes, a paragraph each; nothing for none."""
-    return Group(*(Text(f"note: {safe_text(note)}", style="dim", overflow="fold") for note in notes))
+    return Group(*(safe_line(f"note: {note}", style="dim", overflow="fold") for note in notes))
 
 
 def failure_panel(failure: Failure) -> RenderableType:
     """Return where and how the forward pass broke off, in a frame."""
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(
-        "module", Text(f"{safe_text(failure.layer or '(model)')} ({safe_text(failure.kind)})", overflow="fold")
-    )
-    shapes = ", ".join(safe_text(shape) for shape in failure.input_shapes)
-    grid.add_row("inputs", Text(shapes or "none", overflow="fold"))
-    grid.add_row("error", Text(safe_text(failure.error), overflow="fold"))
+    grid.add_row("module", safe_line(f"{failure.layer or '(model)'} ({failure.kind})", overflow="fold"))
+    shapes = ", ".join(failure.input_shapes)
+    grid.add_row("inputs", safe_line(shapes or "none", overflow="fold"))
+    grid.add_row("error", safe_line(failure.error, overflow="fold"))
     return Panel(grid, title="The model raised", title_align="left", style="red")
 
 
@@ -155,15 +156,17 @@ def predictions_lines(inspection: Activations | Gradients, *, full: bool = False
     for prediction in shown:
         names = prediction.class_names or tuple(f"class {index}" for index in prediction.class_indices)
         classes = (
-            f"{safe_text(name)} {probability_text(probability)}"
+            f"{name} {probability_text(probability)}"
             for name, probability in zip(names, prediction.probabilities, strict=True)
         )
-        name = fold_name(safe_text(inspection.inputs[prediction.input_index].name), 30)
-        grid.add_row(Text(f"{name}:"), Text(" · ".join(classes)))
+        name = fold_name(inspection.inputs[prediction.input_index].name, 30)
+        grid.add_row(safe_line(f"{name}:"), safe_line(" · ".join(classes)))
     if not shown:
         return Group()
     hidden = len(predictions) - len(shown)
-    return Group(grid, Text(f"… {counted(hidden, 'more input')}, --full shows all", style="dim")) if hidden else grid
+    return (
+        Group(grid, safe_line(f"… {counted(hidden, 'more input')}, --full shows all", style="dim")) if hidden else grid
+    )
 
 
 def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> RenderableType:
@@ -174,15 +177,15 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
         width: Columns of the terminal.
         title: First line.
     """
-    notes = [Text(safe_text(row.note), style="cyan") if row.note else Text() for row in rows]
+    notes = [safe_line(row.note, style="cyan") if row.note else Text() for row in rows]
     columns = [
-        Column("module", [Text(name) for name in _tree_names([row.layer for row in rows])], 0, words=True),
+        Column("module", [*map(safe_line, _tree_names([row.layer for row in rows]))], 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 4, words=True),
-        Column("parameters", [Text(f"{row.total_parameter_count:,}") for row in rows], 3),
-        Column("calls", [Text(str(row.call_count)) for row in rows], 11),
+        Column("parameters", [safe_line(f"{row.total_parameter_count:,}") for row in rows], 3),
+        Column("calls", [safe_line(str(row.call_count)) for row in rows], 11),
         Column("input", [_shapes(row.input_shapes) for row in rows], 10, words=True),
         Column("output", [_shapes(row.output_shapes) for row in rows], 2, words=True),
-        Column("selected", [Text("● selected" if row.selected else "") for row in rows], 1, words=True),
+        Column("selected", [safe_line("● selected" if row.selected else "") for row in rows], 1, words=True),
         Column("note", notes, 12, words=True, max_width=REMARK_WIDTH),
     ]
     if all(row.call_count == 1 for row in rows):
@@ -196,20 +199,20 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
         f"{sum(row.selected for row in rows)} selected",
         counted(whole[0], "parameter"),
     )
-    return Group(Text(safe_text(title), style="bold"), table, Text(" · ".join(totals)))
+    return Group(safe_line(title, style="bold"), table, safe_line(" · ".join(totals)))
 
 
 def title_lines(inspection: Activations | Gradients) -> list[Text]:
     """Return what heads every table: model, weights, inputs, and that the weights are random if they are."""
     model = inspection.model
-    kind = f" ({safe_text(model.kind)})" if model.kind.lower() != model.name.lower() else ""
-    names = [safe_text(PurePath(record.name).name) for record in inspection.inputs]
+    kind = f" ({model.kind})" if model.kind.lower() != model.name.lower() else ""
+    names = [PurePath(record.name).name for record in inspection.inputs]
     inputs = names[0] if len(names) == 1 else f"{len(names)} inputs"
     unusual = [name for name, usual in ((inspection.dtype, "float32"), (inspection.device, "cpu")) if name != usual]
-    parts = (f"{safe_text(model.name)}{kind}", f"weights: {safe_text(model.weights)}", inputs, *unusual)
-    lines = [Text(" · ".join(parts), style="bold", overflow="fold")]
+    parts = (f"{model.name}{kind}", f"weights: {model.weights}", inputs, *unusual)
+    lines = [safe_line(" · ".join(parts), style="bold", overflow="fold")]
     if model.random:
-        lines.append(Text("RANDOM WEIGHTS: this network is untrained, nothing here was learned", style="bold red"))
+        lines.append(safe_line("RANDOM WEIGHTS: this network is untrained, nothing here was learned", style="bold red"))
     return lines
 
 
@@ -218,27 +221,27 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     all_statistics = [row.activation for row in rows]
 
     def numbers(header: str, values: Iterable[float | None], rank: int) -> Column:
-        return Column(header, [Text(number_text(value)) for value in values], rank)
+        return Column(header, [safe_line(number_text(value)) for value in values], rank)
 
     columns = [
-        Column("#", [Text(str(row.index)) for row in rows], 12),
+        Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", names, 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
         Column("shape", [_activation_shape(row) for row in rows], 6),
-        Column("dtype", [Text(safe_text(each.dtype)) for each in all_statistics], 17, words=True),
-        Column("parameters", [Text(f"{row.parameter_count:,}") for row in rows], 21),
+        Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
+        Column("parameters", [safe_line(f"{row.parameter_count:,}") for row in rows], 21),
         numbers("mean", (each.mean for each in all_statistics), 1),
         numbers("std", (each.std for each in all_statistics), 2),
         numbers("min", (each.min for each in all_statistics), 3),
-        Column("median", [Text(_median_text(each)) for each in all_statistics], 18),
+        Column("median", [safe_line(_median_text(each)) for each in all_statistics], 18),
         numbers("max", (each.max for each in all_statistics), 4),
         numbers("mean |x|", (each.mean_abs for each in all_statistics), 19),
         numbers("L2", (each.l2 for each in all_statistics), 20),
-        Column(_HIST, [Text(sparkline(each.distribution)) for each in all_statistics], 16),
-        Column("zeros", [Text(percent_text(each.zero_fraction)) for each in all_statistics], 5),
-        Column("dead", [Text(_dead_channels(each)) for each in all_statistics], 13),
-        Column("NaN", [Text(integer_text(each.nan_count)) for each in all_statistics], 14),
-        Column("Inf", [Text(integer_text(each.inf_count)) for each in all_statistics], 15),
+        Column(_HIST, [safe_line(sparkline(each.distribution)) for each in all_statistics], 16),
+        Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 5),
+        Column("dead", [safe_line(_dead_channels(each)) for each in all_statistics], 13),
+        Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
+        Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
     # Columns that would say the same in every row are left out.
     idle = {
@@ -262,10 +265,10 @@ def _flag_words(row: LayerRow, *, full: bool) -> Text:
     details = {
         "non-finite": f": {integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf",
         "dead channels": f" {_dead_channels(statistics)}",
-        "unmeasured": f": {safe_text(statistics.unmeasured)}" if statistics.unmeasured else "",
+        "unmeasured": f": {statistics.unmeasured}" if statistics.unmeasured else "",
     }
     words = "; ".join([*(flag + details.get(flag, "") for flag in row.flags), *(repeats_words(row) if full else ())])
-    return Text(words, style=_row_style(row) or "cyan") if words else Text()
+    return safe_line(words, style=_row_style(row) or "cyan") if words else Text()
 
 
 def _row_style(row: LayerRow) -> str:
@@ -281,18 +284,18 @@ def _tree_names(layers: Sequence[str]) -> list[str]:
         parts = layer.split(".") if layer else []
         ancestors = [size for size in range(len(parts)) if ".".join(parts[:size]) in known]
         own = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
-        names.append("  " * len(ancestors) + safe_text(own))
+        names.append("  " * len(ancestors) + own)
     return names
 
 
 def _activation_shape(row: LayerRow) -> Text:
-    return Text("-" if "not a tensor" in row.flags else shape_text(row.activation.shape))
+    return safe_line("-" if "not a tensor" in row.flags else shape_text(row.activation.shape))
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> Text:
     """Return at most two shapes in words, and how many more there are."""
     more = f" +{len(shapes) - 2}" if len(shapes) > 2 else ""
-    return Text(", ".join(shape_text(shape) for shape in shapes[:2]) + more or "-")
+    return safe_line(", ".join(shape_text(shape) for shape in shapes[:2]) + more or "-")
 
 
 def _dead_channels(statistics: TensorStatistics) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from hookscope.results.distribution import Distribution
+from hookscope.results.histogram import Histogram
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -34,6 +35,7 @@ class TensorStatistics:
             Exact for up to 1,024 finite values; of more within 3 % of the value or within 0.5 % of its rank.
         unmeasured: Why statistics are missing; None when they are not.
         distribution: How the values are distributed, for quantiles and histograms; None if it was not asked for.
+        histogram: The same as few counts, of statistics that were read from a run directory, which keeps no more.
     """
 
     shape: tuple[int, ...]
@@ -54,6 +56,12 @@ class TensorStatistics:
     quantiles: tuple[float, ...] | None = None
     unmeasured: str | None = None
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
+    histogram: Histogram | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def max_abs(self) -> float | None:
+        """Largest magnitude; None where it was not measured."""
+        return None if self.min is None or self.max is None else max(abs(self.min), abs(self.max))
 
     @property
     def dead_channel_fraction(self) -> float | None:

@@ -28,7 +28,7 @@ from hookscope.text import safe_text, slug, strict_json
 if sys.platform != "win32":
     import fcntl
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # in version 1, grids were paths alone
 
 _RECORD = "run.json"
 _MARK = {"schema_version": SCHEMA_VERSION, "tool": "hookscope"}
@@ -142,7 +142,7 @@ def check_target(target: Path, option: str = "--out") -> None:
                 _refuse_foreign(target, option)
             standing = next(folder for folder in target.parents if folder.exists())
             if not os.access(standing, os.W_OK | os.X_OK):
-                raise OutputError(_refusal(target, f"no permission to write in {_quoted(standing)}", option))
+                raise OutputError(_refusal(target, f"no permission to write in '{standing}'", option))
             # Asking for a name that is too long fails even where nothing of that name exists.
             longest = _beside(target, "previous", f"{os.getpid()}-{'0' * 8}").name
             for name in (longest, *target.relative_to(standing).parts[:-1]):
@@ -198,7 +198,7 @@ def _refuse_foreign(target: Path, option: str) -> None:
         raise OutputError(_refusal(target, "the folder holds something that is not a hookscope run", option))
     foreign = sorted(_files(target) - {_RECORD, *record["files"]})
     if foreign:
-        raise OutputError(_refusal(target, f"beside a hookscope run it holds {_quoted(foreign[0])}", option))
+        raise OutputError(_refusal(target, f"beside a hookscope run it holds '{foreign[0]}'", option))
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
@@ -361,8 +361,4 @@ def _concerns(error: OSError, folder: Path) -> bool:
 
 
 def _refusal(target: Path, reason: str, option: str, remedy: str = "Name another folder") -> str:
-    return f"Cannot write to {_quoted(target)}: {safe_text(reason)}. {remedy} with {option}."
-
-
-def _quoted(path: Path | str) -> str:
-    return f"'{safe_text(str(path))}'"
+    return safe_text(f"Cannot write to '{target}': {reason}. {remedy} with {option}.")

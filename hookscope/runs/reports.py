@@ -12,8 +12,6 @@ from hookscope.text import safe_text
 MARK = "<!doctype html>\n<!-- hookscope report -->\n"
 """How every report begins."""
 
-_ELSEWHERE = "Name another file."
-
 
 def default_report_path(run: Path) -> Path:
     """Return where a run's report goes unless told otherwise: beside its folder, since a run holds its own files only.
@@ -91,4 +89,4 @@ def _reason(error: OSError) -> str:
 
 
 def _refusal(target: Path, reason: str) -> str:
-    return f"Cannot write to '{safe_text(str(target))}': {safe_text(reason)}. {_ELSEWHERE}"
+    return safe_text(f"Cannot write to '{target}': {reason}. Name another file.")

@@ -197,7 +197,7 @@ def test_the_csv_says_what_the_json_says(resnet34_run: tuple[Ended, Path]) -> No
 
 def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Path]) -> None:
     record = record_of(resnet34_run[1])
-    assert record["schema_version"] == 1
+    assert record["schema_version"] == 2
     assert record["verb"] == "activations"
     assert record["command"] == f"hookscope activations resnet34 {CAT} --layer conv"
     assert record["versions"]["torch"] == torch.__version__.split("+")[0]
@@ -212,7 +212,9 @@ def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Pat
     assert picture["size"] == [451, 300]
     assert any("resized from 300x451 to 256x384" in step for step in picture["steps"])
     assert any("centre crop 224x224" in step for step in picture["steps"])
-    assert sorted(record["files"]) == sorted([*record["grids"], *record["thumbnails"], "layers.csv", "layers.json"])
+    assert sorted(record["files"]) == sorted(
+        [*(grid["path"] for grid in record["grids"]), *record["thumbnails"], "layers.csv", "layers.json"]
+    )
 
 
 def test_named_weights_without_a_network_fail_in_time_and_leave_nothing(command: Run, tmp_path: Path) -> None:

@@ -406,7 +406,7 @@ def test_gradients_are_drawn_as_grids_when_asked_for(run: Run, folder: Path) -> 
     ended = run("grads", "case.py:classifier", "picture.npy", "--grids", "--layer", "conv", "--out", "out")
     assert ended.code == 0
     assert names_below(folder / "out" / "grids") == {"000-0.png"}
-    assert record_of(folder / "out")["grids"] == ["grids/000-0.png"]
+    assert [grid["path"] for grid in record_of(folder / "out")["grids"]] == ["grids/000-0.png"]
     assert "1 grid, layers.csv" in ended.stdout
 
 

@@ -49,10 +49,9 @@ def test_activations_folds_rows_that_repeat_another_in_everything_it_writes(run:
     assert (ended.code, ended.stderr) == (0, "")
     assert "3 rows repeat others and are not shown, --repeats shows all" in ended.stdout
     assert folded(rows_of(here / "out")) == folded(table(here / "out" / "layers.csv")) == FOLDED
-    assert {name for name in names_below(here / "out") if name.startswith("grids/")} == set(
-        record_of(here / "out")["grids"]
-    )
-    assert [Path(name).stem for name in record_of(here / "out")["grids"]] == ["000-0", "001-3", "002-5"]
+    grids = [grid["path"] for grid in record_of(here / "out")["grids"]]
+    assert {name for name in names_below(here / "out") if name.startswith("grids/")} == set(grids)
+    assert [Path(path).stem for path in grids] == ["000-0", "001-3", "002-5"]
     assert set(load_file(here / "out" / "activations.safetensors")) == {"0", "3", "5"}
     logged = EventAccumulator(str(here / "logs"))
     logged.Reload()
@@ -84,7 +83,7 @@ def test_grads_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, 
     assert [row["also"] for row in outputs] == [["1", "2"], ["4"], []]
     assert folded(rows_of(here / "out")) == folded(table(here / "out" / "layers.csv")) == FOLDED
     assert len(table(here / "out" / "gradients.csv")) == 6
-    assert [Path(name).stem for name in record_of(here / "out")["grids"]] == ["001-0", "003-3", "005-5"]
+    assert [Path(grid["path"]).stem for grid in record_of(here / "out")["grids"]] == ["001-0", "003-3", "005-5"]
     assert set(table(here / "out" / "inputs.csv")[0]) == {"name", "loss", "parameters_l2", "l2 0", "l2 3", "l2 5"}
     kept = set(load_file(here / "out" / "gradients.safetensors"))
     assert {name.partition(" ")[0] for name in kept} == {

@@ -9,12 +9,12 @@ import pytest
 
 from hookscope.runs.reports import MARK
 from tests.cli.conftest import CAT, Run
-from tests.render.stored import grid_png, maps, row, write_run
+from tests.render.stored import drawn, maps, row, write_run
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "runs/first", [row(0, "conv")], grids={"000-conv.png": grid_png(maps())})
+    return write_run(tmp_path / "runs/first", [row(0, "conv")], grids={"000-conv.png": drawn(maps())})
 
 
 def names_in(folder: Path) -> list[str]:
@@ -103,7 +103,10 @@ def made_otherwise(folder: Path, **values: object) -> None:
         (lambda folder: cut_short(folder, "run.json"), "its run.json is cut short or damaged. Run the command"),
         (lambda folder: cut_short(folder, "layers.json"), "its layers.json is cut short or damaged. Run the command"),
         (lambda folder: (folder / "layers.json").unlink(), "its file 'layers.json' is missing. Run the command"),
-        (lambda folder: made_otherwise(folder, schema_version=2), "schema version 2, and this hookscope reads 1. Make"),
+        (
+            lambda folder: made_otherwise(folder, schema_version=1),
+            "schema version 1, and this hookscope reads 2. Make the run again",
+        ),
         (
             lambda folder: made_otherwise(folder, verb="check"),
             "it is the evidence of a check, not a run. `hookscope ch",

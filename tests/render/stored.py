@@ -2,16 +2,16 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from hookscope.render.tiles import KEY, Tiles, tiles_text
+from hookscope.results.grids import Grid, Tiles
 
 HOSTILE_NAMES = (
     "</script><script>window.pwned=1</script>",
@@ -29,6 +29,14 @@ HOSTILE_NAMES = (
 )
 
 PALETTE = [*range(256)] * 3  # colours do not matter, only that they are kept
+
+
+MODEL = {"name": "net", "kind": "Net", "weights": "net.pt", "random": False, "sha256": None, "parameter_count": 7}
+
+
+def given(name: str, **values: Any) -> dict[str, Any]:
+    """Return an input of `run.json`."""
+    return {"name": name, "sha256": None, "size": None, "shape": [3, 8, 8], "steps": []} | values
 
 
 def statistics(**values: Any) -> dict[str, Any]:
@@ -75,10 +83,12 @@ def parameter(index: int, name: str, **values: Any) -> dict[str, Any]:
     return place | {"gradient": statistics(), "weight_l2": 2.0, "ratio": 0.5, "aliases": []} | values
 
 
-def grid_png(maps: NDArray[np.uint8], columns: int = 2, down: int = 2, across: int = 3, gap: int = 1) -> bytes:
-    """Draw palette indices (C, H, W) as a grid: 7 pixels from the left, 5 from the top."""
+def drawn(
+    maps: NDArray[np.uint8], columns: int = 2, down: int = 2, across: int = 3, gap: int = 1, *, row: int = 0
+) -> tuple[bytes, Grid]:
+    """Draw palette indices (C, H, W) as a grid; return its file, and what a run says of it."""
     count, height, width = maps.shape
-    tiles = Tiles(7, 5, columns, count, 1, height, width, down, across, gap, ("said <b>so</b>",), ("0", "max"))
+    tiles = Tiles(7, 5, columns, count, 1, height, width, down, across, gap)
     rows = -(-count // columns)
     canvas = np.full((5 + rows * (height * down + gap) + 9, 7 + columns * (width * across + gap) + 4), 243, np.uint8)
     for number, each in enumerate(maps):
@@ -88,11 +98,9 @@ def grid_png(maps: NDArray[np.uint8], columns: int = 2, down: int = 2, across: i
         canvas[top : top + tile.shape[0], left : left + tile.shape[1]] = tile
     image = Image.fromarray(canvas)
     image.putpalette(PALETTE)
-    texts = PngInfo()
-    texts.add_text(KEY, tiles_text(tiles))
     file = io.BytesIO()
-    image.save(file, "PNG", pnginfo=texts)
-    return file.getvalue()
+    image.save(file, "PNG")
+    return file.getvalue(), Grid("a.png", row, "conv", 0, ("said <b>so</b>",), ("0", "max"), 0, tiles)
 
 
 def maps(count: int = 4, height: int = 3, width: int = 5) -> NDArray[np.uint8]:
@@ -104,7 +112,7 @@ def write_run(
     folder: Path,
     rows: Sequence[dict[str, Any]],
     *,
-    grids: dict[str, bytes] | None = None,
+    grids: Mapping[str, tuple[bytes, Grid]] | None = None,
     thumbnails: Sequence[bytes | None] = (),
     gradients: Sequence[dict[str, Any]] = (),
     parameters: Sequence[dict[str, Any]] = (),
@@ -114,21 +122,22 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     backward = bool(gradients or parameters)
     known = {
-        "schema_version": 1,
+        "schema_version": 2,
         "tool": "hookscope",
         "verb": "grads" if backward else "activations",
         "command": "hookscope …",
         "versions": {"hookscope": "0.1.0"},
-        "grids": [f"grids/{name}" for name in grids or {}],
-        "model": {"name": "net", "kind": "Net", "weights": "net.pt", "random": False, "parameter_count": 7},
-        "inputs": [{"name": "cat.jpg", "size": [451, 300], "shape": [3, 224, 224], "steps": ["resized"]}],
+        "grids": [asdict(replace(grid, path=f"grids/{name}")) for name, (_, grid) in (grids or {}).items()],
+        "model": MODEL,
+        "inputs": [given("cat.jpg", size=[451, 300], shape=[3, 224, 224], steps=["resized"])],
         "device": "cpu",
         "dtype": "float32",
         "timings": {"forward": 0.5},
+        "loss": None,
     }
     if grids:
         (folder / "grids").mkdir()
-        for name, content in grids.items():
+        for name, (content, _) in grids.items():
             (folder / "grids" / name).write_bytes(content)
     if thumbnails:
         (folder / "inputs").mkdir()

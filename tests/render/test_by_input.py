@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from hookscope.render.by_input import by_input_table
+from hookscope.render.gradient_tables import by_input_table
 from hookscope.results.gradients import InputGradients
 from tests.render.conftest import HOSTILE_NAME, printed
 

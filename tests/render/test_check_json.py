@@ -2,12 +2,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from hookscope.render.check_json import checks_to_json
 from hookscope.results.check import CheckReport
-from tests.render.checked import CORRUPT, EVERY, FAILED, HOSTILE, HOSTILE_NAMES, KILLED, PASSING, SKIPPING, hostile
-from tests.render.runner import commands
+from tests.render.checked import CORRUPT, EVERY, FAILED, KILLED, PASSING, SKIPPING
 
 
 def read(*reports: CheckReport) -> dict[str, Any]:
@@ -95,20 +92,6 @@ def test_reports_keep_their_order_and_take_a_line_each() -> None:
 
 def test_a_number_that_json_does_not_know_is_null() -> None:
     assert read(replace(PASSING, seconds={"total": float("nan")}))["checkpoints"][0]["seconds"] == {"total": None}
-
-
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_names_are_read_back_exactly(name: str) -> None:
-    exact = name.encode(errors="backslashreplace").decode()  # no parser reads a lone surrogate back
-    entry = read(hostile(name))["checkpoints"][0]
-    assert entry["checkpoint"] == entry["evidence"] == entry["model"]["arguments"]["width"] == exact
-    assert entry["rules"][0]["findings"][0]["where"] == exact
-
-
-def test_no_hostile_name_is_a_command_to_the_runner() -> None:
-    text = checks_to_json(HOSTILE)
-    assert text.isascii()
-    assert commands(text) == []
 
 
 def test_every_key_stands_in_the_documentation() -> None:

@@ -25,7 +25,6 @@ from tests.render.checked import (
     hostile,
     outcome,
 )
-from tests.render.runner import commands
 
 # All that our own structure is made of; everything else would come from somebody's text.
 OURS = {
@@ -138,10 +137,6 @@ def test_a_hostile_name_keeps_to_its_cell(name: str) -> None:
     (row,) = table(hostile(name))
     cell = safe_text(name).replace("|", r"\x7c").strip()
     assert [each.strip() for each in row] == [cell, "failed", "1", "1", cell, "1.0"]
-
-
-def test_no_hostile_name_is_a_command_to_the_runner() -> None:
-    assert commands(checks_to_markdown(HOSTILE)) == []
 
 
 @given(name=anything, message=anything)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from hookscope.errors import UsageError
-from hookscope.render import grids, palettes
+from hookscope.render import grid_layout, grids, lettering, palettes
 from hookscope.render.grids import draw_grid, encode_png, grid_name
 from hookscope.results.activations import FeatureMaps
 
@@ -41,12 +41,12 @@ def feature_maps(values: Any, arrangement: Any = "maps", **changes: Any) -> Feat
 def pictures(image: Image.Image) -> list[NDArray[np.uint8]]:
     """Return the coloured parts of a picture from top to bottom, cut close: grid, strips, legend."""
     pixels = np.asarray(image)
-    coloured = pixels <= grids.ALL_ZERO
+    coloured = pixels <= palettes.ALL_ZERO
     rows = np.flatnonzero(coloured.any(axis=1))
     parts = []
     for part in np.split(rows, np.flatnonzero(np.diff(rows) > 8) + 1) if len(rows) else []:
         block = pixels[part[0] : part[-1] + 1]
-        columns = np.flatnonzero((block <= grids.ALL_ZERO).any(axis=0))
+        columns = np.flatnonzero((block <= palettes.ALL_ZERO).any(axis=0))
         parts.append(block[:, columns[0] : columns[-1] + 1])
     return parts
 
@@ -65,13 +65,14 @@ def palette_colours(image: Image.Image) -> NDArray[np.uint8]:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every piece of text that gets drawn."""
     texts: list[str] = []
-    draw_ink = grids._ink
+    draw_text = lettering.draw_text
 
     def recording(text: str, *rest: Any) -> NDArray[np.uint8]:
         texts.append(text)
-        return draw_ink(text, *rest)
+        return draw_text(text, *rest)
 
-    monkeypatch.setattr(grids, "_ink", recording)
+    monkeypatch.setattr(grids, "draw_text", recording)
+    monkeypatch.setattr(lettering, "draw_text", recording)
     return texts
 
 
@@ -85,7 +86,7 @@ def test_each_channel_of_a_signed_map_spans_the_palette_around_its_middle() -> N
     assert grid.shape == (160, 160 + 2 + 160)
     np.testing.assert_array_equal(grid[:, :160], enlarged([[0, 120], [180, 240]], 80))
     np.testing.assert_array_equal(grid[:, 162:], enlarged([[0, 60], [180, 240]], 80))
-    assert (grid[:, 160:162] == grids.BACKGROUND).all()
+    assert (grid[:, 160:162] == palettes.BACKGROUND).all()
 
 
 def test_layer_scale_uses_one_range_for_all_channels() -> None:
@@ -151,31 +152,31 @@ def test_non_finite_values_are_magenta_and_counted_and_do_not_spoil_the_range(wr
 
 def test_a_map_with_no_finite_value_says_so(written: list[str]) -> None:
     image = draw_grid(feature_maps(np.full((2, 3, 3), np.nan)))
-    assert set(np.unique(pictures(image)[0])) == {grids.NON_FINITE, grids.BACKGROUND}
+    assert set(np.unique(pictures(image)[0])) == {palettes.NON_FINITE, palettes.BACKGROUND}
     assert {"no finite values", "non-finite values in magenta: 18"} <= set(written)
 
 
 @pytest.mark.parametrize("name", sorted(mpl.colormaps))
 def test_marking_colours_never_occur_in_the_colour_map(name: str) -> None:
-    palette, _, _ = grids._palette(name)
+    palette, _, _ = palettes.grid_palette(name)
     colours = [tuple(colour) for colour in np.frombuffer(palette, np.uint8).reshape(256, 3)]
-    assert colours[grids.NON_FINITE] not in [*colours[:241], *colours[grids.ALL_ZERO :]]
-    assert colours[grids.ALL_ZERO] not in [*colours[:242], *colours[grids.BACKGROUND :]]
+    assert colours[palettes.NON_FINITE] not in [*colours[:241], *colours[palettes.ALL_ZERO :]]
+    assert colours[palettes.ALL_ZERO] not in [*colours[:242], *colours[palettes.BACKGROUND :]]
 
 
 def test_a_colour_map_that_holds_magenta_gets_another_colour_for_non_finite_values(written: list[str]) -> None:
     image = draw_grid(feature_maps([[[np.nan, 1], [0, 0]]]), cmap="spring")  # from magenta to yellow
-    assert tuple(palette_colours(image)[grids.NON_FINITE]) == (0, 255, 0)
+    assert tuple(palette_colours(image)[palettes.NON_FINITE]) == (0, 255, 0)
     assert "non-finite values in lime: 1" in written
 
 
 def test_an_all_zero_channel_is_flat_grey_and_counted(written: list[str]) -> None:
     image = draw_grid(feature_maps([[[0, -0.0], [0, 0]], [[3, 3], [3, 3]], [[0, 0], [0, 1e-30]]]), scale="layer")
     grid = pictures(image)[0]
-    assert (grid[:, :160] == grids.ALL_ZERO).all()
+    assert (grid[:, :160] == palettes.ALL_ZERO).all()
     assert (grid[:, 162:322] == 240).all()  # constant, not zero: flat in the colour of its value
     assert (grid[:, 324:] == 0).all()  # nearly zero is not zero
-    assert tuple(palette_colours(image)[grids.ALL_ZERO]) == GREY
+    assert tuple(palette_colours(image)[palettes.ALL_ZERO]) == GREY
     assert "all-zero channels in grey: 1" in written
 
 
@@ -196,7 +197,7 @@ def test_channels_lie_near_square_in_order(count: int, columns: int, rows: int) 
     factor = min(160 // 40, (960 // columns - 2) // 40) or 1
     pitch = 40 * factor + 2
     assert grid.shape == (rows * pitch - 2, columns * pitch - 2)
-    corners = np.full(rows * columns, grids.BACKGROUND)
+    corners = np.full(rows * columns, palettes.BACKGROUND)
     corners[:count] = np.floor(np.arange(1, count + 1) / count * 240 + 0.5)
     np.testing.assert_allclose(grid[::pitch, ::pitch].ravel(), corners, atol=1 if count > 240 else 0)
 
@@ -210,7 +211,7 @@ def test_rows_are_numbered_by_their_first_channel(written: list[str]) -> None:
 @pytest.mark.parametrize(("height", "width"), [(7, 7), (1, 2), (14, 9), (31, 33), (1, 1000), (3, 300)])
 def test_small_maps_are_enlarged_until_the_shorter_side_is_readable(height: int, width: int) -> None:
     values = np.random.default_rng(0).normal(size=(256, height, width))
-    layout = grids._plan((256, 1, height, width), single=False)
+    layout = grid_layout.plan((256, 1, height, width), single=False)
     assert min(height * layout.down, width * layout.across) >= 32
     grid = pictures(draw_grid(feature_maps(values)))[0]
     first = np.repeat(np.repeat(values[0], layout.down, 0), layout.across, 1) / np.abs(values[0]).max()
@@ -233,7 +234,7 @@ def test_frames_of_a_channel_lie_side_by_side_in_one_tile(written: list[str]) ->
     assert grid.shape == (160 + 6 + 160, 4 * 160 + 3)
     for frame, index in enumerate([60, 120, 180, 240]):
         assert (grid[:160, frame * 161 : frame * 161 + 160] == index).all()
-    assert (grid[:160, 160::161] == grids.BACKGROUND).all()
+    assert (grid[:160, 160::161] == palettes.BACKGROUND).all()
     assert "2 channels, 1 per row, 4 frames each, left to right" in written
 
 
@@ -246,14 +247,14 @@ def test_tokens_apart_from_the_grid_are_a_strip_of_their_own(written: list[str])
     extra = np.array([[-1, 1, 0], [-4, 0, 2]], np.float32)
     maps = feature_maps(np.ones((3, 2, 2)), "tokens", extra_tokens=extra, shape=(6, 3))
     grid, first, second, _ = pictures(draw_grid(maps))
-    assert set(np.unique(grid)) == {240, grids.BACKGROUND}
+    assert set(np.unique(grid)) == {240, palettes.BACKGROUND}
     # Cells of 23 pixels and a gap of one.
     np.testing.assert_array_equal(first[:, ::24], np.tile([0, 240, 120], (23, 1)))
     np.testing.assert_array_equal(second[:, ::24], np.tile([0, 120, 180], (23, 1)))
     assert "token 2 of 2 apart from the grid, one cell per channel, 3 per row" in written
     assert "3 channels, each 2 x 2 tokens" in written
     grid, first, second, _ = pictures(draw_grid(maps, scale="layer"))
-    assert set(np.unique(grid)) == {150, grids.BACKGROUND}
+    assert set(np.unique(grid)) == {150, palettes.BACKGROUND}
     np.testing.assert_array_equal(first[0, ::24], [90, 150, 120])
     np.testing.assert_array_equal(second[0, ::24], [0, 120, 180])
 
@@ -344,7 +345,7 @@ def test_captions_of_any_text_stay_inside_the_picture(label: str) -> None:
     margins = np.concatenate(
         [pixels[:, :12].ravel(), pixels[:, -12:].ravel(), pixels[:12].ravel(), pixels[-12:].ravel()]
     )
-    assert (margins == grids.BACKGROUND).all()
+    assert (margins == palettes.BACKGROUND).all()
     assert image.width == 480 + 2 * 14
     assert image.height < 2_000
 
@@ -356,13 +357,13 @@ def test_a_long_layer_name_is_written_whole(written: list[str]) -> None:
 
 
 def test_text_the_font_cannot_write_is_escaped() -> None:
-    assert grids._printable("a\nb\x00\ud800é猫·", 100) == r"a\nb\x00\ud800\xe9\u732b\xb7"
+    assert lettering.drawable("a\nb\x00\ud800é猫·", 100) == r"a\nb\x00\ud800\xe9\u732b\xb7"
 
 
 @settings(deadline=None)
 @given(st.text(), st.integers(10, 300))
 def test_printable_text_is_short_and_plain(text: str, limit: int) -> None:
-    printable = grids._printable(text, limit)
+    printable = lettering.drawable(text, limit)
     assert len(printable) <= limit
     assert printable == "" or (printable.isascii() and printable.isprintable())
 
@@ -374,8 +375,8 @@ def test_printable_text_is_short_and_plain(text: str, limit: int) -> None:
     st.integers(60, 500),
 )
 def test_wrapping_loses_nothing_and_keeps_to_the_width(texts: list[str], separator: str, width: int) -> None:
-    lines = grids._wrap(texts, 13, width, separator)
-    assert all(grids._width(line, 13) <= width for line in lines)
+    lines = lettering.wrap(texts, 13, width, separator)
+    assert all(lettering.text_width(line, 13) <= width for line in lines)
     # A separator goes only where a line ends.
     joined = ["".join(line) for line in lines]
     if separator == "":
@@ -385,15 +386,15 @@ def test_wrapping_loses_nothing_and_keeps_to_the_width(texts: list[str], separat
 
 
 def test_text_is_broken_after_dots_slashes_and_spaces_where_it_can_be() -> None:
-    width = grids._width(["alpha.beta."], 13)
-    lines = grids._wrap(["alpha.beta.gamma"], 13, width, "")
+    width = lettering.text_width(["alpha.beta."], 13)
+    lines = lettering.wrap(["alpha.beta.gamma"], 13, width, "")
     assert ["".join(line) for line in lines] == ["alpha.beta.", "gamma"]
 
 
 def test_a_grid_over_the_limit_is_averaged_over_blocks_and_says_so(
     monkeypatch: pytest.MonkeyPatch, written: list[str]
 ) -> None:
-    monkeypatch.setattr(grids, "MAX_SIDE", 60)
+    monkeypatch.setattr(grid_layout, "MAX_SIDE", 60)
     values = np.random.default_rng(0).random((1, 100, 95))
     image = draw_grid(feature_maps(values))
     (grid, _) = pictures(image)
@@ -407,11 +408,11 @@ def test_a_grid_over_the_limit_is_averaged_over_blocks_and_says_so(
 
 
 def test_averaging_keeps_a_non_finite_value_in_sight(monkeypatch: pytest.MonkeyPatch, written: list[str]) -> None:
-    monkeypatch.setattr(grids, "MAX_SIDE", 60)
+    monkeypatch.setattr(grid_layout, "MAX_SIDE", 60)
     values = np.ones((1, 100, 100))
     values[0, 3, 5], values[0, 10, 10], values[0, 10, 11] = np.nan, np.inf, -np.inf
     grid = pictures(draw_grid(feature_maps(values)))[0]
-    assert sorted(zip(*np.nonzero(grid == grids.NON_FINITE), strict=True)) == [(1, 2), (5, 5)]
+    assert sorted(zip(*np.nonzero(grid == palettes.NON_FINITE), strict=True)) == [(1, 2), (5, 5)]
     assert "non-finite values in magenta: 3" in written
 
 
@@ -429,7 +430,7 @@ def test_averaging_keeps_a_non_finite_value_in_sight(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_every_layout_keeps_to_the_limits(shape: tuple[int, ...]) -> None:
-    layout = grids._plan(shape, single=False)
+    layout = grid_layout.plan(shape, single=False)
     height, width = layout.pitch(shape)
     grid_height, grid_width = math.ceil(shape[0] / layout.columns) * height, layout.columns * width
     assert max(grid_height, grid_width) <= 16_384
@@ -439,7 +440,7 @@ def test_every_layout_keeps_to_the_limits(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("count", [1, 59, 60, 61, 1_000, 25_088, 1_048_576])
 def test_every_strip_keeps_to_the_limits(count: int) -> None:
     shape = (count, 1, 1, 1)
-    layout = grids._plan(shape, single=True)
+    layout = grid_layout.plan(shape, single=True)
     assert layout.fits(shape)
     assert layout.down == layout.across >= 4 - layout.gap
 
@@ -588,7 +589,7 @@ def test_any_shape_and_any_values_can_be_drawn(data: st.DataObject) -> None:
     maps = feature_maps(values, arrangement, extra_tokens=extra)
     image = draw_grid(maps, scale=data.draw(st.sampled_from(["channel", "layer"])))
     assert image.mode == "P"
-    assert bool((np.asarray(image) == grids.NON_FINITE).any()) == (not np.isfinite(values).all())
+    assert bool((np.asarray(image) == palettes.NON_FINITE).any()) == (not np.isfinite(values).all())
     assert bool(pictures(image)) == (values.size > 0 or (extra is not None and extra.size > 0))
 
 

@@ -18,8 +18,10 @@ from hookscope.text import safe_text
 from tests.render.chromium import Opened, Scheme, chromium, needs_chromium, open_file, until
 from tests.render.stored import (
     HOSTILE_NAMES,
+    MODEL,
+    drawn,
+    given,
     gradient,
-    grid_png,
     maps,
     parameter,
     picture_png,
@@ -75,9 +77,9 @@ def small(tmp_path: Path) -> Path:
         gradients=[gradient(i, name, kind=kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))],
         parameters=[parameter(0, "stem.conv.weight"), parameter(1, "fc.weight", ratio=0.001)],
         grids={
-            "000-stem.conv.png": grid_png(maps(6, 8, 8), 3),
-            "002-layer1.0.conv1.png": grid_png(maps(4, 3, 5)),
-            "005-fc.png": grid_png(maps(30, 1, 1), 10),
+            "000-stem.conv.png": drawn(maps(6, 8, 8), 3),
+            "002-layer1.0.conv1.png": drawn(maps(4, 3, 5), row=2),
+            "005-fc.png": drawn(maps(30, 1, 1), 10, row=5),
         },
         thumbnails=[picture_png()],
         predictions=[{"input_index": 0, "classes": [{"index": 281, "name": "tabby", "probability": 0.25}]}],
@@ -315,14 +317,14 @@ def test_a_plot_names_the_place_under_the_pointer_and_leads_there(open_page: Ope
 
 
 def test_hostile_names_run_nothing_and_can_be_opened_and_filtered(open_page: Open, tmp_path: Path) -> None:
-    rows = [row(i, name, kind=name, flags=[name], aliases=[name]) for i, name in enumerate(HOSTILE_NAMES)]
+    rows = [row(i, name, kind=name, aliases=[name]) for i, name in enumerate(HOSTILE_NAMES)]
     names = dict.fromkeys(("name", "kind", "weights"), "".join(HOSTILE_NAMES))
     run = write_run(
         tmp_path / "hostile",
         rows,
-        grids={"000-x.png": grid_png(maps())},
-        model={**names, "random": False, "parameter_count": 1},
-        inputs=[{"name": "".join(HOSTILE_NAMES), "shape": [1], "steps": list(HOSTILE_NAMES)}],
+        grids={"000-x.png": drawn(maps())},
+        model=MODEL | names,
+        inputs=[given("".join(HOSTILE_NAMES), steps=list(HOSTILE_NAMES))],
         warnings=list(HOSTILE_NAMES),
     )
     shown = [safe_text(name) for name in HOSTILE_NAMES]

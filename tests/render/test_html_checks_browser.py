@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hookscope.results.check import CheckReport, Finding
 from tests.render.checked import EVERY, FAILED, MANY, PASSING, hostile, outcome
 from tests.render.checked import HOSTILE_NAMES as HOSTILE_TEXTS
 from tests.render.chromium import Opened, Scheme, chromium, needs_chromium, open_file
-from tests.render.stored import HOSTILE_NAMES, grid_png, maps, picture_png
+from tests.render.stored import HOSTILE_NAMES, drawn, maps, picture_png
 
 pytestmark = needs_chromium
 
@@ -48,11 +48,13 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 def failed(tmp_path: Path) -> CheckReport:
     """A checkpoint with every status there is, and with evidence."""
     folder = tmp_path / "evidence"
-    names = {"grids/000-layer1.0.relu.png": grid_png(maps()), "plots/histograms.png": picture_png()}
+    png, grid = drawn(maps())
+    grid = replace(grid, path="grids/000.png", label="layer1.0.relu")
+    names = {grid.path: png, "plots/histograms.png": picture_png()}
     for name, content in names.items():
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_bytes(content)
-    record = json.dumps({"files": list(names), "layers": ["layer1.0.relu"]})
+    record = json.dumps({"verb": "check", "grids": [asdict(grid)], "files": list(names), "layers": ["layer1.0.relu"]})
     (folder / "run.json").write_text(record, encoding="utf-8")
     warned = outcome("dead-filter", Finding("dead-filter", "warn", "fc.weight", "3 of 10 filters are zero."))
     outcomes = (*FAILED.outcomes, warned, PASSING.outcomes[-1])

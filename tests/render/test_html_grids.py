@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.render.grids import ALL_ZERO, NON_FINITE, draw_grid, encode_png
+from hookscope.render.grids import draw_for_run, draw_grid, encode_png
 from hookscope.render.html.pictures import Fidelity, Picture, shrink
+from hookscope.render.palettes import ALL_ZERO, NON_FINITE
 from hookscope.results.activations import FeatureMaps
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
@@ -23,7 +24,10 @@ def feature_maps(
 
 
 def on_the_page(maps: FeatureMaps, **options: Any) -> Picture:
-    return shrink(encode_png(draw_grid(maps, **options)), "grid.png", Fidelity())
+    image, grid = draw_for_run(maps, "grid.png", **options)
+    picture = shrink(encode_png(image), grid, Fidelity())
+    assert picture is not None
+    return picture
 
 
 def tiles_of(picture: Picture) -> NDArray[np.uint8]:

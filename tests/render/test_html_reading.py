@@ -2,6 +2,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from hookscope.errors import InputError
 from hookscope.render.html import report_html
 from hookscope.runs.reading import read_run
-from tests.render.stored import gradient, grid_png, maps, parameter, row, statistics, write_run
+from tests.render.stored import drawn, given, gradient, maps, parameter, row, statistics, write_run
 
-GRID = grid_png(maps())
+GRID = drawn(maps())
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -32,19 +33,21 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     run = read_run(
         write_run(tmp_path / "run", rows, gradients=grads, parameters=[parameter(0, "a.weight", ratio=None)])
     )
-    assert [each.label for each in run.rows] == ["a", "a#1['x']"]
-    assert (run.rows[0].activation.mean, run.rows[0].activation.min) == (0.1, None)
+    assert [each.label for each in run.result.rows] == ["a", "a#1['x']"]
+    assert (run.result.rows[0].activation.mean, run.result.rows[0].activation.min) == (0.1, None)
     assert (run.gradients[0].status, run.parameters[0].ratio, run.parameters[0].weight_l2) == ("zero", None, 2.0)
-    assert run.record.model.name == "net"
+    assert run.result.model.name == "net"
 
 
-def test_the_name_of_a_grid_says_which_row_and_input_it_is_of(tmp_path: Path) -> None:
-    inputs = [{"name": name, "shape": [3, 8, 8]} for name in "abc"]
-    names = {"001-layer-input9.png-input2.png": GRID, "000-a-input0.png": GRID}
-    several = read_run(write_run(tmp_path / "several", [row(0, "a"), row(1, "b")], grids=names, inputs=inputs))
-    assert [(grid.row, grid.input_index) for grid in several.grids] == [(1, 2), (0, 0)]
-    alone = read_run(write_run(tmp_path / "one", [row(0, "a")], grids={"000-a-input2.png": GRID}))
-    assert [(grid.row, grid.input_index) for grid in alone.grids] == [(0, 0)]  # its layer has such a name
+def test_a_grid_says_which_row_and_input_it_is_of(tmp_path: Path) -> None:
+    png, grid = GRID
+    grids = {"b.png": (png, replace(grid, row=1, input_index=2)), "a.png": GRID}
+    inputs = [given(name) for name in "abc"]
+    run = read_run(write_run(tmp_path / "run", [row(0, "a"), row(1, "b")], grids=grids, inputs=inputs))
+    assert [(each.row, each.input_index, each.path) for each in run.record.grids] == [
+        (1, 2, "grids/b.png"),
+        (0, 0, "grids/a.png"),
+    ]
 
 
 def refused(folder: Path) -> str:
@@ -76,13 +79,13 @@ def test_a_run_cut_short_is_refused(run: Path) -> None:
     assert "without run.json it is no hookscope run, or one that was cut short" in refused(run)
 
 
-@pytest.mark.parametrize("name", ["run.json", "layers.json"])
-@pytest.mark.parametrize("version", [0, 2, None, "1", 1.5, True, [1], "\x1b" * 999])
-def test_another_schema_version_is_refused(run: Path, name: str, version: object) -> None:
+@pytest.mark.parametrize(("name", "readable"), [("run.json", 2), ("layers.json", 1)])
+@pytest.mark.parametrize("version", [0, 3, None, "1", 1.5, True, [1], "\x1b" * 999])
+def test_another_schema_version_is_refused(run: Path, name: str, readable: int, version: object) -> None:
     changed(run / name, lambda document: document.update(schema_version=version))
     message = refused(run)
     assert f"its {name} has schema version " in message
-    assert "and this hookscope reads 1" in message
+    assert f"and this hookscope reads {readable}" in message
     assert len(message) < 400 + len(str(run))
 
 
@@ -100,8 +103,18 @@ def test_what_is_no_json_of_ours_is_refused(run: Path, content: bytes) -> None:
         lambda record: record.update(inputs="cat.jpg"),
         lambda record: record.update(grids={"a": 1}),
         lambda record: record.update(grids=[["grids/000-conv.png"]]),
-        lambda record: record.update(grids=["grids/conv.png"]),
-        lambda record: record.update(grids=["grids/009-conv.png"]),
+        lambda record: record.update(grids=["grids/000-conv.png"]),
+        lambda record: record["grids"][0].update(row=9),
+        lambda record: record["grids"][0].update(row=-1),
+        lambda record: record["grids"][0].update(input_index=1),
+        lambda record: record["grids"][0].update(input_index=-1),
+        lambda record: record["grids"][0].update(caption="x"),
+        lambda record: record["grids"][0].pop("tiles"),
+        lambda record: record["grids"][0]["tiles"].update(left=1.5),
+        lambda record: record["grids"][0]["tiles"].update(left=-1),
+        lambda record: record["grids"][0]["tiles"].update(left=10**9),
+        lambda record: record["grids"][0]["tiles"].update(columns=0),
+        lambda record: record.update(verb="<script>"),
         lambda record: record.update(inputs=[]),
         lambda record: record.update(warnings=[{}]),
         lambda record: record.update(thumbnails=["run.json"]),
@@ -137,7 +150,7 @@ def test_numbers_that_are_not_finite_count_as_unknown(run: Path) -> None:
         (run / "layers.json").read_text().replace('"mean": 0.5', '"mean": 1e999').replace('"std": 1.25', '"std": NaN')
     )
     (run / "layers.json").write_text(text)
-    first = read_run(run).rows[0].activation
+    first = read_run(run).result.rows[0].activation
     assert (first.mean, first.std) == (None, None)
 
 
@@ -154,16 +167,16 @@ def test_numbers_that_are_not_finite_count_as_unknown(run: Path) -> None:
 def test_no_file_outside_the_run_is_read(run: Path, path: str) -> None:
     secret = run.parent / "secret"
     secret.mkdir()
-    (secret / "000-x.png").write_bytes(GRID)
+    (secret / "000-x.png").write_bytes(GRID[0])
     named = path.format(there=secret)
-    changed(run / "run.json", lambda record: record.update(grids=[named]))
+    changed(run / "run.json", lambda record: record["grids"][0].update(path=named))
     assert "is not inside the folder" in refused(run)
 
 
 def test_no_link_is_followed(run: Path) -> None:
     secret = run.parent / "secret"
     secret.mkdir()
-    (secret / "000-conv.png").write_bytes(GRID)
+    (secret / "000-conv.png").write_bytes(GRID[0])
     grid = run / "grids/000-conv.png"
     grid.unlink()
     grid.symlink_to(secret / "000-conv.png")
@@ -188,7 +201,7 @@ def test_a_pipe_in_place_of_a_file_holds_nobody_up(run: Path) -> None:
 
 def test_a_missing_or_damaged_picture_is_refused(run: Path) -> None:
     grid = run / "grids/000-conv.png"
-    grid.write_bytes(GRID[:-40])
+    grid.write_bytes(GRID[0][:-40])
     assert "'grids/000-conv.png'" in refused(run)
     grid.write_bytes(b"<svg onload=alert(1)>")
     assert "it is no picture of a run" in refused(run)
@@ -197,7 +210,7 @@ def test_a_missing_or_damaged_picture_is_refused(run: Path) -> None:
 
 
 def test_a_picture_with_too_many_pixels_is_refused_before_it_is_unpacked(run: Path) -> None:
-    header = bytearray(GRID)
+    header = bytearray(GRID[0])
     header[16:24] = (60_000).to_bytes(4, "big") * 2
     header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
     (run / "grids/000-conv.png").write_bytes(header)

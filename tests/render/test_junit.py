@@ -28,7 +28,6 @@ from tests.render.checked import (
     WARNED,
     hostile,
 )
-from tests.render.runner import commands
 
 # What junit-10.xsd of Jenkins' xunit plugin says of the elements that we write: attributes that must be there, that may
 # be there, and children that may be there, in any order and number.
@@ -212,10 +211,6 @@ def test_hostile_names_are_text_and_nothing_else(name: str) -> None:
     assert suites(report)[0].name == safe_text(name)
     assert case(report, "drift").result[0].message == safe_text(name)
     assert case(report, "forward").result[0].message == f"{safe_text(name)}: {safe_text(f'It says: {name}.')}"
-
-
-def test_no_hostile_name_is_a_command_to_the_runner_where_the_file_is_printed() -> None:
-    assert commands(checks_to_junit(HOSTILE)) == []
 
 
 @given(text=st.text(st.characters(exclude_categories=[]), max_size=60))

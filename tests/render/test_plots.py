@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from hookscope.render.plot_axes import plain
-from hookscope.render.plots import PLOTS, encode_png, gradient_flow, gradient_histograms, parameter_ratios
+from hookscope.render.plots import PLOTS, figure_png, gradient_flow, gradient_histograms, parameter_ratios
 from hookscope.results.distribution import distribution_of
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
@@ -63,7 +63,7 @@ def names_below(figure: Figure, panel: int) -> dict[float, str]:
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_plot_is_a_picture_that_can_be_read(name: str) -> None:
-    image = Image.open(io.BytesIO(encode_png(PLOTS[name](GRADIENTS))))
+    image = Image.open(io.BytesIO(figure_png(PLOTS[name](GRADIENTS))))
     assert image.format == "PNG"
     assert image.width == 1200
     assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 20
@@ -71,7 +71,7 @@ def test_every_plot_is_a_picture_that_can_be_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_the_same_inspection_gives_the_same_bytes(name: str) -> None:
-    assert encode_png(PLOTS[name](GRADIENTS)) == encode_png(PLOTS[name](GRADIENTS))
+    assert figure_png(PLOTS[name](GRADIENTS)) == figure_png(PLOTS[name](GRADIENTS))
 
 
 @pytest.mark.parametrize("name", PLOTS)
@@ -85,7 +85,7 @@ def test_nothing_to_draw_is_said_in_words(name: str) -> None:
     empty = replace(GRADIENTS, gradients=(), parameters=(), loss=None)
     figure = PLOTS[name](empty)
     assert any(text.endswith(".") for text in texts(figure))
-    encode_png(figure)
+    figure_png(figure)
 
 
 # Gradient flow
@@ -136,7 +136,7 @@ def test_a_flow_of_zeros_only_can_be_drawn() -> None:
     row = replace(PLAIN, status="zero", gradient=gradient_statistics((1, 4), **NO_GRADIENT))
     figure = gradient_flow(with_gradients(row, row))
     assert list(drawn(figure, 0, "gradient is 0")) == [0, 1]
-    encode_png(figure)
+    figure_png(figure)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e300])
@@ -146,7 +146,7 @@ def test_any_size_of_gradient_can_be_drawn(scale: float) -> None:
     )
     inspection = with_gradients(small, PLAIN)
     for name in ("gradient-flow", "gradient-histograms"):
-        encode_png(PLOTS[name](inspection))
+        figure_png(PLOTS[name](inspection))
 
 
 # Names
@@ -185,7 +185,7 @@ def test_names_below_an_axis_do_not_overlap() -> None:
         "fc",
     ]
     figure = gradient_flow(with_gradients(*layers(names)))
-    encode_png(figure)
+    figure_png(figure)
     boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
     assert len(boxes) > 8
     assert all(left.x1 <= right.x0 + 1 for left, right in pairwise(boxes))
@@ -194,7 +194,7 @@ def test_names_below_an_axis_do_not_overlap() -> None:
 def test_hostile_names_are_drawn_as_they_are() -> None:
     names = ["$x^2$", "a$b", r"\$\frac{1}{0}$", "网络", HOSTILE_NAME, "$\\undefined{$", "_hidden"]
     figure = gradient_flow(with_gradients(*layers(names)))
-    encode_png(figure)  # mathematics that does not parse would raise, a missing glyph would warn
+    figure_png(figure)  # mathematics that does not parse would raise, a missing glyph would warn
     shown = list(names_below(figure, 0).values())
     assert shown[:4] == [r"\$x^2\$", r"a\$b", r"\\$\frac{1}{0}\$", r"\u7f51\u7edc"]
     assert "\x1b" not in "".join(texts(figure))
@@ -211,7 +211,7 @@ def test_any_name_at_all_can_be_drawn(name: str, other: str) -> None:
         verdicts=(Finding("dead-gradient", "fail", name, other),),
     )
     for draw in PLOTS.values():
-        encode_png(draw(inspection))
+        figure_png(draw(inspection))
 
 
 @given(anything)
@@ -300,7 +300,7 @@ def test_the_median_of_the_weights_is_drawn_and_told() -> None:
 def test_ratios_of_biases_only_have_no_median() -> None:
     figure = parameter_ratios(with_parameters(PARAMETER_ROWS[1]))
     assert not any("median" in text for text in texts(figure))
-    encode_png(figure)
+    figure_png(figure)
 
 
 # Good manners
@@ -312,8 +312,8 @@ def test_drawing_touches_neither_pyplot_nor_the_users_settings() -> None:
         "matplotlib.rcParams['text.usetex'] = True\n"
         "matplotlib.rcParams['lines.linewidth'] = 33\n"
         "from tests.render.conftest import GRADIENTS\n"
-        "from hookscope.render.plots import PLOTS, encode_png\n"
-        "for draw in PLOTS.values(): encode_png(draw(GRADIENTS))\n"
+        "from hookscope.render.plots import PLOTS, figure_png\n"
+        "for draw in PLOTS.values(): figure_png(draw(GRADIENTS))\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
         "assert matplotlib.rcParams['text.usetex'] is True and matplotlib.rcParams['lines.linewidth'] == 33\n"
     )

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hookscope.render.sparklines import BLOCKS, WIDTH, sparkline
+from hookscope.render.columns import sparkline
 from hookscope.results.distribution import distribution_of
 
 # More than a hundredth of the values at either end, so that the percentiles are 0 and 8, and every bar is one wide.
@@ -32,14 +32,14 @@ def test_what_lies_beyond_the_percentiles_stands_in_the_bars_at_the_ends() -> No
 
 
 def test_uniform_values_are_flat() -> None:
-    assert drawn(np.linspace(-3, 5, 8001)) == "█" * WIDTH
+    assert drawn(np.linspace(-3, 5, 8001)) == "█" * 8
 
 
 @pytest.mark.parametrize("value", [0.0, -2.5, 1e30, 5e-324])
 def test_one_value_is_one_bar_in_the_middle(value: float) -> None:
     for count in (9, 9000):
         assert drawn(np.full(count, value)).strip() == "█"
-        assert len(drawn(np.full(count, value))) == WIDTH
+        assert len(drawn(np.full(count, value))) == 8
 
 
 def test_without_a_distribution_there_is_nothing_to_draw() -> None:
@@ -52,6 +52,6 @@ def test_without_a_distribution_there_is_nothing_to_draw() -> None:
 )
 def test_any_values_at_all_are_eight_blocks(values: np.ndarray, times: int) -> None:
     found = drawn(np.repeat(values, times))
-    assert len(found) == WIDTH
-    assert set(found) <= {" ", *BLOCKS}
+    assert len(found) == 8
+    assert set(found) <= set(" ▁▂▃▄▅▆▇█")
     assert found.strip()

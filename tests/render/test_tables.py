@@ -2,8 +2,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,22 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.render.tables import (
-    gradient_inspection_to_dict,
-    gradient_inspection_to_json,
-    gradients_to_csv,
+from hookscope.render.tables import gradients_to_csv, parameters_to_csv, rows_to_csv
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.distribution import Distribution, distribution_of
+from hookscope.results.gradients import Gradients, LossRecord
+from hookscope.results.histogram import histogram
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
+from hookscope.runs.serialize import (
     gradients_to_json,
+    inspection_from_dict,
     inspection_to_dict,
     inspection_to_json,
     modules_to_json,
-    parameters_to_csv,
-    rows_to_csv,
+    parse_json,
     rows_to_json,
 )
-from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.distribution import distribution_of
-from hookscope.results.gradients import LossRecord
-from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from tests.render.conftest import (
     FAILURE,
     GRADIENT_ROWS,
@@ -68,7 +67,7 @@ def test_golden_files(assert_golden: Callable[[str, str], None]) -> None:
     assert_golden("layers.json", rows_to_json(INSPECTION))
     assert_golden("layers.csv", rows_to_csv(INSPECTION))
     assert_golden("modules.json", modules_to_json(MODULES))
-    assert_golden("gradient_inspection.json", gradient_inspection_to_json(GRADIENTS))
+    assert_golden("gradient_inspection.json", inspection_to_json(GRADIENTS))
     assert_golden("gradients.json", gradients_to_json(GRADIENTS))
     assert_golden("gradients.csv", gradients_to_csv(GRADIENTS))
     assert_golden("parameters.csv", parameters_to_csv(GRADIENTS))
@@ -277,7 +276,7 @@ def records(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text), strict=True))
 
 
-@pytest.mark.parametrize("write", [gradients_to_json, gradient_inspection_to_json])
+@pytest.mark.parametrize("write", [gradients_to_json, inspection_to_json])
 def test_json_gradients_hold_every_number_in_full(write: Callable[[Any], str]) -> None:
     document = parsed(write(GRADIENTS))
     assert document["schema_version"] == 1
@@ -311,7 +310,7 @@ def test_both_formats_say_which_row_is_repeated_and_which_are_folded() -> None:
 
 
 def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:
-    document = parsed(gradient_inspection_to_json(GRADIENTS, {"run": "here"}))
+    document = parsed(inspection_to_json(GRADIENTS, {"run": "here"}))
     assert list(document) == [
         *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings"),
         *("verification", "warnings", "notes"),
@@ -336,11 +335,11 @@ def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:
 @pytest.mark.parametrize(("value", "written"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (0.1, 0.1)])
 def test_json_says_which_non_finite_value_a_loss_has(value: float, written: object) -> None:
     inspection = replace(GRADIENTS, loss=LossRecord("sum", "", value))
-    assert parsed(gradient_inspection_to_json(inspection))["loss"]["value"] == written
+    assert parsed(inspection_to_json(inspection))["loss"]["value"] == written
 
 
 def test_a_pass_without_a_loss_has_none_in_json() -> None:
-    assert gradient_inspection_to_dict(replace(GRADIENTS, loss=None))["loss"] is None
+    assert inspection_to_dict(replace(GRADIENTS, loss=None))["loss"] is None
 
 
 def test_activations_of_a_gradient_run_are_written_as_those_of_any_run() -> None:
@@ -399,5 +398,52 @@ def test_no_name_in_a_csv_of_gradients_is_a_formula(start: str) -> None:
 
 
 def test_no_field_of_a_gradient_inspection_is_forgotten() -> None:
-    named = set(gradient_inspection_to_dict(GRADIENTS))
+    named = set(inspection_to_dict(GRADIENTS))
     assert {field.name for field in fields(GRADIENTS)} - named == {"gradient_maps"}  # pixels
+
+
+@pytest.mark.parametrize("result", [INSPECTION, GRADIENTS, replace(INSPECTION, failure=FAILURE)])
+def test_what_json_keeps_comes_back_as_the_same_result(result: Activations | Gradients) -> None:
+    document = parse_json(inspection_to_json(result).encode())
+    assert document is not None
+    kept = replace(result, model=replace(result.model, categories=()))
+    kept = replace(kept, gradient_maps=()) if isinstance(kept, Gradients) else replace(kept, feature_maps=())
+    # What JSON has no number for, or no text: infinities are unknown, lone surrogates are spelled out.
+    expected = _storable(kept)
+    assert inspection_from_dict(document, backward=isinstance(result, Gradients)) == expected
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, tuple):
+        return tuple(map(_storable, value))
+    if isinstance(value, Mapping):
+        return {_storable(key): _storable(each) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, Distribution):
+        named = {each.name: _storable(getattr(value, each.name)) for each in fields(value)}
+        return replace(value, **named)  # type: ignore[type-var]
+    return value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_comes_back(value: float) -> None:
+    written = inspection_to_json(replace(GRADIENTS, loss=LossRecord("ce", "", value)))
+    document = parse_json(written.encode())
+    assert document is not None
+    read = inspection_from_dict(document, backward=True)
+    assert isinstance(read, Gradients)
+    assert read.loss is not None
+    assert repr(read.loss.value) == repr(value)
+
+
+def test_a_histogram_stands_for_a_distribution_and_is_written_again() -> None:
+    activation = replace(ROWS[0].activation, distribution=distribution_of(np.arange(100.0)))
+    written = inspection_to_json(with_rows(replace(ROWS[0], activation=activation)))
+    document = parse_json(written.encode())
+    assert document is not None
+    read = inspection_from_dict(document, backward=False)
+    assert read.rows[0].activation.histogram == histogram(activation.distribution)
+    assert inspection_to_json(read) == written

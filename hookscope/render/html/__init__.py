@@ -1,21 +1,25 @@
 """A run as one HTML page that holds everything it shows: styles, script and pictures."""
 
 import base64
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from markupsafe import Markup
 
-from hookscope.errors import InputError
-from hookscope.render.columns import counted, number_text, percent_text, probability_text, quantile_text
+from hookscope.render.columns import number_text, percent_text, probability_text, quantile_text
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layer_href, layers_of, tree_of
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import Picture, shrink_all, thumbnail_uri
+from hookscope.results.activations import Verification
+from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
-from hookscope.runs.reading import StoredPrediction, StoredRun, StoredStatistics, StoredVerification
-from hookscope.text import safe_text, shape_text
+from hookscope.results.gradients import Gradients, ParameterRow, parameter_owner
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
+from hookscope.runs.reading import StoredRun
+from hookscope.text import counted, shape_text
 
 # Inputs that are shown as pictures; a run of thousands lists the others by name. Our choice.
 _MOST_THUMBNAILS = 32
@@ -63,8 +67,9 @@ def report_html(run: StoredRun) -> str:
         InputError: If a picture is missing, or not what the run says it is.
     """
     layers = layers_of(run)
-    pictures, fidelity = shrink_all([grid.path for grid in run.grids], run.read_picture)
-    left_out = sum(picture is None for picture in pictures)
+    pictures, fidelity = shrink_all(run.record.grids, run.read_picture)
+    drawn = zip(pictures, run.record.grids, strict=True)
+    left_out = sum(picture is None and grid.tiles is not None for picture, grid in drawn)
     remarks = [fidelity.sentence] if fidelity.sentence else []
     if left_out:
         remarks.append(f"{counted(left_out, 'grid')} found no room and can be seen in the run's folder only.")
@@ -76,10 +81,12 @@ def report_html(run: StoredRun) -> str:
             "base64": _base64,
             "basis": _basis,
             "layer_href": layer_href,
-            "quantile": _quantile,
+            "own_name": _own_name,
+            "quantiles": _quantiles,
         },
         script="report.js",
         record=run.record,
+        result=run.result,
         title=_title(run),
         facts=_facts(run),
         making=_making(run),
@@ -93,25 +100,29 @@ def report_html(run: StoredRun) -> str:
         layers=layers,
         kinds=sorted({layer.row.kind for layer in layers}),
         tree=tree_of(layers),
-        uncalled=run.uncalled,
-        grids=run.grids,
+        uncalled=run.result.uncalled,
+        grids=run.record.grids,
         pictures=pictures,
         statistics=_STATISTICS,
-        nothing=StoredStatistics(shape=[], dtype="", element_count=0),
+        nothing=TensorStatistics((), "", 0),
     )
 
 
-def _quantile(name: str) -> str:
-    """Return "q05" as "5th percentile"."""
-    level = int(name[1:]) if name[1:].isdecimal() and len(name) < 4 else None
-    return {None: name, 1: "1st percentile", 50: "median"}.get(level, f"{level}th percentile")
+def _quantiles(statistics: TensorStatistics) -> list[tuple[str, float]]:
+    """Return each quantile under a title: "5th percentile"."""
+    titles = {0.01: "1st percentile", 0.5: "median"}
+    named = zip(QUANTILE_LEVELS, statistics.quantiles or (), strict=False)
+    return [(titles.get(level, f"{level * 100:.0f}th percentile"), value) for level, value in named]
 
 
-def _basis(statistics: StoredStatistics) -> str:
-    """Return how many values there are, and how good their quantiles: those of earlier versions are of a sample."""
+def _own_name(parameter: ParameterRow) -> str:
+    """Return a parameter's name inside the module that it belongs to: "weight"."""
+    return parameter.name.removeprefix(f"{parameter_owner(parameter.name, parameter.kind)}.")
+
+
+def _basis(statistics: TensorStatistics) -> str:
+    """Return how many values there are, and how good their quantiles."""
     values = counted(statistics.element_count, "value")
-    if statistics.sample_count is not None:
-        return f"{values}; distribution and quantiles of a sample of {statistics.sample_count:,}"
     if statistics.quantiles is None or statistics.element_count <= EXACT_LIMIT:
         return values
     return f"{values}; quantiles within {QUANTILE_ERROR:.0%} of the value or 0.5% of its rank"
@@ -122,42 +133,41 @@ def _base64(picture: Picture) -> Markup:
 
 
 def _title(run: StoredRun) -> str:
-    names = [PurePath(each.name).name or each.name for each in run.record.inputs]
+    names = [PurePath(each.name).name or each.name for each in run.result.inputs]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     what = {"grads": "gradients", "activations": "activations"}.get(run.record.verb, run.record.verb)
-    return f"{run.record.model.name} · {what}" + (f" · {names[0]}{more}" if names else "")
+    return f"{run.result.model.name} · {what}" + (f" · {names[0]}{more}" if names else "")
 
 
 def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:
     """Return what was run: term, words, and whether they call for a look."""
-    record, model = run.record, run.record.model
+    result, model = run.result, run.result.model
+    backward = result if isinstance(result, Gradients) else None
     arguments = ", ".join(f"{name}={value}" for name, value in model.arguments.items())
-    seconds = sum(each for each in record.timings.values() if each is not None)
+    seconds = sum(each for each in result.timings.values())
     facts = [
         ("Model", f"{model.name} ({model.kind}{', ' + arguments if arguments else ''})", False),
         ("Parameters", f"{model.parameter_count:,}", False),
         ("Weights", model.weights, model.random),
-        ("Device", f"{record.device}, {record.dtype}{f', {record.mode} mode' if record.mode else ''}", False),
-        ("Rows", f"{counted(len(run.rows), 'output')}, {counted(len(run.grids), 'grid')}", False),
+        ("Device", f"{result.device}, {result.dtype}{f', {backward.mode} mode' if backward else ''}", False),
+        ("Rows", f"{counted(len(result.rows), 'output')}, {counted(len(run.record.grids), 'grid')}", False),
         (
             "Time",
-            f"{seconds:.2f} s ({', '.join(f'{k} {v:.2f}' for k, v in record.timings.items() if v is not None)})",
+            f"{seconds:.2f} s ({', '.join(f'{k} {v:.2f}' for k, v in result.timings.items())})",
             False,
         ),
     ]
-    if record.loss is not None:
-        value = record.loss.value
-        text = number_text(value) if isinstance(value, float) else str(value)
-        target = f" to {record.loss.target}" if record.loss.target else ""
-        facts.insert(3, ("Loss", f"{record.loss.name}{target} = {text}", not isinstance(value, float)))
-    if record.verification is not None:
-        facts.append(_verified(record.verification))
-    if record.edits:
-        facts.append(("Edits", "; ".join(record.edits), True))
+    if backward and (loss := backward.loss):
+        target = f" to {loss.target}" if loss.target else ""
+        facts.insert(3, ("Loss", f"{loss.name}{target} = {number_text(loss.value)}", not math.isfinite(loss.value)))
+    if result.verification is not None:
+        facts.append(_verified(result.verification))
+    if run.record.edits:
+        facts.append(("Edits", "; ".join(run.record.edits), True))
     return facts
 
 
-def _verified(verification: StoredVerification) -> tuple[str, str, bool]:
+def _verified(verification: Verification) -> tuple[str, str, bool]:
     words = {
         "same": "the same output as without hooks",
         "not repeatable": f"not verified: two passes without hooks differ as well ({verification.difference})",
@@ -172,20 +182,17 @@ def _making(run: StoredRun) -> list[tuple[str, str]]:
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
     patterns = " ".join(record.patterns) or "those that own parameters, and leaves"
     made = [("Command", record.command), ("Layers asked for", patterns)]
-    made += [("Weights SHA-256", record.model.sha256)] if record.model.sha256 else []
-    made += [(f"SHA-256 of {PurePath(each.name).name}", each.sha256) for each in record.inputs[:8] if each.sha256]
-    made += [("Seed", str(record.seed)), ("Versions", versions), ("Platform", record.platform)]
+    made += [("Weights SHA-256", run.result.model.sha256)] if run.result.model.sha256 else []
+    made += [(f"SHA-256 of {PurePath(each.name).name}", each.sha256) for each in run.result.inputs[:8] if each.sha256]
+    made += [("Seed", str(run.result.seed)), ("Versions", versions), ("Platform", record.platform)]
     return made
 
 
 def _inputs(run: StoredRun) -> list[Given]:
-    record = run.record
-    best = {prediction.input_index: prediction for prediction in record.predictions}
-    if len(record.thumbnails) > len(record.inputs):
-        raise InputError(f"Cannot read the run '{safe_text(str(run.folder))}': it has more thumbnails than inputs.")
-    paths = [*record.thumbnails, *[None] * len(record.inputs)]
+    best = {prediction.input_index: prediction for prediction in run.result.predictions}
+    paths = [*run.record.thumbnails, *[None] * len(run.result.inputs)]
     given = []
-    for number, each in enumerate(record.inputs):
+    for number, each in enumerate(run.result.inputs):
         path = paths[number] if number < _MOST_THUMBNAILS else None
         uri = thumbnail_uri(run.read_picture(path), path) if path is not None else ""
         before = f"{' × '.join(map(str, each.size))} pixels, " if each.size else ""
@@ -194,13 +201,12 @@ def _inputs(run: StoredRun) -> list[Given]:
     return given
 
 
-def _classes(prediction: StoredPrediction | None) -> list[tuple[str, str, float]]:
+def _classes(prediction: Prediction | None) -> list[tuple[str, str, float]]:
     if prediction is None:
         return []
-    return [
-        (each.name or f"class {each.index}", probability_text(each.probability or 0.0), each.probability or 0.0)
-        for each in prediction.classes
-    ]
+    names = prediction.class_names or [f"class {index}" for index in prediction.class_indices]
+    shares = (share if math.isfinite(share) else 0.0 for share in prediction.probabilities)
+    return [(name, probability_text(share), share) for name, share in zip(names, shares, strict=True)]
 
 
 def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
@@ -211,21 +217,15 @@ def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
     if run.gradients:
         gradients = [layer.gradient.gradient if layer.gradient else None for layer in layers]
         means = [None if each is None else each.mean_abs for each in gradients]
-        greatest = [None if each is None else _greatest(each) for each in gradients]
+        greatest = [None if each is None else each.max_abs for each in gradients]
         without = [layer.gradient is not None and layer.gradient.status != "gradient" for layer in layers]
         lines = (("max |gradient|", greatest), ("mean |gradient|", means))
         figures.append(logarithmic("Gradients of outputs", labels, labels, lines, without, "zero or none"))
     if run.parameters:
         owners = {layer.row.layer: layer.label for layer in reversed(layers)}
         names = [each.name for each in run.parameters]
-        places = [owners.get(each.owner, "") for each in run.parameters]
+        places = [owners.get(parameter_owner(each.name, each.kind), "") for each in run.parameters]
         still = [each.status != "gradient" for each in run.parameters]
         ratios = [("‖g‖ / ‖w‖", [each.ratio for each in run.parameters])]
         figures.append(logarithmic("Gradient over weight, ‖g‖ / ‖w‖", names, places, ratios, still, "zero or none"))
     return [figure for figure in figures if figure is not None]
-
-
-def _greatest(statistics: StoredStatistics) -> float | None:
-    if statistics.min is None or statistics.max is None:
-        return None
-    return max(abs(statistics.min), abs(statistics.max))

@@ -8,20 +8,19 @@ from pathlib import Path, PurePath
 from hookscope.render.check_summary import (
     by_gravity,
     level_counts,
-    message_text,
-    name_text,
+    readable,
     summary,
     total_seconds,
     untold_error,
     verdict,
 )
-from hookscope.render.columns import counted
 from hookscope.render.html.evidence import Evidence, EvidencePicture, read_evidence
+from hookscope.render.html.layers import ShownFinding
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import BUDGET
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.inputs import InputRecord
-from hookscope.text import shape_text, slug
+from hookscope.text import counted, shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
 _FEW_FINDINGS = 20
@@ -35,91 +34,35 @@ _STATUS_WORDS = {"fail": "failed", "warn": "warned", "pass": "passed"}
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
-    """A finding and where it is on the page.
-
-    Attributes:
-        level: "fail" or "warn".
-        rule: Its identifier.
-        where: Label of a layer, or name of a parameter or an input; "" for the whole checkpoint.
-        href: The picture of that layer; "" for none.
-        message: In a sentence.
-        anchor: Its own identifier: "rule=dead-channels&finding=2".
-        rule_href: The rule, further down.
-    """
-
-    level: str
-    rule: str
-    where: str
-    href: str
-    message: str
-    anchor: str
-    rule_href: str
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What a rule said.
-
-    Attributes:
-        rule: Its identifier.
-        status: "pass", "warn", "fail", "skipped" or "off".
-        meaning: What it is about, in a sentence.
-        reason: Why it was skipped; "" otherwise.
-        counts: "2 failures, 1 warning"; "" without findings.
-        anchor: Its own identifier: "rule=dead-channels".
-        first_href: Its first finding.
-    """
-
-    rule: str
-    status: str
-    meaning: str
-    reason: str
-    counts: str
-    anchor: str
-    first_href: str
-
-
-@dataclass(frozen=True, slots=True)
 class Checked:
     """A checkpoint as the page shows it.
 
     Attributes:
+        report: The verdict on it, made readable.
         name: As the user named it.
-        verdict: In words.
-        passed: Whether it passed.
         model: Name of the network, without the checkpoint's; "" if it could not be loaded.
-        counts: "2 failures, 1 warning"; "" without findings.
+        prefix: Of identifiers on the page: "checkpoint=model.pt&" among several, "" for one.
         anchor: Its own identifier: "checkpoint=model.pt".
         facts: Term, words, and whether they call for a look.
-        error: Why it could not be checked to the end; "" if it was, or if a finding says so.
         findings: Failures first.
-        warnings: Sentences a reader must see.
         evidence: Of what failed.
         pictures: Their identifiers and what they show.
         judged: Rules that gave a verdict, the gravest first.
-        judged_counts: "1 failed, 20 passed".
         unjudged: The others.
-        unjudged_counts: "2 skipped, 7 off".
         origin: Weights and inputs, to reproduce the check: term and words.
     """
 
+    report: CheckReport
     name: str
-    verdict: str
-    passed: bool
     model: str
-    counts: str
+    prefix: str
     anchor: str
     facts: Sequence[tuple[str, str, bool]]
-    error: str
-    findings: Sequence[Linked]
-    warnings: Sequence[str]
+    findings: Sequence[ShownFinding]
     evidence: Evidence
     pictures: Sequence[tuple[str, EvidencePicture]]
-    judged: Sequence[Judged]
-    judged_counts: str
-    unjudged: Sequence[Judged]
-    unjudged_counts: str
+    judged: Sequence[RuleOutcome]
+    unjudged: Sequence[RuleOutcome]
     origin: Sequence[tuple[str, str]]
 
 
@@ -142,17 +85,18 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
     for report, name in zip(ordered, _anchors(ordered), strict=True):
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
         room -= evidence.byte_count
-        checked.append(_checked(report, name, evidence, meanings, several=several))
+        checked.append(_checked(readable(report), name, evidence, several=several))
     heading, *rest = summary(reports, seconds).split(" · ")
     return render_page(
         "checks.html",
-        {},
+        {"level_counts": level_counts, "status_counts": _status_counts, "error": untold_error, "verdict": verdict},
         title=f"{counted(len(ordered), 'checkpoint')} · check" if several else f"{checked[0].name} · check",
         heading=heading,
         summary=" · ".join(rest),
         several=several,
         checkpoints=checked,
         few=_FEW_FINDINGS,
+        meanings=meanings,
     )
 
 
@@ -166,40 +110,32 @@ def _anchors(reports: Sequence[CheckReport]) -> list[str]:
     return names
 
 
-def _checked(
-    report: CheckReport, name: str, evidence: Evidence, meanings: Mapping[str, str], *, several: bool
-) -> Checked:
+def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> Checked:
     prefix = f"checkpoint={name}&" if several else ""
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
     by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
-    named = name_text(report.checkpoint)
-    rules = [_judged(outcome, prefix, meanings.get(outcome.rule, "")) for outcome in report.outcomes]
     judged, unjudged = (
-        sorted((rule for rule in rules if rule.status in statuses), key=lambda rule: statuses.index(rule.status))
+        [each for status in statuses for each in report.outcomes if each.status == status]
         for statuses in (_VERDICTS, _NO_VERDICTS)
     )
     return Checked(
-        name=named if named.strip() else f"'{named}'",  # a link must have something to click on
-        verdict=verdict(report),
-        passed=report.passed,
-        model=name_text(report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ")) if report.model else "",
-        counts=level_counts(report.findings),
+        report=report,
+        # A link must have something to click on.
+        name=report.checkpoint if report.checkpoint.strip() else f"'{report.checkpoint}'",
+        model=report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ") if report.model else "",
+        prefix=prefix,
         anchor=f"checkpoint={name}",
         facts=_facts(report),
-        error=untold_error(report),
-        findings=_linked(report.outcomes, prefix, by_layer),
-        warnings=[message_text(each) for each in report.warnings],
+        findings=_findings(report.outcomes, prefix, by_layer),
         evidence=evidence,
         pictures=pictures,
         judged=judged,
-        judged_counts=_status_counts(judged),
         unjudged=unjudged,
-        unjudged_counts=_status_counts(unjudged),
         origin=_origin(report),
     )
 
 
-def _linked(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str, str]) -> list[Linked]:
+def _findings(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str, str]) -> list[ShownFinding]:
     """Return all findings, failures first, each with what it leads to."""
     found = []
     for outcome in outcomes:
@@ -207,26 +143,12 @@ def _linked(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str,
         for number, each in enumerate(outcome.findings, 1):
             # "layer1.0.conv1.weight" is about layer1.0.conv1.
             picture = by_layer.get(each.where) or by_layer.get(each.where.rpartition(".")[0])
-            where, href = name_text(each.where), f"#{picture}" if picture else ""
-            anchor = f"{rule}&finding={number}"
-            found.append(Linked(each.level, each.rule, where, href, message_text(each.message), anchor, f"#{rule}"))
+            href, anchor = f"#{picture}" if picture else "", f"{rule}&finding={number}"
+            found.append(ShownFinding(each.level, each.rule, each.where, href, each.message, anchor, f"#{rule}"))
     return sorted(found, key=lambda finding: finding.level != "fail")
 
 
-def _judged(outcome: RuleOutcome, prefix: str, meaning: str) -> Judged:
-    anchor = f"{prefix}rule={outcome.rule}"
-    return Judged(
-        rule=outcome.rule,
-        status=outcome.status,
-        meaning=meaning,
-        reason=message_text(outcome.reason),
-        counts=level_counts(outcome.findings),
-        anchor=anchor,
-        first_href=f"#{anchor}&finding=1",
-    )
-
-
-def _status_counts(rules: Sequence[Judged]) -> str:
+def _status_counts(rules: Sequence[RuleOutcome]) -> str:
     """Return "1 failed, 20 passed"."""
     counts = Counter(rule.status for rule in rules)
     return ", ".join(f"{count} {_STATUS_WORDS.get(status, status)}" for status, count in counts.items())
@@ -238,16 +160,16 @@ def _facts(report: CheckReport) -> list[tuple[str, str, bool]]:
     if model := report.model:
         arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
         facts += [
-            ("Model", name_text(f"{model.name} ({model.kind}{arguments})"), False),
+            ("Model", f"{model.name} ({model.kind}{arguments})", False),
             ("Parameters", f"{model.parameter_count:,}", False),
-            ("Weights", name_text(model.weights), model.random),
+            ("Weights", model.weights, model.random),
         ]
     if report.inputs:
         facts.append(("Inputs", _inputs(report.inputs), False))
     phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")
     facts.append(("Time", f"{total_seconds(report):.2f} s{f' ({phases})' if phases else ''}", False))
     if report.evidence:
-        facts.append(("Evidence", name_text(report.evidence), False))
+        facts.append(("Evidence", report.evidence, False))
     return facts
 
 
@@ -264,7 +186,7 @@ def _origin(report: CheckReport) -> list[tuple[str, str]]:
         network = f"to the network as {shape_text(each.shape)}"
         sha256 = f"SHA-256 {each.sha256}" if each.sha256 else ""
         words = ", ".join(filter(None, (size, *each.steps, network, sha256)))
-        origin.append((name_text(each.name), message_text(words)))
+        origin.append((each.name, words))
     if len(report.inputs) > _MOST_INPUTS:
         origin.append(("More inputs", f"{len(report.inputs) - _MOST_INPUTS:,}"))
     return origin

@@ -6,8 +6,6 @@ folder is read, and no link is followed.
 
 import base64
 import io
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +13,13 @@ from pathlib import Path
 from PIL import Image
 
 from hookscope.errors import InputError
-from hookscope.render.columns import counted
-from hookscope.render.tiles import KEY, tiles_from_text
-from hookscope.runs.reading import _read_inside as read_inside
-from hookscope.text import slug
+from hookscope.render.check_summary import name_text
+from hookscope.runs.reading import read_inside
+from hookscope.runs.serialize import RunRecord, parse_json, record_from_dict
+from hookscope.text import counted
 
 _MAX_RECORD_BYTES = 64 * 2**20
-_PICTURE = re.compile(r"(?P<folder>grids|plots)/(?:\d+-)?(?P<name>[\w.-]+)\.png")
+_HISTOGRAMS = "plots/histograms.png"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +64,25 @@ def read_evidence(folder: Path, room: int) -> Evidence:
         room: Bytes that the files may have together; what is beyond stays in the folder.
     """
     try:
-        names, layers = _contents(folder)
+        record = _contents(folder)
     except InputError as error:
         return Evidence(remarks=(f"Its pictures are not shown. {error}",))
+    names = [name_text(grid.label) for grid in record.grids]
+    shown = [
+        (grid.path, name, f"Feature maps of {name}: {', '.join(grid.caption)}")
+        for grid, name in zip(record.grids, names, strict=True)
+    ]
+    histograms = f"Histograms of the outputs of {', '.join(record.layers)}"
+    shown += [(_HISTOGRAMS, "", histograms)] if _HISTOGRAMS in record.files else []
     pictures: list[EvidencePicture] = []
     taken = left_out = unreadable = 0
-    for name in names:
+    for name, layer, alternative in shown:
         try:
             png = read_inside(folder, name, room)
         except InputError:
             unreadable += 1
             continue
-        picture = _picture(name, png, layers)
+        picture = _picture(png, layer, alternative)
         if picture is None:
             unreadable += 1
         elif taken + len(png) > room:
@@ -92,8 +97,8 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     return Evidence(pictures, taken, tuple(filter(None, remarks)))
 
 
-def _contents(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the pictures that `run.json` lists, and the labels of the layers it is about.
+def _contents(folder: Path) -> RunRecord:
+    """Return what `run.json` says.
 
     Raises:
         InputError: If it is missing, or not as hookscope writes it.
@@ -101,32 +106,21 @@ def _contents(folder: Path) -> tuple[list[str], list[str]]:
     try:
         if folder.is_symlink():
             raise InputError("The folder of the evidence has become a link.")
-        record = json.loads(read_inside(folder, "run.json", _MAX_RECORD_BYTES))
-        entries = [record["files"], record["layers"]]
+        document = parse_json(read_inside(folder, "run.json", _MAX_RECORD_BYTES))
+        return record_from_dict(document or {})
     except OSError as error:
         raise InputError("The folder of the evidence cannot be read.") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("The run.json in the folder of the evidence is damaged.") from error
-    if not all(isinstance(entry, list) and all(isinstance(each, str) for each in entry) for entry in entries):
-        raise InputError("The run.json in the folder of the evidence is damaged.")
-    files, layers = entries
-    return [name for name in files if _PICTURE.fullmatch(name)], layers
 
 
-def _picture(name: str, png: bytes, layers: Sequence[str]) -> EvidencePicture | None:
+def _picture(png: bytes, layer: str, alternative: str) -> EvidencePicture | None:
     """Return a picture with what there is to say about it; None if it is damaged."""
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
-            size, said = file.size, file.info.get(KEY, "")
+            size = file.size
             file.verify()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    found = _PICTURE.fullmatch(name)
-    assert found is not None  # noqa: S101 - others were left out
     uri = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
-    if found["folder"] == "plots":
-        return EvidencePicture("", f"Histograms of the outputs of {', '.join(layers)}", uri, *size)
-    layer = next((label for label in layers if slug(label) == found["name"]), found["name"])
-    tiles = tiles_from_text(said)
-    about = ", ".join(tiles.caption) if tiles else ""
-    return EvidencePicture(layer, ": ".join(filter(None, (f"Feature maps of {layer}", about))), uri, *size)
+    return EvidencePicture(layer, alternative, uri, *size)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookscope.render.columns import fold_name, number_text, quantile_text
-from hookscope.results.statistics import QUANTILE_LEVELS
-from hookscope.runs.reading import StoredStatistics
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
@@ -74,14 +73,14 @@ class Bars:
     summary: str
 
 
-def bars(statistics: StoredStatistics) -> Bars | None:
+def bars(statistics: TensorStatistics) -> Bars | None:
     """Draw how values are distributed between the 1st and the 99th percentile; None without values.
 
     Heights are the square root of the density, so that the few can be seen beside the many. Without a histogram of
     its own, the quantiles give one: the share between two of them, spread evenly.
     """
     stored = statistics.histogram
-    quantiles = [value for value in (statistics.quantiles or {}).values() if value is not None]
+    quantiles = list(statistics.quantiles or ())
     if stored is not None and any(stored.counts):
         edges = np.linspace(stored.low, stored.high, len(stored.counts) + 1)
         shares = np.array(stored.counts, np.float64)
@@ -110,21 +109,21 @@ def bars(statistics: StoredStatistics) -> Bars | None:
     return Bars(path, zero, *ends, f"1st percentile {ends[0]}{middle}, 99th percentile {ends[1]}")
 
 
-def distributions(labels: Sequence[str], rows: Sequence[StoredStatistics], marked: Sequence[bool]) -> Figure | None:
+def distributions(labels: Sequence[str], rows: Sequence[TensorStatistics], marked: Sequence[bool]) -> Figure | None:
     """Draw the quantiles of activations over depth; None if fewer than two have any."""
-    quantiles = [dict(row.quantiles or {}) for row in rows]
-    if sum(bool(each) for each in quantiles) < 2:
+    if sum(row.quantiles is not None for row in rows) < 2:
         return None
-    by_name = {name: [each.get(name) for each in quantiles] for name in ("q05", "q25", "q50", "q75", "q95")}
-    known = np.array([abs(value) for value in by_name["q25"] + by_name["q75"] if value], np.float64)
-    axis = _Asinh(
-        float(np.median(known)) if known.size else 1.0, [value for each in by_name.values() for value in each]
-    )
+    at = {
+        level: [row.quantiles[QUANTILE_LEVELS.index(level)] if row.quantiles else None for row in rows]
+        for level in (0.05, 0.25, 0.5, 0.75, 0.95)
+    }
+    known = np.array([abs(value) for value in at[0.25] + at[0.75] if value], np.float64)
+    axis = _Asinh(float(np.median(known)) if known.size else 1.0, [value for each in at.values() for value in each])
     across = _across(len(rows))
     shapes = [
-        Shape("band", _band(across, by_name["q05"], by_name["q95"], axis.height)),
-        Shape("core", _band(across, by_name["q25"], by_name["q75"], axis.height)),
-        Shape("line", _line(across, by_name["q50"], axis.height)),
+        Shape("band", _band(across, at[0.05], at[0.95], axis.height)),
+        Shape("core", _band(across, at[0.25], at[0.75], axis.height)),
+        Shape("line", _line(across, at[0.5], axis.height)),
     ]
     return Figure(
         "Activations",

@@ -5,18 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from hookscope.errors import InputError
 from hookscope.render.columns import integer_text, number_text, percent_text
 from hookscope.render.html.figures import Bars, bars
-from hookscope.runs.reading import (
-    StoredGradient,
-    StoredGrid,
-    StoredParameter,
-    StoredRow,
-    StoredRun,
-    StoredStatistics,
-    StoredVerdict,
-)
+from hookscope.results.activations import LayerRow
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, ParameterRow, parameter_owner
+from hookscope.results.statistics import TensorStatistics
+from hookscope.runs.reading import StoredRun
 from hookscope.text import safe_text, shape_text
 
 # Flags that call for a look; the others say how a layer works.
@@ -27,7 +22,7 @@ _MOST_LEVELS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class LayerColumn:
     """A column of the table of layers.
 
     Attributes:
@@ -48,37 +43,39 @@ class Column:
 
 
 COLUMNS = (
-    Column("kind", "type", "class of the module", words=True),
-    Column("params", "parameters", "elements in its own parameters", shown=False),
-    Column("shape", "shape", "of the output", words=True),
-    Column("hist", "distribution", "of the values, 1st to 99th percentile, heights as square roots", words=True),
-    Column("gabs", "mean |g|", "mean absolute gradient of the output", gradient=True),
-    Column("gl2", "L2 of g", "root of the sum of squares of the gradient", gradient=True),
-    Column("gzeros", "zeros of g", "share of exact zeros in the gradient", shown=False, gradient=True),
-    Column("gstate", "gradient", "what became of it", gradient=True, words=True),
-    Column("mean", "mean", "of the values"),
-    Column("std", "std", "standard deviation"),
-    Column("min", "min", "smallest value"),
-    Column("max", "max", "largest value"),
-    Column("abs", "mean |x|", "mean absolute value", shown=False),
-    Column("l2", "L2", "root of the sum of squares", shown=False),
-    Column("zeros", "zeros", "share of exact zeros"),
-    Column("dead", "dead", "channels that are zero everywhere"),
-    Column("bad", "NaN, Inf", "values that are not finite"),
-    Column("flags", "flags", "what a reader should know", words=True),
+    LayerColumn("kind", "type", "class of the module", words=True),
+    LayerColumn("params", "parameters", "elements in its own parameters", shown=False),
+    LayerColumn("shape", "shape", "of the output", words=True),
+    LayerColumn("hist", "distribution", "of the values, 1st to 99th percentile, heights as square roots", words=True),
+    LayerColumn("gabs", "mean |g|", "mean absolute gradient of the output", gradient=True),
+    LayerColumn("gl2", "L2 of g", "root of the sum of squares of the gradient", gradient=True),
+    LayerColumn("gzeros", "zeros of g", "share of exact zeros in the gradient", shown=False, gradient=True),
+    LayerColumn("gstate", "gradient", "what became of it", gradient=True, words=True),
+    LayerColumn("mean", "mean", "of the values"),
+    LayerColumn("std", "std", "standard deviation"),
+    LayerColumn("min", "min", "smallest value"),
+    LayerColumn("max", "max", "largest value"),
+    LayerColumn("abs", "mean |x|", "mean absolute value", shown=False),
+    LayerColumn("l2", "L2", "root of the sum of squares", shown=False),
+    LayerColumn("zeros", "zeros", "share of exact zeros"),
+    LayerColumn("dead", "dead", "channels that are zero everywhere"),
+    LayerColumn("bad", "NaN, Inf", "values that are not finite"),
+    LayerColumn("flags", "flags", "what a reader should know", words=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ShownFinding:
     """What a verdict, or a rule of a check, objects to.
 
     Attributes:
         level: "fail" or "warn".
         rule: Its identifier.
         where: Label of a layer, or name of a parameter; "" for the whole network.
-        href: The layer's page; "" for none, or on that page itself.
+        href: The layer's page or picture; "" for none, or on that page itself.
         message: In a sentence.
+        anchor: Its own identifier: "rule=dead-channels&finding=2"; "" for none.
+        rule_href: The rule, further down; "" for none.
     """
 
     level: str
@@ -86,6 +83,8 @@ class Finding:
     where: str
     href: str
     message: str
+    anchor: str = ""
+    rule_href: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +103,14 @@ class Layer:
         grids: Positions of its grids.
     """
 
-    row: StoredRow
+    row: LayerRow
     number: int
     label: str
     calls: Sequence["Layer"]
-    gradient: StoredGradient | None
-    input_gradients: Sequence[StoredGradient]
-    parameters: Sequence[StoredParameter]
-    findings: Sequence[Finding]
+    gradient: GradientRow | None
+    input_gradients: Sequence[GradientRow]
+    parameters: Sequence[ParameterRow]
+    findings: Sequence[ShownFinding]
     grids: Sequence[int]
 
     @property
@@ -135,10 +134,10 @@ class Layer:
         """Its histogram."""
         return bars(self.row.activation)
 
-    def cell(self, column: Column) -> tuple[str, float | str | None]:
+    def cell(self, column: LayerColumn) -> tuple[str, float | str | None]:
         """Return what a cell says and what the column is sorted by."""
         row, values = self.row, self.row.activation
-        gradient = self.gradient.gradient if self.gradient else StoredStatistics(shape=[], dtype="", element_count=0)
+        gradient = self.gradient.gradient if self.gradient else TensorStatistics((), "", 0)
         bad = None if values.nan_count is None else values.nan_count + (values.inf_count or 0)
         texts = {
             "kind": row.kind,
@@ -202,36 +201,32 @@ def layer_href(label: str) -> str:
     return f"#layer={quote(safe_text(label), safe='')}"
 
 
-def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[Finding]:
+def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
     """Return all findings, each with a link to the layer that it names."""
     pages: dict[str, str] = {}
     for layer in layers:
         for place in (layer.label, *(parameter.name for parameter in layer.parameters)):
             pages.setdefault(place, layer.href)
-    return [_finding(verdict, pages.get(verdict.where, "")) for verdict in run.record.verdicts]
+    return [_finding(verdict, pages.get(verdict.where, "")) for verdict in run.verdicts]
 
 
 def layers_of(run: StoredRun) -> list[Layer]:
-    """Put together what belongs to each row.
-
-    Raises:
-        InputError: If a grid is of no row.
-    """
+    """Put together what belongs to each row."""
     outputs = {gradient.label: gradient for gradient in run.gradients if gradient.role == "output"}
-    inputs: dict[tuple[str, int], list[StoredGradient]] = defaultdict(list)
+    inputs: dict[tuple[str, int], list[GradientRow]] = defaultdict(list)
     for gradient in run.gradients:
         if gradient.role == "input":
             inputs[gradient.layer, gradient.call].append(gradient)
-    owned: dict[str, list[StoredParameter]] = defaultdict(list)
+    owned: dict[str, list[ParameterRow]] = defaultdict(list)
     for parameter in run.parameters:
-        owned[parameter.owner].append(parameter)
+        owned[parameter_owner(parameter.name, parameter.kind)].append(parameter)
     grids = _grids_by_label(run)
-    verdicts: dict[str, list[Finding]] = defaultdict(list)
-    for verdict in run.record.verdicts:
+    verdicts: dict[str, list[ShownFinding]] = defaultdict(list)
+    for verdict in run.verdicts:
         verdicts[verdict.where].append(_finding(verdict, ""))
     calls: dict[str, list[Layer]] = defaultdict(list)
     layers = []
-    for number, row in enumerate(run.rows):
+    for number, row in enumerate(run.result.rows):
         parameters = owned[row.layer]
         layer = Layer(
             row,
@@ -260,22 +255,14 @@ def tree_of(layers: Sequence[Layer]) -> Node:
     return root
 
 
-def _finding(verdict: StoredVerdict, href: str) -> Finding:
-    return Finding("fail" if verdict.level == "fail" else "warn", verdict.rule, verdict.where, href, verdict.message)
+def _finding(verdict: Finding, href: str) -> ShownFinding:
+    return ShownFinding(verdict.level, verdict.rule, verdict.where, href, verdict.message)
 
 
 def _grids_by_label(run: StoredRun) -> dict[str, list[int]]:
     """Return the positions of the grids of each row."""
-    shown: Sequence[StoredRow | StoredGradient] = run.gradients if run.record.verb == "grads" else run.rows
-    labels = {row.index: row.label for row in shown}
+    labels = {row.index: row.label for row in (run.gradients if run.record.verb == "grads" else run.result.rows)}
     grids: dict[str, list[int]] = defaultdict(list)
-    for position, grid in enumerate(run.grids):
-        if grid.row not in labels or grid.input_index >= len(run.record.inputs):
-            raise _foreign_grid(run, grid)
+    for position, grid in enumerate(run.record.grids):
         grids[labels[grid.row]].append(position)
     return grids
-
-
-def _foreign_grid(run: StoredRun, grid: StoredGrid) -> InputError:
-    name, folder = safe_text(grid.path), safe_text(str(run.folder))
-    return InputError(f"Cannot read the run '{folder}': '{name}' is of no row. Run the command that made it again.")

@@ -14,9 +14,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookscope.render.columns import counted, integer_text, number_text
+from hookscope.render.columns import integer_text, number_text
 from hookscope.runs.reports import MARK
-from hookscope.text import safe_text, shape_text
+from hookscope.text import counted, safe_text, shape_text
 
 
 def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script: str = "", **values: Any) -> str:

@@ -2,9 +2,7 @@
 
 import base64
 import io
-import math
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.errors import InputError
-from hookscope.render.columns import counted
-from hookscope.render.grids import BACKGROUND, LEVEL_COUNT
-from hookscope.render.tiles import KEY, Tiles, tiles_from_text
-from hookscope.text import printable
+from hookscope.render.palettes import BACKGROUND, LEVEL_COUNT
+from hookscope.results.grids import Grid, Tiles
+from hookscope.text import counted, printable
 
 # Bytes of all grids together, before base64 makes 4 of 3: with it and the tables a page stays under 25 MB. Our choice.
 BUDGET = 16_500_000
@@ -26,10 +23,6 @@ BUDGET = 16_500_000
 # A grid has 64 million pixels at most, and a caption; a picture to be made small, as many as hookscope reads.
 _MAX_PIXELS = 100_000_000
 _THUMBNAIL_SIDE = 448
-
-# What a grid's caption says of an activation's shape, and of a sequence of tokens that was laid back on its grid.
-_SHAPE = re.compile(r"shape (\d{1,9}(?: x \d{1,9})*)")
-_TOKENS = re.compile(r"(?:first \d{1,9} of )?(\d{1,9}) channels?(?:, \d+ per row)?, each (\d{1,9}) x (\d{1,9}) tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,39 +99,40 @@ class Picture:
 
 
 def shrink_all(
-    names: Sequence[str], read: Callable[[str], bytes], budget: int = BUDGET
+    grids: Sequence[Grid], read: Callable[[str], bytes], budget: int = BUDGET
 ) -> tuple[list[Picture | None], Fidelity]:
     """Make grids small enough for one page.
 
     Args:
-        names: Of the PNG files.
+        grids: As the run has them.
         read: Returns the bytes of one; called from several threads.
         budget: Bytes of all pictures together.
 
     Returns:
-        The pictures, and what was given up. None stands for those that do not fit whatever is given up.
+        The pictures, and what was given up. None stands for those without tiles, and those that do not fit whatever is
+        given up.
 
     Raises:
         InputError: If a file is not a grid.
     """
     pictures: list[Picture | None] = []
     for fidelity in LADDER:
-        pictures = _shrink_within(names, read, fidelity, budget)
-        if len(pictures) == len(names):
+        pictures = _shrink_within(grids, read, fidelity, budget)
+        if len(pictures) == len(grids):
             return pictures, fidelity
-    return pictures + [None] * (len(names) - len(pictures)), LADDER[-1]
+    return pictures + [None] * (len(grids) - len(pictures)), LADDER[-1]
 
 
 def _shrink_within(
-    names: Sequence[str], read: Callable[[str], bytes], fidelity: Fidelity, budget: int
+    grids: Sequence[Grid], read: Callable[[str], bytes], fidelity: Fidelity, budget: int
 ) -> list[Picture | None]:
     """Return the pictures up to the first that does not fit."""
     pictures: list[Picture | None] = []
     total = 0
     # Pillow lets go of the interpreter while it packs and unpacks.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for picture in pool.map(lambda name: shrink(read(name), name, fidelity), names):
-            total += len(picture.png)
+        for picture in pool.map(lambda grid: shrink(read(grid.path), grid, fidelity), grids):
+            total += len(picture.png) if picture else 0
             if total > budget:
                 pool.shutdown(wait=True, cancel_futures=True)
                 break
@@ -146,18 +140,21 @@ def _shrink_within(
     return pictures
 
 
-def shrink(png: bytes, name: str, fidelity: Fidelity) -> Picture:
-    """Cut the maps out of a grid.
+def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
+    """Cut the maps out of a grid; None if there are none.
 
     Args:
         png: The grid's file.
-        name: For messages.
+        grid: What the run says of it.
         fidelity: What to give up.
 
     Raises:
-        InputError: If it is no grid, or one that does not say where its tiles lie.
+        InputError: If it is no grid, or its tiles do not lie in it.
     """
-    canvas, palette, tiles = _read_grid(png, name)
+    canvas, palette = _read_grid(png, grid)
+    tiles = grid.tiles
+    if tiles is None:
+        return None
     tile_height = tiles.height * tiles.down
     tile_width = tiles.frames * (tiles.width * tiles.across + 1) - 1
     stride = max(1, -(-max(tiles.height, tiles.width) // fidelity.side))
@@ -174,23 +171,17 @@ def shrink(png: bytes, name: str, fidelity: Fidelity) -> Picture:
         _encode(_fewer_colours(maps, fidelity.step), palette),
         *(tiles.columns, count, len(downs), len(acrosses), tiles.frames),
         _colours(palette),
-        (*_caption(tiles), *_given_up(tiles, stride, count)),
-        tiles.bar,
+        (*_caption(grid), *_given_up(tiles, stride, count)),
+        grid.bar,
     )
 
 
-def _caption(tiles: Tiles) -> Iterator[str]:
-    """Yield what the grid's caption says, but for how its tiles lie: a page lays them out anew."""
-    sizes: tuple[str, ...] = ()
-    for part in tiles.caption:
-        yield part.replace(f", {tiles.columns} per row", "")
-        if shape := _SHAPE.fullmatch(part):
-            sizes = tuple(shape[1].split(" x "))
-        if (on_grid := _TOKENS.fullmatch(part)) and sizes:
-            channels, height, width = map(int, on_grid.groups())
-            apart = math.prod(map(int, sizes)) // max(1, channels) - height * width
-            if apart > 0:
-                yield f"not here but in the run's own grid: {counted(apart, 'token')} apart, such as a class token"
+def _caption(grid: Grid) -> Iterator[str]:
+    """Yield what the grid's caption says, and what the page leaves out of the grid."""
+    yield from grid.caption
+    if grid.extra_token_count:
+        apart = counted(grid.extra_token_count, "token")
+        yield f"not here but in the run's own grid: {apart} apart, such as a class token"
 
 
 def _given_up(tiles: Tiles, stride: int, count: int) -> Iterator[str]:
@@ -219,22 +210,21 @@ def thumbnail_uri(png: bytes, name: str) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
-def _read_grid(png: bytes, name: str) -> tuple[NDArray[np.uint8], bytes, Tiles]:
-    """Return the palette indices, the palette and the tiles of a grid."""
+def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
+    """Return the palette indices and the palette of a grid."""
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
-            _check_size(picture, name)
+            _check_size(picture, grid.path)
             canvas = np.asarray(picture) if picture.mode == "P" else None
-            texts = getattr(picture, "text", {})
             palette = bytes(picture.getpalette() or ())
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _not_readable(name) from error
-    tiles = tiles_from_text(texts.get(KEY, ""))
-    if canvas is None or tiles is None or not tiles.fits(*canvas.shape):
+        raise _not_readable(grid.path) from error
+    if canvas is None or not (grid.tiles is None or grid.tiles.fits(*canvas.shape)):
         raise InputError(
-            f"Cannot read '{printable(name)}': it does not say where its tiles lie. Run the command that made it again."
+            f"Cannot read '{printable(grid.path)}': its tiles do not lie where run.json says. "
+            "Run the command that made it again."
         )
-    return canvas, palette.ljust(768, b"\0"), tiles
+    return canvas, palette.ljust(768, b"\0")
 
 
 def _check_size(picture: Image.Image, name: str) -> None:

@@ -1,10 +1,6 @@
-"""Where the tiles of a grid lie, as text inside its PNG file: a reader can cut out one channel without guessing."""
+"""What a grid in a run directory shows, and where in it each channel lies."""
 
-import json
-from dataclasses import asdict, dataclass, fields
-
-KEY = "hookscope-tiles"
-"""Keyword of the PNG text chunk."""
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +18,6 @@ class Tiles:
         down: Pixels per map pixel along the height.
         across: Pixels per map pixel along the width.
         gap: Background between tiles.
-        caption: What the caption says, in parts.
-        bar: What stands under the colour bar, left to right: two or three labels, or none without a bar.
     """
 
     left: int
@@ -36,11 +30,9 @@ class Tiles:
     down: int
     across: int
     gap: int
-    caption: tuple[str, ...] = ()
-    bar: tuple[str, ...] = ()
 
     def fits(self, picture_height: int, picture_width: int) -> bool:
-        """Tell whether the tiles can lie in a picture of this size."""
+        """Return whether the tiles can lie in a picture of this size."""
         sizes = (self.columns, self.count, self.frames, self.height, self.width, self.down, self.across)
         if min(sizes) < 1 or min(self.left, self.top, self.gap) < 0 or self.columns > self.count:
             return False
@@ -51,21 +43,26 @@ class Tiles:
         return bottom <= picture_height and right <= picture_width
 
 
-def tiles_text(tiles: Tiles) -> str:
-    """Return `tiles` as ASCII text for the chunk."""
-    return json.dumps(asdict(tiles))
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One picture of feature maps in a run directory.
 
+    Attributes:
+        path: The PNG file, inside the run directory.
+        row: `index` of the row it shows: of an activation, or of a gradient in a run of `grads`.
+        label: That row's label.
+        input_index: Position in the inputs.
+        caption: What its caption says, in parts, without how the tiles lie.
+        bar: Labels under the colour bar, left to right: two or three, or none without a bar.
+        extra_token_count: Tokens apart from the grid, such as a class token.
+        tiles: Where the channels lie; None for an activation without values.
+    """
 
-def tiles_from_text(text: str) -> Tiles | None:
-    """Return what `tiles_text` wrote; None for text that it cannot have written."""
-    try:
-        read = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(read, dict) or read.keys() != {field.name for field in fields(Tiles)}:
-        return None
-    words = {name: read.pop(name) for name in ("caption", "bar")}
-    lists = all(isinstance(each, list) and all(isinstance(word, str) for word in each) for each in words.values())
-    if not lists or not all(type(value) is int for value in read.values()):
-        return None
-    return Tiles(**read, caption=tuple(words["caption"]), bar=tuple(words["bar"]))
+    path: str
+    row: int
+    label: str
+    input_index: int
+    caption: tuple[str, ...]
+    bar: tuple[str, ...]
+    extra_token_count: int
+    tiles: Tiles | None

@@ -1,0 +1,112 @@
+"""Text and parts of a grid as arrays of palette indices."""
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from hookscope.render.palettes import BACKGROUND, TEXT, Indices
+
+MARGIN = 14  # pixels
+
+
+def stack(parts: Sequence[tuple[int, Indices]], margin: int = MARGIN) -> Indices:
+    """Put parts under each other, each with so much background above it, and a margin around all."""
+    height = sum(above + part.shape[0] for above, part in parts) + 2 * margin
+    width = max(part.shape[1] for _, part in parts) + 2 * margin
+    canvas = np.full((height, width), BACKGROUND, np.uint8)
+    top = margin
+    for above, part in parts:
+        paste(canvas, part, top + above, margin)
+        top += above + part.shape[0]
+    return canvas
+
+
+def paste(canvas: Indices, part: Indices, top: int, left: int) -> None:
+    """Put a part into a canvas."""
+    canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
+
+
+def paragraph(texts: Sequence[str], size: int, width: int, *, separator: str = "", strength: float = 1.0) -> Indices:
+    """Draw texts one after the other, in lines no longer than `width` pixels; a text breaks only if it must."""
+    lines = []
+    for pieces in wrap(texts, size, width, separator):
+        line = np.full((line_height(size), text_width(pieces, size)), BACKGROUND, np.uint8)
+        left = 0
+        for piece in pieces:
+            inked = draw_text(piece, size, strength)
+            place = line[:, left : left + inked.shape[1]]
+            np.maximum(place, inked, out=place)
+            left += inked.shape[1] - 2
+        lines.append((0, line))
+    return stack(lines, margin=0)
+
+
+def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[list[str]]:
+    """Return the lines, each in pieces, that `texts` joined by `separator` fill. No character of a text is lost.
+
+    Args:
+        texts: One too long for a line breaks after a space, dot, slash or underscore, else anywhere.
+        size: Of the font.
+        width: Of a line, in pixels.
+        separator: Left out where a line ends.
+    """
+    lines: list[list[str]] = [[]]
+    for text in texts:
+        whole = text_width([text], size) <= width
+        for index, piece in enumerate([text] if whole else re.findall(r"[^\s._/]*[\s._/]+|[^\s._/]+", text)):
+            added = [separator, piece] if separator and lines[-1] and not index else [piece]
+            if text_width([*lines[-1], *added], size) <= width:
+                lines[-1] += added
+                continue
+            rest = piece
+            while text_width([rest], size) > width:
+                end = bisect_right(range(len(rest)), width, key=lambda end: text_width([rest[:end]], size)) - 1
+                lines.append([rest[: max(1, end)]])
+                rest = rest[max(1, end) :]
+            lines.append([rest])
+    return [line for line in lines if line]
+
+
+@lru_cache(maxsize=8)
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    # Given a size, Pillow always returns its own Aileron: ASCII and a few more.
+    return cast("ImageFont.FreeTypeFont", ImageFont.load_default(size))
+
+
+def line_height(size: int) -> int:
+    """Return the height in pixels of a line of text."""
+    return sum(_font(size).getmetrics())
+
+
+@lru_cache(maxsize=1024)
+def _length(text: str, size: int) -> int:
+    return math.ceil(_font(size).getlength(text))
+
+
+def text_width(pieces: Sequence[str], size: int) -> int:
+    """Return the width in pixels of text drawn in pieces: letters may reach one pixel out on either side."""
+    return sum(_length(piece, size) for piece in pieces) + 2
+
+
+@lru_cache(maxsize=1024)
+def draw_text(text: str, size: int, strength: float = 1.0) -> Indices:
+    """Draw one line of text, (height, width); `strength` 0-1 is its contrast with the background."""
+    image = Image.new("L", (text_width([text], size), line_height(size)))
+    ImageDraw.Draw(image).text((1, 0), text, fill=255, font=_font(size))
+    shades = np.asarray(image) * (strength * (TEXT - BACKGROUND) / 255)
+    return (shades + (BACKGROUND + 0.5)).astype(np.uint8)
+
+
+def drawable(text: str, limit: int) -> str:
+    """Return `text` in one line of characters the font has, escaped where it has none, the middle left out if long."""
+    escaped = "".join(c if c.isprintable() and c.isascii() else c.encode("unicode_escape").decode() for c in text)
+    if len(escaped) <= limit:
+        return escaped
+    half = (limit - 5) // 2
+    return f"{escaped[:half]} ... {escaped[-half:]}"

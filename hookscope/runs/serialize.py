@@ -1,0 +1,309 @@
+"""Results as dicts and JSON, and back. What is read may come from a stranger: it is checked against the results' types.
+
+Names in JSON are those of the results, with four differences: a prediction is one entry a class, quantiles are named by
+level ("q05"), a distribution is a histogram, and a loss that is NaN or infinite is text, as JSON has no number for it.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.comparison import Comparison, Prediction
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+from hookscope.results.grids import Grid
+from hookscope.results.histogram import histogram
+from hookscope.results.network import ModelInfo, ModuleRow
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
+from hookscope.text import strict_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+SCHEMA_VERSION = 1
+
+QUANTILE_NAMES = tuple(f"q{round(level * 100):02d}" for level in QUANTILE_LEVELS)
+
+_NO_STATISTICS = TensorStatistics((), "none", 0)
+
+# Fields of results that no file of JSON has.
+_NOT_IN_JSON = ("feature_maps", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance")
+
+# A longer whole number is infinite as a float; JSON and Python have no limit.
+_MOST_DIGITS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What `run.json` says besides the result.
+
+    Attributes:
+        verb: The command; "check" for its evidence.
+        command: As it was typed.
+        versions: Of Python, hookscope and what it uses.
+        platform: Where it ran.
+        threads: torch's.
+        patterns: As given with `--layer`.
+        unusable_inputs: One sentence each.
+        grids: Pictures of feature maps.
+        thumbnails: For the first inputs, what the network saw as a picture: a path inside the run, or None.
+        edits: Expressions.
+        files: Paths of all files but `run.json` itself.
+        layers: Of evidence, labels of the rows that a rule fails.
+    """
+
+    verb: Literal["activations", "grads", "check"]
+    command: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    platform: str = ""
+    threads: int | None = None
+    patterns: tuple[str, ...] = ()
+    unusable_inputs: tuple[str, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    thumbnails: tuple[str | None, ...] = ()
+    edits: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+
+
+def inspection_to_dict(result: Activations | Gradients) -> dict[str, Any]:
+    """Return all of `result` but its feature maps as dicts, lists, text and numbers.
+
+    The weights' list of categories is left out; predictions carry the names that matter.
+    """
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "model": _model(result.model),
+        "inputs": [asdict(record) for record in result.inputs],
+        "seed": result.seed,
+        "device": result.device,
+        "dtype": result.dtype,
+        "timings": dict(result.timings),
+        "verification": asdict(result.verification) if result.verification else None,
+        "warnings": list(result.warnings),
+        "notes": list(result.notes),
+        "failure": asdict(result.failure) if result.failure else None,
+        "predictions": [
+            {"input_index": prediction.input_index, "classes": _classes(prediction)}
+            for prediction in result.predictions
+        ],
+    }
+    if isinstance(result, Gradients):
+        document |= {
+            "mode": result.mode,
+            "loss": result.loss and asdict(result.loss) | {"value": _json_number(result.loss.value)},
+            "verdicts": [asdict(verdict) for verdict in result.verdicts],
+            **_gradients(result),
+        }
+    return document | _rows(result)
+
+
+def rows_to_json(result: Activations | Gradients) -> str:
+    """Return the layer rows and the layers that never ran as strict JSON, one row a line."""
+    return strict_json({"schema_version": SCHEMA_VERSION, **_rows(result)})
+
+
+def gradients_to_json(result: Gradients) -> str:
+    """Return the gradients of layers and of parameters as strict JSON, one row a line."""
+    return strict_json({"schema_version": SCHEMA_VERSION, **_gradients(result)})
+
+
+def modules_to_dict(rows: Sequence[ModuleRow]) -> dict[str, Any]:
+    """Return the modules of a network as dicts, lists, text and numbers; names are those of `ModuleRow`."""
+    return {"schema_version": SCHEMA_VERSION, "modules": [asdict(row) for row in rows]}
+
+
+def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return what edits changed as dicts, lists, text and numbers; names are those of `Comparison`."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "edits": list(comparison.edits),
+        "losses": None if comparison.losses is None else list(map(_json_number, comparison.losses)),
+        "row_count": comparison.row_count,
+        "changes": [
+            {
+                "label": change.label,
+                "what": change.what,
+                "before": change.before and statistics_to_dict(change.before),
+                "after": change.after and statistics_to_dict(change.after),
+                "l2_ratio": change.l2_ratio,
+            }
+            for change in comparison.changes
+        ],
+    }
+
+
+def statistics_to_dict(statistics: TensorStatistics) -> dict[str, Any]:
+    """Return statistics as numbers, quantiles by name, and a histogram in place of the distribution."""
+    result = asdict(replace(statistics, distribution=None, histogram=None))
+    del result["distribution"], result["histogram"]
+    counted = statistics.histogram or histogram(statistics.distribution)
+    return result | {
+        "quantiles": statistics.quantiles and dict(zip(QUANTILE_NAMES, statistics.quantiles, strict=True)),
+        "dead_channel_fraction": statistics.dead_channel_fraction,
+        "histogram": counted and asdict(counted),
+    }
+
+
+def parse_json(text: bytes) -> dict[str, Any] | None:
+    """Return a JSON object without NaN, infinities and lone surrogates; None for JSON that is not an object.
+
+    Raises:
+        ValueError: If it is not JSON.
+        RecursionError: If it nests too deeply.
+    """
+    document = json.loads(text, parse_int=_whole_number)
+    return _plain(document) if isinstance(document, dict) else None
+
+
+def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Activations | Gradients:
+    """Return the result that `inspection_to_dict` made a document of. Entries of other names are left out.
+
+    Args:
+        document: As `parse_json` returns it. A number that is None is unknown.
+        backward: Whether it is of `Gradients`.
+
+    Raises:
+        ValueError: With a place ("rows.0.index") and what is wrong there, if it does not fit the type or a number
+            that counts something is negative.
+    """
+    document = {name: value for name, value in document.items() if name not in _NOT_IN_JSON}
+    rows = [(row, "activation") for row in _dicts(document.get("rows"))]
+    rows += [(row, "gradient") for name in ("gradients", "parameters") for row in _dicts(document.get(name))]
+    for row, name in rows:
+        for statistics in _dicts([row.get(name)]):
+            statistics["quantiles"] = _quantiles_field(statistics.get("quantiles"))
+    for prediction in _dicts(document.get("predictions")):
+        prediction.update(_class_fields(prediction.get("classes")))
+    for loss in _dicts([document.get("loss")]):
+        loss["value"] = float(loss["value"]) if loss.get("value") in ("nan", "inf", "-inf") else loss.get("value")
+    result = _checked(Gradients if backward else Activations, document)
+    assert isinstance(result, Activations | Gradients)  # noqa: S101 - what it was checked against
+    return result
+
+
+def record_from_dict(document: Mapping[str, Any]) -> RunRecord:
+    """Return what `run.json` says besides the result.
+
+    Raises:
+        ValueError: As `inspection_from_dict`.
+    """
+    record = _checked(RunRecord, document)
+    assert isinstance(record, RunRecord)  # noqa: S101 - what it was checked against
+    return record
+
+
+@lru_cache
+def _adapter(kind: type) -> "TypeAdapter[tuple[object]]":
+    from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415 - for reading alone
+
+    # In a tuple, because a dataclass itself takes no configuration from outside.
+    return TypeAdapter(tuple[kind], config=ConfigDict(strict=True, arbitrary_types_allowed=True))  # type: ignore[arg-type, valid-type]
+
+
+def _checked(kind: type, document: Mapping[str, Any]) -> object:
+    from pydantic import ValidationError  # noqa: PLC0415 - for reading alone
+
+    try:
+        # As JSON, where a list is the strict form of a tuple, and a dict that of a dataclass.
+        (result,) = _adapter(kind).validate_json(json.dumps([document]))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(".".join(map(str, first["loc"][1:])), first["msg"]) from error
+    for place in _negative(result):
+        raise ValueError(place.removeprefix("."), "Input should be greater than or equal to 0")
+    return result
+
+
+def _negative(value: object) -> Iterator[str]:
+    """Yield the places of whole numbers below zero: all of them count something, but for the seed."""
+    if isinstance(value, int):
+        yield from ("",) * (value < 0)
+    elif isinstance(value, tuple):
+        yield from (f".{number}{place}" for number, each in enumerate(value) for place in _negative(each))
+    elif is_dataclass(value):
+        named = ((each.name, getattr(value, each.name)) for each in fields(value) if each.name != "seed")
+        yield from (f".{name}{place}" for name, each in named for place in _negative(each))
+
+
+def _dicts(entries: object) -> list[dict[str, Any]]:
+    """Return the dicts in a list; what else there is, the check of the types refuses."""
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _quantiles_field(named: object) -> object:
+    if not isinstance(named, dict):
+        return named if named is None else str(named)  # which is refused
+    values = [named.get(name) for name in QUANTILE_NAMES]
+    return None if None in values else values
+
+
+def _class_fields(classes: object) -> dict[str, Any]:
+    entries = _dicts(classes)
+    names = [entry.get("name") for entry in entries]
+    shares = [entry.get("probability") for entry in entries]
+    return {
+        "class_indices": [entry.get("index") for entry in entries],
+        "class_names": [] if None in names else names,
+        "probabilities": [math.nan if share is None else share for share in shares],
+    }
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError("too long a number")
+    return int(digits)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    return value
+
+
+def _rows(result: Activations | Gradients) -> dict[str, Any]:
+    return {
+        "rows": [_row(row) for row in result.rows],
+        "uncalled": [asdict(layer) for layer in result.uncalled],
+    }
+
+
+def _gradients(result: Gradients) -> dict[str, Any]:
+    return {
+        "gradients": [_gradient(row) for row in result.gradients],
+        "parameters": [_gradient(row) for row in result.parameters],
+    }
+
+
+def _row(row: LayerRow) -> dict[str, Any]:
+    return asdict(replace(row, activation=_NO_STATISTICS)) | {"activation": statistics_to_dict(row.activation)}
+
+
+def _gradient(row: GradientRow | ParameterRow) -> dict[str, Any]:
+    return asdict(replace(row, gradient=_NO_STATISTICS)) | {"gradient": statistics_to_dict(row.gradient)}
+
+
+def _model(model: ModelInfo) -> dict[str, Any]:
+    keys = ("name", "kind", "weights", "random", "sha256", "parameter_count", "arguments")
+    return {key: getattr(model, key) for key in keys}
+
+
+def _classes(prediction: Prediction) -> list[dict[str, Any]]:
+    names = prediction.class_names or (None,) * len(prediction.class_indices)
+    return [
+        {"index": index, "name": name, "probability": probability}
+        for index, name, probability in zip(prediction.class_indices, names, prediction.probabilities, strict=True)
+    ]
+
+
+def _json_number(value: float) -> float | str:
+    return float(value) if math.isfinite(value) else str(float(value))

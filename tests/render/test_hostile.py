@@ -1,0 +1,258 @@
+"""One text of unknown origin, wherever a result can hold one, through every renderer."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from rich.console import RenderableType
+
+from hookscope.render import check_json, gradient_tables, tables, terminal
+from hookscope.render.check_markdown import checks_to_markdown
+from hookscope.render.check_terminal import check_report
+from hookscope.render.comparison import comparison_report
+from hookscope.render.contents import contents_report, contents_to_json
+from hookscope.render.github import annotations
+from hookscope.render.grids import draw_for_run, encode_png
+from hookscope.render.html import report_html
+from hookscope.render.html.checks import checks_html
+from hookscope.render.junit import checks_to_junit
+from hookscope.render.notebook import result_html
+from hookscope.render.plots import PLOTS, figure_png
+from hookscope.results.activations import Activations, FeatureMaps, LayerRow, UncalledLayer, Verification
+from hookscope.results.comparison import Change, Comparison, Prediction
+from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
+from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow, Verdict
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import Failure, ModelInfo, ModuleRow
+from hookscope.runs import serialize
+from hookscope.runs.reading import StoredRun
+from hookscope.text import safe_text
+from tests.render import checked
+from tests.render.conftest import gradient_statistics, printed
+from tests.render.stored import HOSTILE_NAMES
+
+NUMBERS = gradient_statistics((1, 4, 2, 2))
+
+# Letters of every kind, and what commands to terminals, spreadsheets, pages, CI servers and path names are made of.
+FORMULAS = set("=+-@\t\uff1d\uff0b\uff0d\uff20")
+PIECES = (
+    *("::error::", "##[", "=", "@", "+", "-", "<b>", "&", '"', "'", "[/]", "|", "`", "$x$", ";", "../", "猫"),
+    *("\n", "\r", "\x1b[31m", "\x00", "\u202e", "\ud800"),
+)
+TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.characters()), max_size=8).map("".join)
+
+
+def gradients(name: str) -> Gradients:
+    numbers = replace(NUMBERS, unmeasured=name)
+    return Gradients(
+        model=ModelInfo(name, name, name, False, name, 7, arguments={name: name}),
+        inputs=(InputRecord(name, name, None, (3, 2, 2), (name,)),),
+        loss=LossRecord(name, name, 1.0, (name,)),
+        rows=(LayerRow(0, name, name, 1, name, 1, numbers, ("unmeasured",), (name,), name, (name,)),),
+        gradients=(
+            GradientRow(0, 0, name, name, 1, name, "output", "gradient", numbers, name, (name,), name, (name,)),
+        ),
+        parameters=(ParameterRow(0, f"{name}.weight", name, True, "gradient", numbers, 1.0, 0.5, (name,)),),
+        uncalled=(UncalledLayer(name, name, 1, name),),
+        predictions=(Prediction(0, (1,), (name,), (0.5,)),),
+        verdicts=(Verdict("dead-gradient", "fail", name, name),),
+        warnings=(name,),
+        notes=(name,),
+        failure=Failure(name, name, (name,), name),
+        verification=Verification("not repeatable", name),
+    )
+
+
+def activations(name: str) -> Activations:
+    whole = gradients(name)
+    shared = ("model", "inputs", "rows", "uncalled", "predictions", "warnings", "notes", "failure", "verification")
+    return Activations(**{each: getattr(whole, each) for each in shared})
+
+
+def feature_maps(name: str) -> FeatureMaps:
+    return FeatureMaps(0, name, name, 0, "maps", np.ones((1, 2, 2), np.float32), None, 1, (1, 2, 2), name)
+
+
+def contents(name: str) -> CheckpointContents:
+    tensor = StoredTensor(name, (2,), name, 8, 1, 0, name)
+    part = StoredPart(name, True, (tensor,), name, (name,))
+    return CheckpointContents(name, name, name, 9, (part,), (StoredEntry(name, name, name),), {name: name}, (name,))
+
+
+def comparison(name: str) -> Comparison:
+    before, after = Prediction(0, (1,), (name,), (0.5,)), Prediction(0, (1,), (name,), (0.25,))
+    change = Change(name, "activation", NUMBERS, replace(NUMBERS, l2=1.0))
+    return Comparison((name,), (1.0, 2.0), ((before,), (after,)), (change, replace(change, after=NUMBERS)), 2)
+
+
+def page(name: str) -> str:
+    """Return the page of a run, read back from the JSON of its result."""
+    document = serialize.parse_json(serialize.inspection_to_json(gradients(name)).encode())
+    assert document is not None
+    record = serialize.RunRecord("grads", name, {name: name}, name, 1, (name,), (name,), edits=(name,))
+    return report_html(StoredRun(Path(), record, serialize.inspection_from_dict(document, backward=True)))
+
+
+TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
+    "layers": lambda name, width: terminal.layer_table(activations(name), width=width, full=True),
+    "uncalled": lambda name, _: terminal.uncalled_lines(activations(name).uncalled),
+    "warnings": lambda name, _: terminal.warnings_panel((name, name)),
+    "notes": lambda name, _: terminal.note_lines((name,)),
+    "verification": lambda name, _: terminal.verification_line(Verification("not repeatable", name), with_loss=True),
+    "failure": lambda name, _: terminal.failure_panel(Failure(name, name, (name,), name)),
+    "predictions": lambda name, _: terminal.predictions_lines(activations(name)),
+    "modules": lambda name, width: terminal.module_table(
+        [ModuleRow(name, name, 1, 1, 1, (), (), True, name)], width=width, title=name
+    ),
+    "gradients": lambda name, width: gradient_tables.gradient_table(gradients(name), width=width, full=True),
+    "parameters": lambda name, width: gradient_tables.parameter_table(gradients(name), width=width),
+    "loss": lambda name, _: gradient_tables.loss_lines(gradients(name).loss, None),
+    "verdicts": lambda name, _: gradient_tables.verdicts_panel(gradients(name)),
+    "inputs": lambda name, width: gradient_tables.by_input_table(
+        [InputGradients(name, 1.0, 1.0, {name: 1.0})], width=width
+    ),
+    "comparison": lambda name, width: comparison_report(comparison(name), width=width),
+    "contents": lambda name, width: contents_report(contents(name), width=width),
+    "check": lambda name, width: check_report([checked.hostile(name)], width),
+}
+
+CSV: Mapping[str, Callable[[str], str]] = {
+    "rows": lambda name: tables.rows_to_csv(activations(name)),
+    "gradients": lambda name: tables.gradients_to_csv(gradients(name)),
+    "parameters": lambda name: tables.parameters_to_csv(gradients(name)),
+    "changes": lambda name: tables.changes_to_csv(comparison(name)),
+    "inputs": lambda name: tables.inputs_to_csv([InputGradients(name, 1.0, 1.0, {name: 1.0})]),
+}
+
+JSON: Mapping[str, Callable[[str], str]] = {
+    "inspection": lambda name: serialize.inspection_to_json(gradients(name)),
+    "rows": lambda name: serialize.rows_to_json(activations(name)),
+    "check": lambda name: check_json.checks_to_json([checked.hostile(name)]),
+    "contents": lambda name: contents_to_json(contents(name)),
+}
+
+HTML: Mapping[str, Callable[[str], str]] = {
+    "report": page,
+    "check": lambda name: checks_html([checked.hostile(name)], meanings={}),
+    "activations": lambda name: result_html(activations(name)),
+    "gradients": lambda name: result_html(gradients(name)),
+    "maps": lambda name: result_html(feature_maps(name)),
+}
+
+OTHER: Mapping[str, Callable[[str], str]] = {
+    "markdown": lambda name: checks_to_markdown([checked.hostile(name)]),
+    "junit": lambda name: checks_to_junit([checked.hostile(name)]),
+    "github": lambda name: annotations([checked.hostile(name)]),
+}
+
+
+def hostile(test: Callable[..., None]) -> Callable[..., None]:
+    for name in (*HOSTILE_NAMES, *checked.HOSTILE_NAMES, "".join(PIECES)):
+        test = example(name=name)(test)
+    health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(deadline=None, max_examples=15, suppress_health_check=health)(given(name=TEXTS)(test))
+
+
+def assert_harmless(text: str) -> None:
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "##[" not in text
+    assert not re.search(r"^\s*::", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", TERMINAL)
+@hostile
+def test_nothing_steers_a_terminal(kind: str, name: str) -> None:
+    assert_harmless(printed(TERMINAL[kind](name, 2000), 2000))
+    folded = printed(TERMINAL[kind](name, 40), 40)
+    assert all(line.isprintable() for line in folded.split("\n"))
+
+
+@pytest.mark.parametrize("kind", CSV)
+@hostile
+def test_no_cell_is_a_formula_and_no_line_a_command(kind: str, name: str) -> None:
+    text = CSV[kind](name)
+    assert_harmless(text)
+    header, *lines = csv.reader(io.StringIO(text))
+    assert all(len(line) == len(header) for line in lines)
+    numbers = r"-?[\d.]+(e[-+]?\d+)?"
+    assert not [
+        cell for line in (header, *lines) for cell in line if cell[:1] in FORMULAS and not re.fullmatch(numbers, cell)
+    ]
+
+
+@pytest.mark.parametrize("kind", JSON)
+@hostile
+def test_json_holds_the_text_exactly_and_no_command(kind: str, name: str) -> None:
+    text = JSON[kind](name)
+    assert text.isascii()
+    assert_harmless(text)
+    assert json.dumps(name.encode(errors="backslashreplace").decode()) in json.dumps(json.loads(text))
+
+
+class Tags(HTMLParser):
+    """The elements of a page with the names of their attributes, but for those of plots, and its texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, ...]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"path", "text"}:  # which have room for some names
+            self.found.append((tag, *(key for key, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.mark.parametrize("kind", HTML)
+@hostile
+def test_no_text_becomes_a_tag(kind: str, name: str) -> None:
+    text = HTML[kind](name)
+    assert all(line.isprintable() for line in text.replace("\t", " ").split("\n"))
+    page = Tags(text)
+    assert page.found == Tags(HTML[kind](re.sub(r"[^.]", "x", name))).found
+    assert sum(safe_text(name) in words for words in page.words) >= {"report": 15, "maps": 0}.get(kind, 10)
+
+
+@pytest.mark.parametrize("kind", OTHER)
+@hostile
+def test_no_line_of_a_report_is_a_command_but_ours(kind: str, name: str) -> None:
+    text = OTHER[kind](name)
+    assert all(line.isprintable() for line in text.split("\n"))
+    if kind == "junit":
+        ET.fromstring(text)
+    if kind == "github":
+        assert all(re.match("::(error|warning|notice) title=", line) for line in text.splitlines())
+    else:
+        assert_harmless(text)
+
+
+@hostile
+def test_pictures_draw_what_their_fonts_have(name: str) -> None:
+    picture, grid = draw_for_run(feature_maps(name), "a.png", input_name=name)
+    encode_png(picture)
+    assert all(part.isascii() and part.isprintable() for part in grid.caption)
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+@settings(deadline=None, max_examples=3)
+@given(name=TEXTS)
+def test_plots_draw_any_name(plot: str, name: str) -> None:
+    figure_png(PLOTS[plot](gradients(name)))  # mathematics that does not parse would raise, a missing glyph would warn
+
+
+def test_what_is_shown_is_what_it_is() -> None:
+    shown = printed(TERMINAL["layers"]("\x1b[31m\u202e", 1000), 1000)
+    assert safe_text("\x1b[31m\u202e") in shown
