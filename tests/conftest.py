@@ -2,9 +2,12 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests.fork_server import ForkServer
 
 # A busy machine must not fail a test.
 settings.register_profile("hookscope", deadline=None)
@@ -24,3 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what is said now into tests/render/golden/ and configs/smoke.toml; read the difference",
     )
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What runs commands in processes that need not import torch anew."""
+    server = ForkServer()
+    yield server
+    server.close()
