@@ -29,6 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
+    import torch  # after the environment is set
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """What runs commands in processes that need not import torch anew."""

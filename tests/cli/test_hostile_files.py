@@ -15,7 +15,7 @@ import sys
 import tarfile
 import zipfile
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,15 +66,6 @@ LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
 AGAIN = "(download|save|write) it again"
 WAYS_ON = ("state_dict", "--trust")
 MISFIT = "does not fit"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @dataclass(frozen=True, slots=True)

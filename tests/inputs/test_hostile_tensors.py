@@ -5,7 +5,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,14 +54,6 @@ HOSTILE = {
     ),
     "overflows its size": (hostile.raw_safetensors({"a": hostile.tensor_entry(0, 4, (2**62, 8))}, bytes(4)), "damaged"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def refusal(path: Path) -> str:

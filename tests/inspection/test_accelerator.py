@@ -40,6 +40,7 @@ _COUNTED = ("shape", "dtype", "element_count", "nan_count", "inf_count", "channe
 def elsewhere() -> Iterator[ProcessPoolExecutor]:
     """A process that has the device, and on it the bins of distributions, which a process sends there once."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
+        pool.submit(torch.set_num_threads, 1).result()
         pool.submit(send_bins).result()
         yield pool
 

@@ -1,6 +1,6 @@
+import functools
 import inspect
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +30,7 @@ def default_classes(name: str) -> int | None:
     return len(categories) if categories else None
 
 
+@functools.cache
 def shapes_of(name: str, channels: int | None = None, **options: Any) -> Shapes:
     """Return what torchvision's own network of that name has in its state dict."""
     if "weights_backbone" in inspect.signature(torchvision.models.get_model_builder(name)).parameters:
@@ -55,14 +56,6 @@ def timm_shapes(name: str, **options: Any) -> Shapes:
 
 def models(candidates: tuple[Candidate, ...]) -> list[str]:
     return [candidate.model for candidate in candidates]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @pytest.fixture(scope="module")
