@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import hookscope
 from benchmarks.networks import label, layers_of, statistics_of
 from benchmarks.same_work import Found, Rows
+from hookscope.inspection.forward import inspect
 from hookscope.results.activations import LayerRow
 from hookscope.results.labels import row_label
 
@@ -80,8 +80,8 @@ def first_tensor(value: Any) -> Tensor:
 def hookscope_way(
     model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow], *, distributions: bool = False
 ) -> Callable[[], Found]:
-    """All statistics by `hookscope.inspect`."""
-    return lambda: partial(statistics_of, hookscope.inspect(model, batch, ["*"], distributions=distributions).rows)
+    """All statistics by `inspect`."""
+    return lambda: partial(statistics_of, inspect(model, batch, ["*"], distributions=distributions).rows)
 
 
 def hand_written(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Rows]:

@@ -9,13 +9,13 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
-import hookscope
 from benchmarks.capture_ways import by_hand, fetched, first_tensor, four
 from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import NETWORKS, TIMM_NETWORKS, label, seeded
 from benchmarks.same_work import TOLERANCES, Found, Rows, judge
 from benchmarks.timing import CLOCKS, Run, interleaved
+from hookscope.inspection.backward import inspect_gradients
 from hookscope.results.gradients import GradientRow
 from hookscope.results.labels import row_label
 
@@ -83,7 +83,7 @@ def gradient_rows(model: nn.Module, batch: Tensor, weights: Tensor) -> tuple[Gra
     def loss(output: object, _batch: object) -> Tensor:
         return (first_tensor(output) * weights).sum()
 
-    return hookscope.inspect_gradients(model, batch, loss, ["*"]).gradients
+    return inspect_gradients(model, batch, loss, ["*"]).gradients
 
 
 def statistics_of(rows: Sequence[GradientRow]) -> Rows:
@@ -93,7 +93,7 @@ def statistics_of(rows: Sequence[GradientRow]) -> Rows:
 
 
 def hookscope_way(model: nn.Module, batch: Tensor, weights: Tensor, _: Sequence[GradientRow]) -> Callable[[], Found]:
-    """All statistics by `hookscope.inspect_gradients`."""
+    """All statistics by `inspect_gradients`."""
     return lambda: partial(statistics_of, gradient_rows(model, batch, weights))
 
 

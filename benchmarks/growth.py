@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-import hookscope
 from benchmarks.findings import Fit, Measurement, Section
 from benchmarks.networks import seeded
 from benchmarks.processes import run
 from benchmarks.timing import fitted, interleaved, spread
 from hookscope.inputs import Batch
+from hookscope.inspection.forward import inspect
 from hookscope.results.inputs import InputRecord
 
 _LAYERED = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -37,7 +37,7 @@ def measure() -> Section:
     by_calls: dict[float, float] = {}
     for name in _LAYERED:
         model, batch = seeded(name)
-        calls = float(len(hookscope.inspect(model, batch, ["*"]).rows))
+        calls = float(len(inspect(model, batch, ["*"]).rows))
         by_calls[calls] = _pair(found, f"{name}, {calls:.0f} module calls", model, batch, 15)
     fits.append(fitted("resnet18 to resnet152, cost", "module call", "ms", by_calls))
     by_batch = {
@@ -62,7 +62,7 @@ def _pair(found: list[Measurement], subject: str, model: nn.Module, batch: torch
         with torch.no_grad():
             model(batch)
 
-    ways = {"plain forward": plain, "hookscope": lambda: hookscope.inspect(model, batch, ["*"])}
+    ways = {"plain forward": plain, "hookscope": lambda: inspect(model, batch, ["*"])}
     spreads = {name: spread(times, "ms", 1e3) for name, times in interleaved(ways, rounds, settle=plain).items()}
     base = spreads["plain forward"].median
     found += [Measurement(subject, name, each.median / base, "×", each) for name, each in spreads.items()]

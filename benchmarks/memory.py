@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torchvision.models import get_model
 
-import hookscope
 from benchmarks import capture_ways, gradients
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.processes import run
 from benchmarks.same_work import failed
 from benchmarks.timing import spread
+from hookscope.inspection.forward import list_modules
 
 _PLAIN = "plain"
 _OURS = ("hookscope", capture_ways.WITH_DISTRIBUTIONS)
@@ -68,5 +68,5 @@ def _measured(which: Literal["forward", "backward"], network: str, ways: Collect
 def _largest_activation_bytes(network: str) -> int:
     with torch.device("meta"):
         model = get_model(network)
-    rows, _ = hookscope.list_modules(model, (torch.zeros(1, 3, 224, 224, device="meta"),))
+    rows, _ = list_modules(model, (torch.zeros(1, 3, 224, 224, device="meta"),))
     return max(4 * torch.Size(shape).numel() for row in rows for shape in row.output_shapes)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-import hookscope
 from benchmarks.same_work import Rows
+from hookscope.inspection.forward import inspect
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow
 from hookscope.results.labels import row_label
@@ -45,7 +45,7 @@ def label(row: LayerRow | GradientRow) -> str:
 
 def layer_rows(model: nn.Module, batch: Tensor) -> tuple[LayerRow, ...]:
     """Return hookscope's rows of every module call."""
-    return hookscope.inspect(model, batch, ["*"]).rows
+    return inspect(model, batch, ["*"]).rows
 
 
 def statistics_of(rows: Iterable[LayerRow]) -> Rows:

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torchvision.utils import make_grid, save_image
 
-import hookscope
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import seeded
 from benchmarks.timing import interleaved, spread
+from hookscope.inspection.forward import inspect
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.results.activations import FeatureMaps
 
@@ -84,7 +84,7 @@ def measure() -> Section:
     model, batch = seeded("resnet34")
     found: list[Measurement] = []
     for channels, most in ((None, _AT_MOST_SECONDS), (_FEW, None)):
-        maps = hookscope.inspect(model, batch, ["type:conv2d"], grids_for=1, max_channels=channels).feature_maps
+        maps = inspect(model, batch, ["type:conv2d"], grids_for=1, max_channels=channels).feature_maps
         ways: dict[str, Callable[[Sequence[FeatureMaps]], Drawn]] = {"hookscope": by_hookscope}
         ways["torchvision make_grid"] = by_torchvision
         if channels is not None:

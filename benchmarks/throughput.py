@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.models import ResNet34_Weights
 
-import hookscope
 from benchmarks.comparing import Budget, Ready, over_first, timeable
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import seeded
 from benchmarks.timing import interleaved
 from hookscope.inputs import find_inputs, load_batches, to_device
+from hookscope.inspection.forward import inspect
 from hookscope.results.inputs import Preprocessing
 
 SAMPLES = Path(__file__).parent.parent / "sample_images"
@@ -99,7 +99,7 @@ def inspected(model: nn.Module, paths: list[Path], batch_size: int, layers: list
     """Run it over them with statistics of its layers."""
     device = next(model.parameters()).device
     batches = load_batches(paths, _PREPROCESSING, batch_size)
-    hookscope.inspect(model, (to_device(batch, device, torch.float32) for batch in batches), layers)
+    inspect(model, (to_device(batch, device, torch.float32) for batch in batches), layers)
 
 
 def same_inputs(paths: list[Path], batch_size: int) -> Work:

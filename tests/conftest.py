@@ -1,10 +1,17 @@
 """Options of the test run."""
 
+import ctypes
+import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.fork_server import ForkServer
 
 # A busy machine must not fail a test.
 settings.register_profile("hookscope", deadline=None)
@@ -24,3 +31,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what is said now into tests/render/golden/ and configs/smoke.toml; read the difference",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
+    import torch  # after the environment is set
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory_given_back() -> Iterator[None]:
+    """Return freed memory to the system after a file of large networks: forks, which others test, take longer by it."""
+    yield
+    if sys.platform == "linux":
+        resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        if resident_pages * os.sysconf("SC_PAGE_SIZE") > 2**30:
+            gc.collect()
+            if hasattr(ctypes.CDLL(None), "malloc_trim"):
+                ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What runs commands in processes that need not import torch anew."""
+    server = ForkServer()
+    yield server
+    server.close()

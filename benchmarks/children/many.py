@@ -6,18 +6,18 @@ import time
 
 import torch
 
-import hookscope
 from benchmarks.children.memory import forget_peak, peak_bytes
 from benchmarks.growth import noise
 from benchmarks.networks import seeded
+from hookscope.inspection.forward import inspect
 
 count, side = map(int, sys.argv[1:])
 torch.set_num_threads(2)
 model, batch = seeded("resnet18", side=side)
-hookscope.inspect(model, batch, ["*"])
+inspect(model, batch, ["*"])
 forget_peak()
 began = time.perf_counter()
-inspection = hookscope.inspect(model, noise(count, side), ["*"])
+inspection = inspect(model, noise(count, side), ["*"])
 seconds = time.perf_counter() - began
 if len(inspection.inputs) != count:
     sys.exit(f"{len(inspection.inputs)} inputs were seen instead of {count}")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.fork_server import ForkServer
+
 SAMPLES = Path(__file__).parents[2] / "sample_images"
 CAT = SAMPLES / "cat.jpg"
 
@@ -117,23 +119,32 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def command(environment: dict[str, str]) -> Run:
-    """Run `python -m hookscope` in a separate process."""
+def command(environment: dict[str, str], fork_server: ForkServer) -> Run:
+    """Run `python -m hookscope` in a separate process, forked from one that has imported torch."""
 
     def run_command(*arguments: object, cwd: Path, columns: int = 80, **options: Any) -> Ended:
-        done = subprocess.run(
-            [sys.executable, "-m", "hookscope", *map(str, arguments)],
-            cwd=cwd,
-            env=environment | {"COLUMNS": str(columns)},
-            **({"stdout": subprocess.PIPE} | options),
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout or "", done.stderr)
+        variables = environment | {"COLUMNS": str(columns)}
+        done = fork_server.run("-m", "hookscope", *arguments, cwd=cwd, environment=variables, **options)
+        return Ended(done.returncode, done.stdout, done.stderr)
 
     return run_command
+
+
+@pytest.fixture(scope="session")
+def started(environment: dict[str, str]) -> Run:
+    """Start `python -m hookscope`, for what starting has a part in."""
+
+    def start_command(*arguments: object, **options: Any) -> Ended:
+        done = subprocess.run(
+            [sys.executable, "-m", "hookscope", *map(str, arguments)],
+            **({"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout or "", done.stderr or "")
+
+    return start_command
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -815,23 +814,19 @@ def test_a_full_disk_under_stdout_is_an_output_that_cannot_be_written(command: R
 
 
 @pytest.mark.parametrize("options", [("--full",), ("--json", "--quiet")], ids=" ".join)
-def test_a_closed_pipe_ends_it_without_a_word(command: Run, folder: Path, options: tuple[str, ...]) -> None:
+def test_a_closed_pipe_ends_it_without_a_word(started: Run, folder: Path, options: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    ended = command("activations", "net.py:long", CAT, *options, cwd=folder, stdout=writer)
+    ended = started("activations", "net.py:long", CAT, *options, cwd=folder, stdout=writer)
     os.close(writer)
     assert (ended.code, ended.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("option", ["--save-tensors", "--grids"])
 def test_a_full_disk_under_the_run_leaves_nothing(command: Run, folder: Path, option: str) -> None:
-    limit = 40_000  # bytes a file may have: each tensor and each grid has more
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
     options = ("--no-grids", option) if option == "--save-tensors" else (option,)
-    ended = command("activations", "net.py:tiny", CAT, *options, "--out", "out", cwd=folder, preexec_fn=limited)
+    largest = 40_000  # each tensor and each grid has more
+    ended = command("activations", "net.py:tiny", CAT, *options, "--out", "out", cwd=folder, largest_file=largest)
     assert ended.code == 3
     assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
     assert names_below(folder) == {"net.py"}

@@ -8,7 +8,7 @@ import pytest
 import typer.main
 
 from hookscope.cli import app as app_module
-from tests.cli.conftest import Ended, Run
+from tests.cli.conftest import Run
 
 COMMANDS = ("activations", "check", "checkpoint", "grads", "layers", "models", "report")
 
@@ -106,8 +106,8 @@ def test_an_interruption_is_no_bug(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_can_be_shown(command: Run, tmp_path: Path, shell: str) -> None:
-    ended = command("--show-completion", shell, cwd=tmp_path)
+def test_completion_scripts_can_be_shown(started: Run, shell: str) -> None:
+    ended = started("--show-completion", shell)
     assert ended.code == 0
     assert "_HOOKSCOPE_COMPLETE" in ended.stdout
 
@@ -124,22 +124,9 @@ def test_completion_completes_commands(environment: dict[str, str]) -> None:
 # --- Streams ---------------------------------------------------------------------------------------------------------
 
 
-def with_closed(descriptor: int, environment: dict[str, str], *arguments: str) -> Ended:
-    """Run a command line that is started with standard output (1) or standard error (2) closed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hookscope", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: os.close(descriptor),
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
-
-
 @pytest.mark.parametrize("descriptor", [1, 2])
-def test_a_closed_stream_is_like_the_null_device(environment: dict[str, str], descriptor: int) -> None:
-    done, failed = (with_closed(descriptor, environment, option) for option in ("--version", "--verbose"))
+def test_a_closed_stream_is_like_the_null_device(started: Run, descriptor: int) -> None:
+    done, failed = (started(option, preexec_fn=lambda: os.close(descriptor)) for option in ("--version", "--verbose"))
     assert (done.code, failed.code) == (0, 2)
     assert done.stdout.startswith("" if descriptor == 1 else "hookscope ")
     assert "Traceback" not in failed.stderr
@@ -149,51 +136,30 @@ def test_a_closed_stream_is_like_the_null_device(environment: dict[str, str], de
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("argument", ["--version", "--help", "models"])
 def test_stdout_on_a_full_disk_is_one_line_and_exit_code_3(
-    environment: dict[str, str], argument: str, unbuffered: str
+    started: Run, environment: dict[str, str], argument: str, unbuffered: str
 ) -> None:
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "hookscope", argument],
-            env=environment | {"PYTHONUNBUFFERED": unbuffered},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert ended.returncode == 3
+        ended = started(argument, stdout=full, env=environment | {"PYTHONUNBUFFERED": unbuffered})
+    assert ended.code == 3
     assert ended.stderr == "hookscope: error: Standard output cannot be written: No space left on device.\n"
 
 
-def test_stderr_on_a_full_disk_is_exit_code_3(environment: dict[str, str]) -> None:
+def test_stderr_on_a_full_disk_is_exit_code_3(started: Run) -> None:
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "hookscope", "--verbose"],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=full,
-            text=True,
-            check=False,
-        )
-    assert (ended.returncode, ended.stdout) == (3, "")
+        ended = started("--verbose", stderr=full)
+    assert (ended.code, ended.stdout) == (3, "")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("argument", ["--version", "--help"])
 def test_a_closed_pipe_is_exit_code_141_without_a_word(
-    environment: dict[str, str], argument: str, unbuffered: str
+    started: Run, environment: dict[str, str], argument: str, unbuffered: str
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    ended = subprocess.run(
-        [sys.executable, "-m", "hookscope", argument],
-        env=environment | {"PYTHONUNBUFFERED": unbuffered},
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    ended = started(argument, stdout=writer, env=environment | {"PYTHONUNBUFFERED": unbuffered})
     os.close(writer)
-    assert (ended.returncode, ended.stderr) == (141, "")
+    assert (ended.code, ended.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("command", ["activations", "grads", "check", "checkpoint", "layers", "report"])

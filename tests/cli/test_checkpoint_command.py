@@ -159,8 +159,8 @@ def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: tuple[s
     assert names_below(tmp_path) == before
 
 
-def test_it_is_a_command_of_the_program(command: Run, tmp_path: Path) -> None:
+def test_it_is_a_command_of_the_program(started: Run, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
-    ended = command("checkpoint", "w.pt", cwd=tmp_path)
+    ended = started("checkpoint", "w.pt", cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, "")
     assert "1 tensor · 8 bytes · float32 · all values are finite" in ended.stdout

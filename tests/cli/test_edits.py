@@ -1,7 +1,6 @@
 """`--edit` through the command line: case B2, what is shown, and what is refused."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +25,6 @@ def textbook():
 """
 
 COMMON = ("--loss", "mse", "--target", "zeros", "--save-tensors", "--quiet")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small networks gain nothing by threads, and a busy machine makes them wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import resource
 import select
 import struct
 import subprocess
@@ -272,7 +271,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path
     ended = command(
         *("activations", f"{networks}:tiny", CAT, "--out", "out", "--tensorboard", "logs", "--quiet"),
         cwd=tmp_path,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE)),
+        largest_file=LARGEST_FILE,
     )
     assert (ended.code, ended.stderr) == (
         3,
@@ -329,7 +328,7 @@ def test_a_page_that_the_disk_has_no_room_for_leaves_the_run(command: Run, netwo
     ended = command(
         *("activations", f"{networks}:tiny", CAT, "--out", "out", "--report", "page.html", "--quiet"),
         cwd=tmp_path,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE)),
+        largest_file=LARGEST_FILE,
     )
     assert (ended.code, ended.stderr) == (
         3,

@@ -1,8 +1,7 @@
 import csv
 import json
 import math
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +141,6 @@ RUN_FILES = {
 }
 
 Network = Callable[..., nn.Module]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small networks gain nothing by threads, and a busy machine makes them wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -543,9 +533,9 @@ def test_an_input_that_cannot_be_read_is_told_and_the_others_are_run(run: Run, f
     assert [each["name"] for each in record_of(folder / "out")["inputs"]] == ["ones.npy"]
 
 
-def test_the_programs_own_process_writes_a_run_from_a_picture(command: Run, folder: Path) -> None:
+def test_the_programs_own_process_writes_a_run_from_a_picture(started: Run, folder: Path) -> None:
     arguments = ("--resize", "32", "--crop", "32", "--loss", "ce", "--out", "out")
-    ended = command("grads", "case.py:classifier", CAT, *arguments, cwd=folder)
+    ended = started("grads", "case.py:classifier", CAT, *arguments, cwd=folder)
     assert (ended.code, ended.stderr) == (0, "")
     assert names_below(folder / "out") == RUN_FILES | {"inputs", "inputs/000.png"}
     assert max(map(len, ended.stdout.splitlines()[:-1])) <= 80
@@ -553,12 +543,9 @@ def test_the_programs_own_process_writes_a_run_from_a_picture(command: Run, fold
 
 @pytest.mark.parametrize("limit", [4_000, 60_000], ids=["no room for tables", "no room for tensors"])
 def test_a_full_disk_leaves_nothing_of_the_run(command: Run, folder: Path, limit: int) -> None:
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
     before = names_below(folder)
     arguments = ("--input-shape", "64,3,32,32", "--save-tensors", "--out", "out")
-    ended = command("grads", "case.py:classifier", *arguments, cwd=folder, preexec_fn=limited)
+    ended = command("grads", "case.py:classifier", *arguments, cwd=folder, largest_file=limit)
     assert ended.code == 3
     assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
     assert names_below(folder) == before

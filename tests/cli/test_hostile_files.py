@@ -10,16 +10,12 @@ import json
 import os
 import pickle
 import re
-import signal
 import struct
-import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +26,7 @@ import torch
 from torch import nn
 
 from tests.cli.conftest import Ended, Run, names_below
+from tests.fork_server import ForkServer
 from tests.models import hostile
 from tests.models.hostile import (
     ASSEMBLED,
@@ -69,15 +66,6 @@ LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
 AGAIN = "(download|save|write) it again"
 WAYS_ON = ("state_dict", "--trust")
 MISFIT = "does not fit"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1112,60 +1100,27 @@ def test_each_kind_of_other_file_has_a_sentence_of_its_own(run: Run, tmp_path: P
 # -------------------------------------------------------------------------------------------- in separate processes
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """How a process ended, with the most memory that it, or a process it started, ever held."""
-
-    ended: Ended
-    peak_bytes: int
-    seconds: float
-
-
 @pytest.fixture(scope="module")
-def watch(environment: dict[str, str]) -> Callable[..., Watched]:
-    def run_watched(
-        *arguments: object,
-        cwd: Path,
-        variables: Mapping[str, str] | None = None,
-        before: Callable[[], None] | None = None,
-    ) -> Watched:
-        start = time.monotonic()
-        with (cwd / "stdout").open("w+") as out, (cwd / "stderr").open("w+") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "hookscope", *map(str, arguments)],
-                cwd=cwd,
-                env=environment | dict(variables or {}),
-                stdout=out,
-                stderr=err,
-                preexec_fn=before,  # noqa: PLW1509 - never given by the tests that run in threads
-            )
-            alarm = time.monotonic() + 300
-            while True:
-                found, status, usage = os.wait4(process.pid, os.WNOHANG)
-                if found:
-                    break
-                if time.monotonic() > alarm:
-                    process.send_signal(signal.SIGKILL)
-                time.sleep(0.02)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            texts = [(stream.seek(0), stream.read())[1] for stream in (out, err)]
-        (cwd / "stdout").unlink()
-        (cwd / "stderr").unlink()
-        ended = Ended(process.returncode, *texts)
-        return Watched(ended, usage.ru_maxrss * 1024, time.monotonic() - start)
+def watch(fork_server: ForkServer, environment: dict[str, str], networks: Path) -> Callable[..., tuple[Ended, int]]:
+    """Read a file in a process; return how that ended, and the most bytes that it, or what it started, ever held."""
+
+    def run_watched(file: str, folder: Path, **variables: str) -> tuple[Ended, int]:
+        (folder / "net.py").write_bytes(networks.read_bytes())
+        arguments = ("-m", "hookscope", "layers", file, "--arch", "net.py:tiny")
+        done = fork_server.run(*arguments, cwd=folder, environment=environment | variables)
+        return Ended(done.returncode, done.stdout, done.stderr), done.peak_bytes
 
     return run_watched
 
 
 @pytest.fixture(scope="module")
-def plain(watch: Callable[..., Watched], networks: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def plain_bytes(watch: Callable[..., tuple[Ended, int]], tmp_path_factory: pytest.TempPathFactory) -> int:
     """What a good file takes."""
     folder = tmp_path_factory.mktemp("plain")
-    (folder / "net.py").write_bytes(networks.read_bytes())
     (folder / "model.pt").write_bytes(torch_bytes(GOOD))
-    watched = watch("layers", "model.pt", "--arch", "net.py:tiny", cwd=folder)
-    assert watched.ended.code == 0, watched.ended
-    return watched
+    ended, peak_bytes = watch("model.pt", folder)
+    assert ended.code == 0, ended
+    return peak_bytes
 
 
 # Our choice: the least of these bombs takes eight times as much.
@@ -1185,45 +1140,27 @@ IN_A_PROCESS = (
 )
 
 
-@pytest.fixture(scope="module")
-def watched_cases(
-    watch: Callable[..., Watched], networks: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Path, Watched]]:
-    """The folder of each case, and how its process ended; two run at a time."""
-
-    def run_case(name: str) -> tuple[Path, Watched]:
-        folder = folders[name]
-        variables = {"TMPDIR": str(folder / "temporary"), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
-        return folder, watch("layers", BY_NAME[name].file, "--arch", "net.py:tiny", cwd=folder, variables=variables)
-
-    folders = {}
-    for name in IN_A_PROCESS:
-        folders[name] = folder = tmp_path_factory.mktemp("watched")
-        (folder / "net.py").write_bytes(networks.read_bytes())
-        (folder / "temporary").mkdir()
-        prepare(BY_NAME[name], folder)
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(IN_A_PROCESS, pool.map(run_case, IN_A_PROCESS), strict=True))
-
-
 @pytest.mark.parametrize("name", IN_A_PROCESS)
 def test_a_process_that_reads_it_ends_well_and_stays_small(
-    watched_cases: dict[str, tuple[Path, Watched]], plain: Watched, name: str
+    watch: Callable[..., tuple[Ended, int]], plain_bytes: int, tmp_path: Path, name: str
 ) -> None:
-    folder, watched = watched_cases[name]
-    assert_ends_as_it_should(BY_NAME[name], watched.ended)
-    assert names_below(folder) == {"net.py", "temporary", BY_NAME[name].file}
-    assert watched.peak_bytes < plain.peak_bytes + SPARE_BYTES
+    case = BY_NAME[name]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    prepare(case, tmp_path)
+    ended, peak_bytes = watch(case.file, tmp_path, TMPDIR=str(temporary), TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1")
+    assert_ends_as_it_should(case, ended)
+    assert names_below(tmp_path) == {"net.py", "temporary", case.file}
+    assert peak_bytes < plain_bytes + SPARE_BYTES
 
 
 def test_sixty_million_instructions_end_within_limits(
-    watch: Callable[..., Watched], plain: Watched, networks: Path, tmp_path: Path
+    watch: Callable[..., tuple[Ended, int]], plain_bytes: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "net.py").write_bytes(networks.read_bytes())
     (tmp_path / "model.pt").write_bytes(raw_torch(b"}" * 60_000_000))  # a dict takes 64 bytes
-    watched = watch("layers", "model.pt", "--arch", "net.py:tiny", cwd=tmp_path)
-    assert_ends_as_it_should(Case("", holding(b""), 3, ("memory|time|more than|limit",)), watched.ended)
-    assert watched.peak_bytes < plain.peak_bytes + 2**30
+    ended, peak_bytes = watch("model.pt", tmp_path)
+    assert_ends_as_it_should(Case("", holding(b""), 3, ("memory|time|more than|limit",)), ended)
+    assert peak_bytes < plain_bytes + 2**30
 
 
 def _without_privilege() -> None:
@@ -1233,11 +1170,9 @@ def _without_privilege() -> None:
         libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
-def test_a_file_without_permission_is_named_with_what_to_do(
-    watch: Callable[..., Watched], networks: Path, tmp_path: Path
-) -> None:
+def test_a_file_without_permission_is_named_with_what_to_do(started: Run, networks: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_bytes(networks.read_bytes())
     (tmp_path / "model.pt").write_bytes(torch_bytes(GOOD))
     (tmp_path / "model.pt").chmod(0)
-    watched = watch("layers", "model.pt", "--arch", "net.py:tiny", cwd=tmp_path, before=_without_privilege)
-    assert_ends_as_it_should(Case("", holding(b""), 3, ("Permission denied", "readable|chmod")), watched.ended)
+    ended = started("layers", "model.pt", "--arch", "net.py:tiny", cwd=tmp_path, preexec_fn=_without_privilege)
+    assert_ends_as_it_should(Case("", holding(b""), 3, ("Permission denied", "readable|chmod")), ended)

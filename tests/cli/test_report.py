@@ -61,17 +61,11 @@ def test_what_is_not_ours_is_never_overwritten(run: Run, tmp_path: Path, stored:
     assert names_in(tmp_path) == ["link.html", "net.py", "runs", "thesis.html"]
 
 
-def test_a_full_disk_leaves_the_earlier_report(tmp_path: Path, stored: Path) -> None:
+def test_a_full_disk_leaves_the_earlier_report(command: Run, tmp_path: Path, stored: Path) -> None:
     target = tmp_path / "a.html"
     target.write_text(f"{MARK}old")
-    limited = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
-        "from hookscope.cli.app import run; sys.exit(run(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", limited, "report", str(stored), "-o", str(target)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 3
+    ended = command("report", stored, "-o", target, cwd=tmp_path, largest_file=4096)
+    assert ended.code == 3
     assert ended.stderr.startswith(f"hookscope: error: Cannot write to '{target}': file too large. ")
     assert target.read_text() == f"{MARK}old"
     assert names_in(tmp_path) == ["a.html", "runs"]

@@ -11,6 +11,9 @@ from torch import nn
 
 import hookscope
 from hookscope.cli.tensorboard import write_run
+from hookscope.errors import OutputError
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
 from hookscope.losses import choose_loss
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
@@ -27,12 +30,12 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def forward() -> Activations:
-    return hookscope.inspect(network(), torch.randn(2, 3, 8, 8), ["@0", "@1", "@-1"], grids_for=1, distributions=True)
+    return inspect(network(), torch.randn(2, 3, 8, 8), ["@0", "@1", "@-1"], grids_for=1, distributions=True)
 
 
 @pytest.fixture(scope="module")
 def backward() -> Gradients:
-    return hookscope.inspect_gradients(network(), torch.randn(2, 3, 8, 8), choose_loss("sum"), include_inputs=True)
+    return inspect_gradients(network(), torch.randn(2, 3, 8, 8), choose_loss("sum"), include_inputs=True)
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -171,14 +174,14 @@ def test_a_loss_that_is_not_finite_is_written_as_it_is(backward: Gradients, tmp_
 def test_a_folder_that_cannot_be_written_is_one_line(forward: Activations, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(hookscope.OutputError, match=r"^Cannot write '.*--tensorboard\.$"):
+        with pytest.raises(OutputError, match=r"^Cannot write '.*--tensorboard\.$"):
             write_run(folder, forward, [])
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_what_breaks_off_leaves_nothing_and_another_run_leaves_the_first(forward: Activations, tmp_path: Path) -> None:
     missing = [tmp_path / "missing.png"] * len(forward.feature_maps)
-    with pytest.raises(hookscope.OutputError):
+    with pytest.raises(OutputError):
         write_run(tmp_path / "logs", forward, missing)
     assert list((tmp_path / "logs").iterdir()) == []
     for count in (1, 2):

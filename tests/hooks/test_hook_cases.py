@@ -13,14 +13,18 @@ import torchvision
 from torch import Tensor, nn
 
 import hookscope
-from hookscope import ModuleCall
+from hookscope.hooks.forward_hooks import ModuleCall
+from hookscope.hooks.gradient_hooks import GradientSite
+from hookscope.hooks.tensor_gradients import TensorGradients
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
 
 
 def scalar(value: float) -> Tensor:
     return torch.tensor(value, requires_grad=True)
 
 
-def arrived(gradients: hookscope.TensorGradients) -> list[tuple[str, Any]]:
+def arrived(gradients: TensorGradients) -> list[tuple[str, Any]]:
     return [(name, gradient.tolist()) for name, gradient in gradients.arrived]
 
 
@@ -147,7 +151,7 @@ def test_b1_gradients_of_outputs_and_inputs_of_two_layers() -> None:
         values: list[float] = output.flatten().tolist()
         return values
 
-    def observe_gradient(_site: hookscope.GradientSite[list[float]], gradient: Tensor) -> list[float]:
+    def observe_gradient(_site: GradientSite[list[float]], gradient: Tensor) -> list[float]:
         values: list[float] = gradient.flatten().tolist()
         return values
 
@@ -179,7 +183,7 @@ def test_b1_gradients_of_outputs_and_inputs_of_two_layers() -> None:
 
 def test_b1_gradients_of_parameters_are_rows_of_their_own() -> None:
     tensors: dict[str, list[Any]] = {}
-    inspection = hookscope.inspect_gradients(
+    inspection = inspect_gradients(
         TwoLayers(),
         torch.ones(1, 3),
         "sum",
@@ -223,7 +227,7 @@ def test_b1_gradients_of_parameters_are_rows_of_their_own() -> None:
 
 
 def test_b1_statistics_of_two_layers() -> None:
-    inspection = hookscope.inspect(TwoLayers(), torch.ones(1, 3))
+    inspection = inspect(TwoLayers(), torch.ones(1, 3))
     fc1, relu1, fc2 = (row.activation for row in inspection.rows)
     assert [row.layer for row in inspection.rows] == ["fc1", "relu1", "fc2"]
     # 7 - 13 + 27 - 29 = -8; squares 49 + 169 + 729 + 841 = 1788; deviations from -2: 9, -11, 29, -27.
@@ -256,7 +260,7 @@ def test_b2_editing_the_gradients_of_a_layer_and_of_parameters() -> None:
 
     def gradients(*edits: str) -> dict[str, Tensor]:
         kept: dict[str, Tensor] = {}
-        hookscope.inspect_gradients(
+        inspect_gradients(
             model, x, "sum", edits=edits, on_tensor=lambda label, gradient: kept.update({label: gradient.clone()})
         )
         return kept
@@ -297,7 +301,7 @@ class ConvNetwork(nn.Module):
 
 def test_b3_leaves_are_seen_in_execution_order_without_their_container() -> None:
     model = ConvNetwork()
-    rows = hookscope.inspect(model, torch.ones(1, 3, 8, 8)).rows
+    rows = inspect(model, torch.ones(1, 3, 8, 8)).rows
     assert [(row.layer, row.kind) for row in rows] == [
         ("conv", "Conv2d"),
         ("relu", "ReLU"),
@@ -343,7 +347,7 @@ C1_SHAPES = {0: (1, 64, 112, 112), 15: (1, 128, 28, 28), 30: (1, 512, 7, 7)}
 
 
 def test_c1_the_36_convolutions_of_resnet34(resnet34: nn.Module) -> None:
-    inspection = hookscope.inspect(resnet34, torch.rand(1, 3, 224, 224), ["conv"], grids_for=1, max_channels=64)
+    inspection = inspect(resnet34, torch.rand(1, 3, 224, 224), ["conv"], grids_for=1, max_channels=64)
     assert len(inspection.rows) == 36
     assert {row.kind for row in inspection.rows} == {"Conv2d"}
     assert not inspection.uncalled
@@ -358,7 +362,7 @@ def test_c1_the_36_convolutions_of_resnet34(resnet34: nn.Module) -> None:
 
 @pytest.mark.parametrize("position", C1_SHAPES)
 def test_c1_a_convolution_of_resnet34_by_its_position(resnet34: nn.Module, position: int) -> None:
-    (row,) = hookscope.inspect(resnet34, torch.rand(1, 3, 224, 224), [f"conv@{position}"]).rows
+    (row,) = inspect(resnet34, torch.rand(1, 3, 224, 224), [f"conv@{position}"]).rows
     assert row.activation.shape == C1_SHAPES[position]
 
 
@@ -366,7 +370,7 @@ def test_c2_the_output_of_a_stage_of_resnet50_and_its_gradients() -> None:
     generator = torch.Generator().manual_seed(0)
     image, target = torch.rand(1, 3, 224, 224, generator=generator), torch.rand(1, 1000, generator=generator)
     model = torchvision.models.resnet50()
-    inspection = hookscope.inspect_gradients(model, image, "mse", ["/^layer3$/"], target=target, include_inputs=True)
+    inspection = inspect_gradients(model, image, "mse", ["/^layer3$/"], target=target, include_inputs=True)
     (row,) = inspection.rows
     assert (row.layer, row.kind) == ("layer3", "Sequential")
     assert row.activation.shape == (1, 1024, 14, 14)

@@ -13,9 +13,10 @@ from torchvision.models.detection.image_list import ImageList
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import BaseModelOutput
 
-import hookscope
 from hookscope.hooks import pytree
 from hookscope.hooks.pytree import tensors_in, with_tensors
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
 from tests.networks import Cache, CachingModel, Entry
 
 OLD, OTHER, NEW = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
@@ -224,7 +225,7 @@ def test_what_a_cache_holds_has_its_activations_and_gradients(include_inputs: bo
     truth = {"['out']": output["out"], "['seen'][0]": output["seen"][0], "['last']{0}": output["out"]}
     for at, entry in enumerate(output["cache"].layers):
         truth |= {f"['cache'].layers[{at}].keys": entry.keys, f"['cache'].layers[{at}].values": entry.values}
-    rows = {row.slot: row.activation for row in hookscope.inspect(network, given, ["name:/^$/"]).rows}
+    rows = {row.slot: row.activation for row in inspect(network, given, ["name:/^$/"]).rows}
     assert rows.keys() == truth.keys()
     for slot, tensor in truth.items():
         assert rows[slot].mean == pytest.approx(tensor.mean().item(), rel=1e-5)
@@ -232,7 +233,7 @@ def test_what_a_cache_holds_has_its_activations_and_gradients(include_inputs: bo
     def loss(output: Any, _target: object = None) -> Tensor:  # of the way out alone: the cache is used inside, too
         return (output["out"] ** 2).sum() + sum((each.keys**3).sum() for each in output["cache"].layers)
 
-    found = hookscope.inspect_gradients(network, given, loss, ["*"], include_inputs=include_inputs)
+    found = inspect_gradients(network, given, loss, ["*"], include_inputs=include_inputs)
     assert found.loss.value == pytest.approx(loss(output).item(), rel=1e-6)
     gradients = torch.autograd.grad(loss(output), [*network.parameters()])
     for parameter, gradient in zip(found.parameters, gradients, strict=True):
@@ -247,7 +248,7 @@ def test_the_keys_and_values_of_a_transformer_have_rows() -> None:
     given = torch.arange(6).reshape(2, 3)
     with torch.no_grad():
         cache = network(given).past_key_values
-    rows = {row.label: row.activation for row in hookscope.inspect(network, given, ["name:/^$/"]).rows}
+    rows = {row.label: row.activation for row in inspect(network, given, ["name:/^$/"]).rows}
     for at, layer in enumerate(cache.layers):
         for name in ("keys", "values"):
             expected = getattr(layer, name)

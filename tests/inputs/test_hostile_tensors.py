@@ -2,10 +2,7 @@
 
 import os
 import resource
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ from hookscope.checkpoints import isolation
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input, read_tensor
 from hookscope.results.inputs import Preprocessing
+from tests.fork_server import ForkServer
 from tests.models import hostile
 from tests.models.hostile import ASSEMBLED, EXPORTED, PAYLOADS, Storage, View
 
@@ -55,14 +53,6 @@ HOSTILE = {
     ),
     "overflows its size": (hostile.raw_safetensors({"a": hostile.tensor_entry(0, 4, (2**62, 8))}, bytes(4)), "damaged"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def refusal(path: Path) -> str:
@@ -170,11 +160,13 @@ def test_a_tensor_file_is_read_after_a_network_has_run_in_several_threads(tmp_pa
     assert torch.equal(tensor, torch.ones(3, 400, 400))
 
 
-def test_the_command_line_refuses_a_hostile_input_in_one_line_with_exit_code_3(tmp_path: Path) -> None:
+def test_the_command_line_refuses_a_hostile_input_in_one_line_with_exit_code_3(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Conv2d(3, 4, 3)\n")
     (tmp_path / "a.pt").write_bytes(hostile.torch_bytes(PAYLOADS["os.system"](tmp_path / "canary")))
-    command = [sys.executable, "-m", "hookscope", "activations", "net.py:build", "a.pt"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    arguments = ("-m", "hookscope", "activations", "net.py:build", "a.pt")
+    done = fork_server.run(*arguments, cwd=tmp_path, environment=os.environ)
     assert done.returncode == 3
     assert "a.pt holds pickled objects: reading it would import posix.system, which can run code" in done.stderr
     assert "Traceback" not in done.stderr

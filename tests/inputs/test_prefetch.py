@@ -22,6 +22,7 @@ import hookscope
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input, prefetch
 from hookscope.inputs.loading import is_quiet, load_quietly
+from hookscope.inspection.forward import inspect
 from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, SAMPLES, join_readers, random_pixels, readers, save, write_all, write_tensor
 
@@ -277,7 +278,7 @@ class _Failing(nn.Module):
 def test_no_thread_outlives_a_model_that_raises(tmp_path, error, raised):
     paths = write_all(tmp_path, [(4, 4)] * 12)
     with pytest.raises(raised) as caught:
-        hookscope.inspect(_Failing(error), load_batches(paths, PLAIN, 2))
+        inspect(_Failing(error), load_batches(paths, PLAIN, 2))
     assert caught.tb is not None, "which keeps the batches alive"
     join_readers()
 

@@ -1,7 +1,7 @@
 """Detection networks in train mode get targets whose numbers are known, and their own losses add up."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -37,14 +37,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "RetinaNet": (lambda: detection.retinanet_resnet50_fpn(**SMALL), {"bbox_regression", "classification"}),
     "FCOS": (lambda: detection.fcos_resnet50_fpn(**SMALL), {"bbox_regression", "classification", "bbox_ctrness"}),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def pictures(*sizes: tuple[int, int]) -> Batch:

@@ -1,7 +1,7 @@
 """Edit expressions: what they mean, where they are wrong, and what they do to tensors."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,14 +13,6 @@ from torch import Tensor, nn
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.selection import select_layers
 from hookscope.inspection.edits import OPERATIONS, Edit, bind_edits, parse_edit
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import UsageError
-from hookscope.inputs import Batch
+from hookscope.inputs import Batch, load_batches
 from hookscope.inspection.forward import ForwardError, inspect, list_modules
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
@@ -229,7 +229,7 @@ def test_lists_modules_with_shapes_calls_and_what_a_pattern_selects() -> None:
 def test_the_demo_network_is_inspected_without_a_network(pytestconfig: pytest.Config) -> None:
     model = hookscope.load_model("demo")
     picture = Path(pytestconfig.rootpath, "sample_images", "cat.jpg")
-    inspection = hookscope.inspect(model, hookscope.load_batches([picture], model.preprocessing), ["type:linear"])
+    inspection = inspect(model, load_batches([picture], model.preprocessing), ["type:linear"])
     assert inspection.predictions[0].class_names[:3] == ("Egyptian cat", "tiger cat", "tabby")
 
 

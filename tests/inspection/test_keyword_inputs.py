@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import hookscope
 from hookscope.checks.measuring import Prepared, measure
 from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import Batch
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
@@ -41,19 +42,19 @@ def batch_of(*rows: int) -> Batch:
 
 def test_activations_are_those_of_a_plain_call(network: nn.Module) -> None:
     batch = batch_of()
-    inspection = hookscope.inspect(network, batch, ["*"])
+    inspection = inspect(network, batch, ["*"])
     with torch.no_grad():
         expected = [network.left(*batch.args), network.right(batch.kwargs["b"]), network(*batch.args, **batch.kwargs)]
     assert [row.label for row in inspection.rows] == ["left", "right", "(model)"]
     for row, output in zip(inspection.rows, expected, strict=True):
         assert row.activation.mean == pytest.approx(output.mean().item(), rel=1e-5)
         assert row.activation.l2 == pytest.approx(output.norm().item(), rel=1e-5)
-    assert [row.layer for row in hookscope.inspect(network, batch, ["@-1"]).rows] == ["right"]
+    assert [row.layer for row in inspect(network, batch, ["@-1"]).rows] == ["right"]
 
 
 def test_gradients_of_outputs_and_of_inputs_by_name_are_those_of_autograd(network: nn.Module) -> None:
     batch = batch_of()
-    found = hookscope.inspect_gradients(network, batch, "sum", ["*"], include_inputs=True)
+    found = inspect_gradients(network, batch, "sum", ["*"], include_inputs=True)
     x, b = batch.args[0].clone().requires_grad_(), batch.kwargs["b"].clone().requires_grad_()
     output = network(x, b=b, rate=2.0)
     wanted = {"x": x, "b": b, **dict(network.named_parameters())}
@@ -68,9 +69,9 @@ def test_gradients_of_outputs_and_of_inputs_by_name_are_those_of_autograd(networ
 
 
 def test_an_edit_of_the_networks_input_reaches_those_by_name(network: nn.Module) -> None:
-    edited = hookscope.inspect(network, batch_of(), ["*"], edits=["name:/^$/:input:zero"])
+    edited = inspect(network, batch_of(), ["*"], edits=["name:/^$/:input:zero"])
     zeros = {"b": torch.zeros(4, 2), "rate": 2.0}
-    expected = hookscope.inspect(network, Batch((torch.zeros(4, 3),), (0, 1, 2, 3), batch_of().records, zeros), ["*"])
+    expected = inspect(network, Batch((torch.zeros(4, 3),), (0, 1, 2, 3), batch_of().records, zeros), ["*"])
     assert [row.activation for row in edited.rows] == [row.activation for row in expected.rows]
 
 
@@ -85,7 +86,7 @@ def test_the_target_self_may_be_an_input_by_name() -> None:
 
     values = torch.tensor([1.0, 2.0, 3.0])
     batch = Batch((), (0,), batch_of(0).records, {"ids": torch.tensor([0, 1, 2]), "values": values})
-    found = hookscope.inspect_gradients(Copies(), batch, "mse", target="self")
+    found = inspect_gradients(Copies(), batch, "mse", target="self")
     assert found.loss.value == pytest.approx((values**2).mean().item())  # (2v - v)^2
     assert found.loss.target == "the input itself"
 
@@ -101,7 +102,7 @@ def test_inputs_by_name_are_not_overwritten() -> None:
 
     batch = Batch((), (0,), batch_of(0).records, {"b": torch.ones(1, 2)})
     for pattern in ("@0", "linear"):
-        hookscope.inspect_gradients(Overwrites(), batch, "sum", [pattern])
+        inspect_gradients(Overwrites(), batch, "sum", [pattern])
     assert batch.kwargs["b"].tolist() == [[1, 1]]
 
 

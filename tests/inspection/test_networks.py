@@ -33,15 +33,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
-
-
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed every global generator for the block."""

@@ -31,15 +31,6 @@ pytestmark = [
 X = torch.tensor([[0.5, -1.0, 2.0, 0.1], [1.5, 0.3, -0.7, -2.0]])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
-
-
 class Raising(nn.Module):
     """Raises after the network has run, if it is told to."""
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import UnfitInputError
 from hookscope.inputs import Batch
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
@@ -85,7 +87,7 @@ def rows_of(inspection: Activations | Gradients) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize(
     "run",
-    [hookscope.inspect, partial(hookscope.inspect_gradients, loss="sum")],  # a loss without numbers for each position
+    [inspect, partial(inspect_gradients, loss="sum")],  # a loss without numbers for each position
     ids=["forward", "gradients"],
 )
 def test_the_others_come_out_as_if_the_unfit_had_never_been(run: Callable[..., Any]) -> None:
@@ -111,7 +113,7 @@ def test_the_others_come_out_as_if_the_unfit_had_never_been(run: Callable[..., A
 @pytest.mark.parametrize("kind", [Picky, PickyBackwards])
 def test_of_a_batch_that_the_model_refuses_each_input_is_tried_alone(kind: type[nn.Module]) -> None:
     errors: list[UnfitInputError] = []
-    found = hookscope.inspect_gradients(build(kind), batches(VALUES, 4), loss="sum", on_error=errors.append)
+    found = inspect_gradients(build(kind), batches(VALUES, 4), loss="sum", on_error=errors.append)
     assert [error.names for error in errors] == [("-3.npy",), ("-6.npy",)]
     assert [record.name for record in found.inputs] == ["1.npy", "2.npy", "4.npy", "5.npy"]
     (told,) = [warning for warning in found.warnings if "one by one" in warning]
@@ -121,7 +123,7 @@ def test_of_a_batch_that_the_model_refuses_each_input_is_tried_alone(kind: type[
 def test_a_backward_pass_that_raises_leaves_no_gradient_behind() -> None:
     network = build(PickyBackwards)
     errors: list[UnfitInputError] = []
-    found = hookscope.inspect_gradients(network, batches(VALUES, 1), loss="sum", on_error=errors.append)
+    found = inspect_gradients(network, batches(VALUES, 1), loss="sum", on_error=errors.append)
     assert "raised in its backward pass" in str(errors[0])
     outputs = sum(network(next(batches([value], 1)).args[0]).sum() for value in GOOD)
     names, parameters = zip(*network.named_parameters(), strict=True)
@@ -140,7 +142,7 @@ def test_maps_and_predictions_belong_to_the_inputs_that_are_left() -> None:
         Batch((picture,), (index,), (InputRecord(f"{index}", "digest", None, (1, 2, 2), ()),))
         for index, picture in enumerate(pictures)
     ]
-    found = hookscope.inspect(network, given, ["1"], grids_for=2, on_error=lambda _error: None)
+    found = inspect(network, given, ["1"], grids_for=2, on_error=lambda _error: None)
     assert [record.name for record in found.inputs] == ["1", "3"]
     assert [maps.input_index for maps in found.feature_maps] == [0, 1]
     for maps, picture in zip(found.feature_maps, (pictures[1], pictures[3]), strict=True):
@@ -155,7 +157,7 @@ class _Refusing(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("run", [hookscope.inspect, hookscope.inspect_gradients], ids=["forward", "gradients"])
+@pytest.mark.parametrize("run", [inspect, inspect_gradients], ids=["forward", "gradients"])
 def test_positions_are_told_from_an_input_that_the_model_takes(run: Callable[..., Any]) -> None:
     network = nn.Sequential(_Refusing(), nn.Linear(3, 3), nn.Linear(3, 2))
     found = run(network, batches([-1.0, 2.0], 1), layers=["@-1"], on_error=lambda _error: None)
@@ -164,7 +166,7 @@ def test_positions_are_told_from_an_input_that_the_model_takes(run: Callable[...
 
 @pytest.mark.parametrize(
     ("run", "raised"),
-    [(hookscope.inspect, hookscope.ForwardError), (hookscope.inspect_gradients, hookscope.PassError)],
+    [(inspect, hookscope.ForwardError), (inspect_gradients, hookscope.PassError)],
     ids=["forward", "gradients"],
 )
 @pytest.mark.parametrize("size", [1, 2])
@@ -182,9 +184,7 @@ def test_if_no_input_is_left_the_first_one_counts(run: Callable[..., Any], raise
 
 def test_in_train_mode_a_batch_is_left_out_as_a_whole() -> None:
     errors: list[UnfitInputError] = []
-    found = hookscope.inspect_gradients(
-        build(Picky), batches([*VALUES, 7.0, 8.0], 2), mode="train", on_error=errors.append
-    )
+    found = inspect_gradients(build(Picky), batches([*VALUES, 7.0, 8.0], 2), mode="train", on_error=errors.append)
     assert [error.names for error in errors] == [("-3.npy", "4.npy"), ("5.npy", "-6.npy")]
     assert [record.name for record in found.inputs] == ["1.npy", "2.npy", "7.npy", "8.npy"]
 
@@ -192,7 +192,7 @@ def test_in_train_mode_a_batch_is_left_out_as_a_whole() -> None:
 def test_a_model_without_gradients_is_no_matter_of_inputs() -> None:
     errors: list[UnfitInputError] = []
     with pytest.raises(hookscope.PassError, match="Nothing that requires a gradient"):
-        hookscope.inspect_gradients(_Detached(), batches(GOOD, 1), on_error=errors.append)
+        inspect_gradients(_Detached(), batches(GOOD, 1), on_error=errors.append)
     assert errors == []
 
 
@@ -207,12 +207,12 @@ class _Detached(nn.Module):
 
 def test_without_a_handler_the_first_error_ends_the_run() -> None:
     with pytest.raises(hookscope.ForwardError) as caught:
-        hookscope.inspect(build(Picky), batches(VALUES, 1))
+        inspect(build(Picky), batches(VALUES, 1))
     assert [record.name for record in caught.value.inspection.inputs] == ["1.npy", "2.npy", "-3.npy"]
     assert not math.isnan(caught.value.inspection.rows[0].activation.mean)
 
 
-@pytest.mark.parametrize("run", [hookscope.inspect, hookscope.inspect_gradients], ids=["forward", "gradients"])
+@pytest.mark.parametrize("run", [inspect, inspect_gradients], ids=["forward", "gradients"])
 def test_inputs_that_are_overwritten_before_their_batch_is_refused_are_given_as_they_were(
     run: Callable[..., Any],
 ) -> None:
@@ -249,7 +249,7 @@ def test_what_a_refused_pass_held_is_let_go_before_the_next() -> None:
                 raise ValueError("negative")
             return x
 
-    hookscope.inspect(nn.Sequential(Large()), batches([-1.0, -2.0, -3.0, 4.0], 1), on_error=lambda _error: None)
+    inspect(nn.Sequential(Large()), batches([-1.0, -2.0, -3.0, 4.0], 1), on_error=lambda _error: None)
     assert [each() for each in held] == [None] * 4
 
 

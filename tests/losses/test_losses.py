@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +20,6 @@ from hookscope.losses import LOSSES, LossValue, choose_loss
 from hookscope.losses.formulas import OVER_ALL, Result
 
 PETS = ("tabby", "tiger cat", "Persian cat", "Egyptian cat")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def batch(*args: Any, indices: tuple[int, ...] = (0,)) -> Any:

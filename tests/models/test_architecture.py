@@ -1,6 +1,6 @@
+import functools
 import inspect
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +30,11 @@ def default_classes(name: str) -> int | None:
     return len(categories) if categories else None
 
 
+def builder_module(name: str) -> str:
+    return torchvision.models.get_model_builder(name).__module__
+
+
+@functools.cache
 def shapes_of(name: str, channels: int | None = None, **options: Any) -> Shapes:
     """Return what torchvision's own network of that name has in its state dict."""
     if "weights_backbone" in inspect.signature(torchvision.models.get_model_builder(name)).parameters:
@@ -55,14 +60,6 @@ def timm_shapes(name: str, **options: Any) -> Shapes:
 
 def models(candidates: tuple[Candidate, ...]) -> list[str]:
     return [candidate.model for candidate in candidates]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +89,8 @@ def test_named_network_takes_the_counts_of_the_file(name: str, all_shapes: dict[
     own = adapt(name, all_shapes[name])
     assert own == Candidate(name, {}, None, "", ())
     options = {"num_classes": 10} if default_classes(name) else {}
-    for channels in (1, 4):
+    first_of_its_kind = next(other for other in FLOAT if builder_module(other) == builder_module(name))
+    for channels in (1, 4) if name == first_of_its_kind else (1,):
         adapted = adapt(f"torchvision:{name}", shapes_of(name, channels, **options))
         assert adapted is not None
         assert (adapted.model, adapted.arguments, adapted.input_channels) == (name, options, channels)

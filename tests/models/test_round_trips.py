@@ -95,15 +95,6 @@ WRITERS: dict[str, Callable[[State, Path], Path]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
-
-
-@pytest.fixture(scope="module", autouse=True)
 def _recognised_once() -> Iterator[None]:
     """Recognise the same names and shapes once, not for every kind of file; a prefix makes them others."""
     recognise, known = architecture.recognise, {}

@@ -1,7 +1,6 @@
 import hashlib
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,6 @@ from hookscope.models.download import cached_file
 from .conftest import Server
 
 SMALL = "test_resnet"  # one of timm's own test networks, with published weights like any other
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """TorchScript under hooks: what they see is what they see of the eager network."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,6 @@ from tests.networks import conv_net
 
 # Networks are compared in double precision; a trace holds the scale of attention in single.
 TOLERANCE = 1e-6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @dataclass(frozen=True)

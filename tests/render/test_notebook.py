@@ -12,9 +12,9 @@ from IPython.core.formatters import DisplayFormatter
 from matplotlib.figure import Figure
 from PIL import Image
 
-import hookscope
 from hookscope.render.columns import sparkline
 from hookscope.render.grids import draw_grid
+from hookscope.render.plots import gradient_flow, gradient_histograms, parameter_ratios
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
@@ -138,7 +138,7 @@ def test_an_inspection_without_rows_can_be_shown() -> None:
     assert "No layer finished." in shown(replace(GRADIENTS, gradients=(), parameters=())).text
 
 
-@pytest.mark.parametrize("draw", [hookscope.gradient_flow, hookscope.gradient_histograms, hookscope.parameter_ratios])
+@pytest.mark.parametrize("draw", [gradient_flow, gradient_histograms, parameter_ratios])
 def test_plots_of_the_library_are_figures(draw: object) -> None:
     assert callable(draw)
     figure = draw(GRADIENTS)

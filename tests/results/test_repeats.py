@@ -1,6 +1,5 @@
 """Modules that pass their input through: which rows repeat which, and what folding leaves."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,15 +24,6 @@ pytestmark = [
 ]
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def linear() -> nn.Linear:

@@ -1,7 +1,7 @@
 """Channel axes and arrangement, on single modules and along whole networks."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -25,15 +25,6 @@ from hookscope.hooks.observed import ModuleCall
 from hookscope.statistics.channel_axis import AxisReader, arrange
 
 Seen = tuple[str, nn.Module, tuple[int, ...], int | None, tuple[tuple[int, ...], ...]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def walk(model: nn.Module, shape: Sequence[int]) -> list[Seen]:

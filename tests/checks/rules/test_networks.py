@@ -1,6 +1,6 @@
 """The rules over whole networks, through the engine: silent on sound ones, right on broken ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,15 +9,6 @@ from torch import Tensor, nn
 
 from hookscope.checks import judge_gradients
 from hookscope.inspection.backward import inspect_gradients
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def judged(network: nn.Module, inputs: Tensor, **options: object) -> list[tuple[str, str, str]]:
