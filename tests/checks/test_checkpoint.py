@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from hookscope.api import check
 from hookscope.checks import CheckSettings, wanted_rules
-from hookscope.checks.checkpoint import check, check_checkpoint
+from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.evidence import failing_rows
 from hookscope.errors import UsageError
 from hookscope.results.activations import Activations
@@ -141,7 +142,7 @@ def test_a_wrong_configuration_raises(network: Network) -> None:
     with pytest.raises(UsageError, match="inputs"):
         check(network)
     with pytest.raises(UsageError, match=r"missing\.toml"):
-        check(network, "missing.toml")
+        check(network, config="missing.toml")
 
 
 def test_a_network_out_of_memory_is_an_error_and_no_failed_check() -> None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from hookscope.render.contents import bytes_text, contents_report, contents_to_json
+from hookscope.render.contents import bytes_text, contents_report
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from tests.render.conftest import HOSTILE_NAME, printed
 
@@ -156,7 +156,7 @@ def test_hostile_text_stays_harmless_and_inside_the_terminal(width: int) -> None
 
 def test_json_holds_everything_in_full() -> None:
     part = StoredPart("ema", True, (stored("a", nans=1, infs=2),), "", ("one",))
-    document = json.loads(contents_to_json(contents(part=part, metadata={"k": "v" * 5000})))
+    document = json.loads(contents(part=part, metadata={"k": "v" * 5000}).to_json())
     assert document["parts"] == [
         {"key": "ema", "is_weights": True, "tensors": 1, "prefix": "", "architectures": ["one"], "nonfinite_count": 3}
     ]

@@ -20,7 +20,7 @@ from hookscope.render import check_json, gradient_tables, tables, terminal
 from hookscope.render.check_markdown import checks_to_markdown
 from hookscope.render.check_terminal import check_report
 from hookscope.render.comparison import comparison_report
-from hookscope.render.contents import contents_report, contents_to_json
+from hookscope.render.contents import contents_report
 from hookscope.render.github import annotations
 from hookscope.render.grids import draw_for_run, encode_png
 from hookscope.render.html import report_html
@@ -97,7 +97,7 @@ def comparison(name: str) -> Comparison:
 
 def page(name: str) -> str:
     """Return the page of a run, read back from the JSON of its result."""
-    document = serialize.parse_json(serialize.inspection_to_json(gradients(name)).encode())
+    document = serialize.parse_json(gradients(name).to_json().encode())
     assert document is not None
     record = serialize.RunRecord("grads", name, {name: name}, name, 1, (name,), (name,), edits=(name,))
     return report_html(StoredRun(Path(), record, serialize.inspection_from_dict(document, backward=True)))
@@ -135,10 +135,10 @@ CSV: Mapping[str, Callable[[str], str]] = {
 }
 
 JSON: Mapping[str, Callable[[str], str]] = {
-    "inspection": lambda name: serialize.inspection_to_json(gradients(name)),
+    "inspection": lambda name: gradients(name).to_json(),
     "rows": lambda name: serialize.rows_to_json(activations(name)),
     "check": lambda name: check_json.checks_to_json([checked.hostile(name)]),
-    "contents": lambda name: contents_to_json(contents(name)),
+    "contents": lambda name: contents(name).to_json(),
 }
 
 HTML: Mapping[str, Callable[[str], str]] = {

@@ -21,11 +21,11 @@ from hookscope.runs.serialize import (
     gradients_to_json,
     inspection_from_dict,
     inspection_to_dict,
-    inspection_to_json,
-    modules_to_json,
+    modules_to_dict,
     parse_json,
     rows_to_json,
 )
+from hookscope.text import strict_json
 from tests.render.conftest import (
     FAILURE,
     GRADIENT_ROWS,
@@ -63,11 +63,11 @@ def finite(value: float | None) -> float | None:
 
 
 def test_golden_files(assert_golden: Callable[[str, str], None]) -> None:
-    assert_golden("inspection.json", inspection_to_json(INSPECTION))
+    assert_golden("inspection.json", INSPECTION.to_json())
     assert_golden("layers.json", rows_to_json(INSPECTION))
     assert_golden("layers.csv", rows_to_csv(INSPECTION))
-    assert_golden("modules.json", modules_to_json(MODULES))
-    assert_golden("gradient_inspection.json", inspection_to_json(GRADIENTS))
+    assert_golden("modules.json", strict_json(modules_to_dict(MODULES)))
+    assert_golden("gradient_inspection.json", GRADIENTS.to_json())
     assert_golden("gradients.json", gradients_to_json(GRADIENTS))
     assert_golden("gradients.csv", gradients_to_csv(GRADIENTS))
     assert_golden("parameters.csv", parameters_to_csv(GRADIENTS))
@@ -77,7 +77,7 @@ def test_golden_files(assert_golden: Callable[[str, str], None]) -> None:
 
 
 def test_json_rows_hold_every_number_in_full() -> None:
-    for document in (parsed(rows_to_json(INSPECTION)), parsed(inspection_to_json(INSPECTION))):
+    for document in (parsed(rows_to_json(INSPECTION)), parsed(INSPECTION.to_json())):
         assert document["schema_version"] == 1
         assert len(document["rows"]) == len(ROWS)
         for entry, row in zip(document["rows"], ROWS, strict=True):
@@ -123,7 +123,7 @@ def test_json_keeps_hostile_names_exactly_but_for_lone_surrogates() -> None:
 
 
 def test_json_holds_the_whole_inspection_but_pixels_and_categories() -> None:
-    document = parsed(inspection_to_json(INSPECTION))
+    document = parsed(INSPECTION.to_json())
     assert list(document) == [
         *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings"),
         *("verification", "warnings", "notes"),
@@ -159,15 +159,9 @@ def test_json_predictions_are_one_entry_a_class() -> None:
 
 
 def test_json_says_where_a_forward_pass_broke_off() -> None:
-    document = parsed(inspection_to_json(replace(INSPECTION, failure=FAILURE)))
+    document = parsed(replace(INSPECTION, failure=FAILURE).to_json())
     assert document["failure"]["layer"] == "layer1.0.conv2"
     assert document["failure"]["input_shapes"] == ["1x64x56x56", "mask=1x56"]
-
-
-def test_json_takes_further_entries_at_the_end() -> None:
-    document = parsed(inspection_to_json(INSPECTION, {"run": "hookscope-runs/x"}))
-    assert list(document)[-1] == "run"
-    assert document["run"] == "hookscope-runs/x"
 
 
 def test_json_has_one_row_a_line() -> None:
@@ -176,7 +170,7 @@ def test_json_has_one_row_a_line() -> None:
 
 
 def test_json_modules_hold_every_field() -> None:
-    document = parsed(modules_to_json(MODULES))
+    document = parsed(strict_json(modules_to_dict(MODULES)))
     assert document["schema_version"] == 1
     assert [each["layer"] for each in document["modules"][:7]] == [row.layer for row in MODULES[:7]]
     assert document["modules"][6] == {
@@ -276,7 +270,7 @@ def records(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text), strict=True))
 
 
-@pytest.mark.parametrize("write", [gradients_to_json, inspection_to_json])
+@pytest.mark.parametrize("write", [gradients_to_json, Gradients.to_json])
 def test_json_gradients_hold_every_number_in_full(write: Callable[[Any], str]) -> None:
     document = parsed(write(GRADIENTS))
     assert document["schema_version"] == 1
@@ -310,12 +304,12 @@ def test_both_formats_say_which_row_is_repeated_and_which_are_folded() -> None:
 
 
 def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:
-    document = parsed(inspection_to_json(GRADIENTS, {"run": "here"}))
+    document = parsed(GRADIENTS.to_json())
     assert list(document) == [
         *("schema_version", "model", "inputs", "seed", "device", "dtype", "timings"),
         *("verification", "warnings", "notes"),
         "failure",
-        *("predictions", "mode", "loss", "verdicts", "gradients", "parameters", "rows", "uncalled", "run"),
+        *("predictions", "mode", "loss", "verdicts", "gradients", "parameters", "rows", "uncalled"),
     ]
     assert document["mode"] == "train"
     assert document["loss"] == {
@@ -335,7 +329,7 @@ def test_json_of_gradients_holds_loss_mode_and_verdicts() -> None:
 @pytest.mark.parametrize(("value", "written"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (0.1, 0.1)])
 def test_json_says_which_non_finite_value_a_loss_has(value: float, written: object) -> None:
     inspection = replace(GRADIENTS, loss=LossRecord("sum", "", value))
-    assert parsed(inspection_to_json(inspection))["loss"]["value"] == written
+    assert parsed(inspection.to_json())["loss"]["value"] == written
 
 
 def test_a_pass_without_a_loss_has_none_in_json() -> None:
@@ -404,7 +398,7 @@ def test_no_field_of_a_gradient_inspection_is_forgotten() -> None:
 
 @pytest.mark.parametrize("result", [INSPECTION, GRADIENTS, replace(INSPECTION, failure=FAILURE)])
 def test_what_json_keeps_comes_back_as_the_same_result(result: Activations | Gradients) -> None:
-    document = parse_json(inspection_to_json(result).encode())
+    document = parse_json(result.to_json().encode())
     assert document is not None
     kept = replace(result, model=replace(result.model, categories=()))
     kept = replace(kept, gradient_maps=()) if isinstance(kept, Gradients) else replace(kept, feature_maps=())
@@ -430,7 +424,7 @@ def _storable(value: Any) -> Any:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_comes_back(value: float) -> None:
-    written = inspection_to_json(replace(GRADIENTS, loss=LossRecord("ce", "", value)))
+    written = replace(GRADIENTS, loss=LossRecord("ce", "", value)).to_json()
     document = parse_json(written.encode())
     assert document is not None
     read = inspection_from_dict(document, backward=True)
@@ -441,9 +435,9 @@ def test_a_loss_that_is_not_finite_comes_back(value: float) -> None:
 
 def test_a_histogram_stands_for_a_distribution_and_is_written_again() -> None:
     activation = replace(ROWS[0].activation, distribution=distribution_of(np.arange(100.0)))
-    written = inspection_to_json(with_rows(replace(ROWS[0], activation=activation)))
+    written = with_rows(replace(ROWS[0], activation=activation)).to_json()
     document = parse_json(written.encode())
     assert document is not None
     read = inspection_from_dict(document, backward=False)
     assert read.rows[0].activation.histogram == histogram(activation.distribution)
-    assert inspection_to_json(read) == written
+    assert read.to_json() == written
