@@ -5,17 +5,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hookscope.checkpoints.fileformat import FileKind, open_regular
 from hookscope.checkpoints.reading import read_content
 from hookscope.checkpoints.verify import Check, vet
-from hookscope.checkpoints.worker import attempt
 from hookscope.errors import CheckpointError
+from hookscope.sandbox import CAN_FORK, Limits, WorkerFailure, run_forked
 
 # Our choices. Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
 # at 1 GB/s, instructions at a million a second, on a machine ten times slower than ours at a tenth of that.
 _SPARE_BYTES = 768 * 2**20
 _SPARE_SECONDS = 20
 _BYTES_PER_SECOND = 25_000_000
+
+# Our choice: on a busy or stopped machine work takes longer than the processor time it needs.
+_PATIENCE = 10
+
+_ENDINGS = {
+    "SIGBUS": "the file was cut short while it was read, or its disk failed",
+    "SIGKILL": "the system ended it, as it does when memory runs out",
+    "SIGXCPU": "it takes far longer than a file of its size should",
+}
 
 
 def read_vetted(
@@ -102,10 +113,42 @@ def look_apart(
 
 
 def _attempt(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
-    """Work in a separate process, within what files of such sizes should take."""
+    """Work in a separate process, within what files of such sizes should take.
+
+    Args:
+        work: Returns what JSON can hold.
+        kinds: The files that it reads.
+        name: What to call all of them in messages.
+
+    Raises:
+        CheckpointError: If it takes too much memory or time, or crashes.
+        RuntimeError: With the traceback, if it raises anything that is not one of hookscope's errors: a bug.
+        HookscopeError: Whatever `work` raises.
+    """
+
+    def work_alone() -> Any:
+        torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
+        return work()
+
     length = sum(size for _, size, _ in _versions(kinds))
     memory_bytes, seconds = 2 * length + _SPARE_BYTES, _SPARE_SECONDS + length // _BYTES_PER_SECOND
-    return attempt(work, name, memory_bytes=memory_bytes, seconds=seconds)
+    try:
+        result = run_forked(work_alone if CAN_FORK else work, Limits(_PATIENCE * seconds, memory_bytes, seconds))
+    except MemoryError as error:  # where it ran in this process
+        raise CheckpointError(f"{name} needs more memory than there is.") from error
+    match result:
+        case WorkerFailure(cause="raised"):
+            raise RuntimeError(result.traceback)
+        case WorkerFailure(cause="memory"):
+            limit = f"{memory_bytes // 2**20} MiB"
+            raise CheckpointError(
+                f"{name} takes more than {limit} to read, far more than a file of its size should; refused."
+            )
+        case WorkerFailure():
+            ending = result.ending or "SIGXCPU"
+            why = _ENDINGS.get(ending, "the file is damaged, or made to crash its reader")
+            raise CheckpointError(f"{name} cannot be read: the reading process ended by {ending}; {why}.")
+    return result
 
 
 def _versions(kinds: Mapping[Path, FileKind]) -> list[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ from hookscope.checks.baseline import Baseline, read_baseline
 from hookscope.checks.configuration import read_settings
 from hookscope.checks.examination import Prepared, examine, prepare
 from hookscope.checks.settings import CheckSettings
-from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError
+from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError, is_out_of_memory
 from hookscope.models import LoadedModel
 from hookscope.results.check import CheckReport, Examination
 
@@ -105,7 +105,7 @@ def check_checkpoint(
         report = judge(name, examination, settings, wanted, baseline)
     except HookscopeError as error:
         examination = None
-        lacks_memory = isinstance(error, ModelError) and _tells_of_lack(str(error))  # it could not even be built
+        lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # it could not even be built
         report = refused(name, _lack_of_memory(name) if lacks_memory else error, wanted)
     if examination is not None and on_examined is not None:
         on_examined(examination)
@@ -126,13 +126,8 @@ def _refuse_lack_of_memory(name: str, examination: Examination) -> None:
     """
     for inspection in (examination.forward, examination.gradients):
         failure = inspection.failure if inspection is not None else None
-        if failure is not None and _tells_of_lack(failure.error):
+        if failure is not None and is_out_of_memory(failure.error):
             raise _lack_of_memory(name, f", in {failure.layer or '(model)'}")
-
-
-def _tells_of_lack(error: str) -> bool:
-    """Tell from what torch raises that it got no memory."""
-    return any(words in error for words in ("can't allocate memory", "out of memory"))
 
 
 def _lack_of_memory(name: str, where: str = "") -> InputError:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError, is_out_of_memory
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.gradient_hooks import GradientSite, SiteKey, graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.pytree import tensors_given, tensors_in, with_tensors
@@ -20,7 +20,7 @@ from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import place_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.failures import error_line, failure_message, is_out_of_memory, locate, reraise_internal
+from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.forward import execution_order
 from hookscope.inspection.gradient_rows import (
     Gradient,
@@ -56,6 +56,7 @@ from hookscope.results.activations import Failure, LayerRow, Prediction, Verific
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics import Measured, Reducer, Reduction
+from hookscope.text import exception_line
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
 """Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
@@ -701,8 +702,8 @@ def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
 
 def _loss_failed(error: BaseException) -> str:
     if is_out_of_memory(error):
-        return f"The loss ran out of memory: give fewer inputs at a time (a smaller batch). {error_line(error)}"
-    return f"The loss raised {error_line(error)}"
+        return f"The loss ran out of memory: give fewer inputs at a time (a smaller batch). {exception_line(error)}"
+    return f"The loss raised {exception_line(error)}"
 
 
 def _backward(run: _Run, loss: Tensor) -> _Failed | None:
@@ -744,8 +745,8 @@ def _after_the_last_gradient(run: _Run, error: BaseException) -> Failure:
     arrived = [site for site in run.captured.gradients if site.arrival is not None]
     latest = max(arrived, key=lambda site: site.arrival or 0, default=None)
     if latest is None:
-        return Failure("", type(run.subject.network).__name__, (), error_line(error))
-    return Failure(latest.layer, type(latest.module).__name__, (), error_line(error))
+        return Failure("", type(run.subject.network).__name__, (), exception_line(error))
+    return Failure(latest.layer, type(latest.module).__name__, (), exception_line(error))
 
 
 def _frozen_warning(trainable: Sequence[bool], *, track_outputs: bool) -> tuple[str, ...]:

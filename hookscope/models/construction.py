@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
-from hookscope.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +160,3 @@ def parameter_count(module: nn.Module) -> int:
         unpacked = part() if callable(part) else None
         count += unpacked.numel() if isinstance(unpacked, torch.Tensor) else 0
     return count
-
-
-def exception_line(error: BaseException) -> str:
-    """Return "TypeName: first line of the message", safe to show."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {printable(lines[0].strip())}" if lines else type(error).__name__

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.errors import CheckpointError
-from hookscope.models.construction import LoadedModel, exception_line, parameter_count, seeded
+from hookscope.models.construction import LoadedModel, parameter_count, seeded
 from hookscope.models.importing import importable
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 # What pickle says of a class, or function, that is no longer where it was.
 _MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import CheckpointError, ModelError, NothingMatchedError, UsageError
-from hookscope.models.construction import exception_line
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 # Where training scripts put the weights inside a checkpoint.
 _WEIGHTS_KEYS = {

@@ -26,7 +26,6 @@ from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkp
 from hookscope.models.construction import (
     FileOptions,
     LoadedModel,
-    exception_line,
     parameter_count,
     seeded,
 )
@@ -34,7 +33,7 @@ from hookscope.models.importing import importable
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.statedict import load_into
 from hookscope.results.network import ModelInfo
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 _numbers = itertools.count()
 

@@ -15,7 +15,6 @@ from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkp
 from hookscope.models.construction import (
     FileOptions,
     LoadedModel,
-    exception_line,
     seeded,
     silenced_known_warnings,
     skipped_initialisation,
@@ -25,7 +24,7 @@ from hookscope.models.input_spec import with_channels
 from hookscope.models.statedict import load_into
 from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 # hookscope gives these itself, or they would be a way around --weights.
 _RESERVED_ARGUMENTS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}

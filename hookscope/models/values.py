@@ -7,7 +7,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from hookscope.sandbox import is_lack_of_memory
+from hookscope.errors import is_out_of_memory
 from hookscope.statistics import Reducer, Reduction, collect, merge, plain
 
 # As float32 about what a processor's own cache holds; measured.
@@ -120,7 +120,7 @@ class ValueReader:
                     extremes += (int(numbers.min()), int(numbers.max()))
                 total = merge(total, found)
         except (RuntimeError, TypeError, ValueError) as error:  # a dtype without arithmetic
-            if is_lack_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             return Values(0, 0) if is_whole or dtype in _ALWAYS_FINITE else None
         nan_count = nan_count if dtype.is_complex else total.nan_count

@@ -28,7 +28,6 @@ from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkp
 from hookscope.models.construction import (
     FileOptions,
     LoadedModel,
-    exception_line,
     replaced,
     seeded,
     silenced_known_warnings,
@@ -39,7 +38,7 @@ from hookscope.models.input_spec import set_input_channels, with_channels
 from hookscope.models.statedict import fits, load_into
 from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
 from hookscope.results.inputs import InputKind, Preprocessing
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 DEMO = "demo"
 

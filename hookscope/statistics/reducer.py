@@ -20,6 +20,7 @@ from hookscope.statistics.native import Fused, FusedReducer, plain
 from hookscope.statistics.reduction import Reduction, with_zeros
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
 from hookscope.statistics.torch_reductions import completed, reduce_on_device, reduce_rows
+from hookscope.text import exception_line
 
 # Up to this size a tensor is copied and reduced with others; measured.
 _SMALL = 2**17
@@ -132,7 +133,7 @@ class Reducer:
             small = stored_count <= (_SMALL if values.is_cpu else _SMALL_THERE) and values.dtype in _STAGED_DTYPES
             return self._copy(values, known) if small else self._reduce_now(values, known)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            return Reduction(shape, dtype, element_count, unmeasured=_first_line(error))
+            return Reduction(shape, dtype, element_count, unmeasured=exception_line(error))
 
     def settle(self) -> None:
         """Reduce what is staged: after it, every `Staged` that `reduce` returned has its reduction."""
@@ -149,7 +150,7 @@ class Reducer:
                 return reduce_rows(rows, self._staged_view, known, rows, distributions=self.distributions)
             return _pending(rows, self._staged_view, known, distributions=self.distributions)
         except RuntimeError as error:  # out of memory
-            return [each._replace(unmeasured=_first_line(error)) for each in known]
+            return [each._replace(unmeasured=exception_line(error)) for each in known]
 
     def _copy(self, values: Tensor, known: Reduction) -> Staged:
         """Copy the values behind those that are staged, in memory order and as float32."""
@@ -197,10 +198,6 @@ def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction 
     reduction = reducer.reduce(tensor, channel_axis)
     reducer.settle()
     return reduction if isinstance(reduction, Pending) else collect([reduction])[0]
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 def collect(reductions: Sequence[Measured]) -> list[Reduction | Fused]:

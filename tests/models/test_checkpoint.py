@@ -457,7 +457,7 @@ def test_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, monkeypa
         torch.save(STATE | {"more": torch.ones(1)}, path)
         return [False]
 
-    monkeypatch.setattr("hookscope.checkpoints.isolation.attempt", write_meanwhile)
+    monkeypatch.setattr("hookscope.checkpoints.isolation.run_forked", write_meanwhile)
     assert "changed while it was read" in refusal(path)
 
 

@@ -12,10 +12,10 @@ import torchvision
 from torch import nn
 
 from hookscope.checkpoints import isolation
-from hookscope.checkpoints.worker import attempt
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models.contents import list_contents
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
+from hookscope.sandbox import run_forked
 from tests.byteorder import save_big_endian
 
 Kind = Literal["torch", "legacy torch", "safetensors"]
@@ -360,9 +360,9 @@ def test_a_file_that_is_written_meanwhile_is_an_error(tmp_path: Path, monkeypatc
 
     def write_meanwhile(*arguments: Any, **options: Any) -> Any:
         path.write_bytes(path.read_bytes() + b" ")
-        return attempt(*arguments, **options)
+        return run_forked(*arguments, **options)
 
-    monkeypatch.setattr(isolation, "attempt", write_meanwhile)
+    monkeypatch.setattr(isolation, "run_forked", write_meanwhile)
     with pytest.raises(CheckpointError):
         list_contents(path)
 
