@@ -177,7 +177,7 @@ def _with_options(settings: "CheckSettings", arch: str | None, baseline: Path | 
 
 def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
     """Refuse `--update-baseline` where it is not clear from what to write it, or whereto."""
-    from hookscope.cli.writing import check_writable
+    from hookscope.runs.atomic import check_writable
 
     if settings.baseline is None:
         raise UsageError("--update-baseline needs the file to write: give --baseline FILE.")
@@ -192,7 +192,7 @@ def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -
     Raises:
         OutputError: If one could not.
     """
-    from hookscope.cli.writing import check_writable
+    from hookscope.runs.atomic import check_writable
     from hookscope.runs.reports import check_report_target
 
     if junit is not None:
@@ -255,7 +255,7 @@ def _writers(
     reports: "Sequence[CheckReport]", junit: Path | None, page: Path | None, summary: str | None, seconds: float
 ) -> Iterator[Callable[[], None]]:
     """Yield what writes each file that is wanted; each may raise an OutputError, and the others are written still."""
-    from hookscope.cli.writing import append, write_whole
+    from hookscope.runs.atomic import append, write_whole
 
     if summary:
         from hookscope.render.check_markdown import checks_to_markdown
@@ -282,7 +282,7 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
         UsageError: If the checkpoint could not be examined.
         OutputError: If it cannot be written.
     """
-    from hookscope.cli.writing import write_whole
+    from hookscope.runs.atomic import write_whole
 
     assert settings.baseline is not None  # noqa: S101 - it was checked before
     path = safe_text(str(settings.baseline))
