@@ -9,9 +9,10 @@ import torch
 
 from hookscope.checkpoints.fileformat import FileKind, open_regular
 from hookscope.checkpoints.reading import read_content
-from hookscope.checkpoints.verify import Check, vet
+from hookscope.checkpoints.verify import RUNS_CODE, Look, vet
 from hookscope.errors import CheckpointError
 from hookscope.sandbox import CAN_FORK, Limits, WorkerFailure, run_forked
+from hookscope.text import printable
 
 # Our choices. Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
 # at 1 GB/s, instructions at a million a second, on a machine ten times slower than ours at a tenth of that.
@@ -29,10 +30,38 @@ _ENDINGS = {
 }
 
 
+def look_apart(
+    kinds: Mapping[Path, FileKind], name: str, look: Look, *, ways_on: str, trust: bool = False
+) -> list[Any]:
+    """Go through files in a separate process, where `look` is given what each holds.
+
+    Args:
+        kinds: What each file is.
+        name: What to call all of them in messages.
+        look: As for `vet`; what it returns must be what JSON can hold.
+        ways_on: As for `vet`.
+        trust: As for `vet`.
+
+    Returns:
+        What `look` returned of each file, tuples as lists; `RUNS_CODE` for a trusted file whose reading does.
+
+    Raises:
+        CheckpointError: If one cannot be read, is damaged or made to be misread, or changes meanwhile.
+        UntrustedFileError: If reading one runs code, and they are not trusted.
+        HookscopeError: Whatever `look` raises.
+    """
+    before = _versions(kinds)
+    seen: list[Any] = _attempt(
+        lambda: [vet(path, kind, look, ways_on=ways_on, trust=trust) for path, kind in kinds.items()], kinds, name
+    )
+    _check_unchanged(kinds, before, name)
+    return seen
+
+
 def read_vetted(
     kinds: Mapping[Path, FileKind],
     name: str,
-    check: Check,
+    check: Callable[[object, str], object],
     *,
     ways_on: str,
     read_trusted: Callable[[Path, FileKind], object] | None = None,
@@ -40,23 +69,25 @@ def read_vetted(
     """Return what files hold, read after all have been gone through in a separate process.
 
     Args:
-        kinds: What each file is.
-        name: What to call all of them in messages.
-        check: As for `vet`.
+        kinds: As for `look_apart`.
+        name: Likewise.
+        check: Given what a file holds and what to call it, raises unless it is what is wanted.
         ways_on: As for `vet`.
         read_trusted: Reads a trusted file whose reading runs code; None if they are not trusted.
 
     Raises:
-        CheckpointError: If one cannot be read, is damaged or made to be misread, or changes meanwhile.
-        UntrustedFileError: If reading one runs code, and they are not trusted.
-        HookscopeError: Whatever `check` raises.
+        HookscopeError: As `look_apart` and `check` do.
     """
+
+    def look(path: Path, _: FileKind, content: object) -> None:
+        check(content, printable(str(path)))
+
     before = _versions(kinds)
     try:
-        runs_code = vet_apart(kinds, name, check, ways_on=ways_on, trust=read_trusted is not None)
+        seen = look_apart(kinds, name, look, ways_on=ways_on, trust=read_trusted is not None)
         contents = {
-            path: read_trusted(path, kind) if read_trusted and is_code else read_content(path, kind)
-            for (path, kind), is_code in zip(kinds.items(), runs_code, strict=True)
+            path: read_trusted(path, kind) if read_trusted and found == RUNS_CODE else read_content(path, kind)
+            for (path, kind), found in zip(kinds.items(), seen, strict=True)
         }
     except MemoryError as error:
         raise CheckpointError(f"{name} needs more memory than there is.") from error
@@ -64,61 +95,8 @@ def read_vetted(
     return contents
 
 
-def vet_apart(
-    kinds: Mapping[Path, FileKind], name: str, check: Check, *, ways_on: str, trust: bool = False
-) -> list[bool]:
-    """Go through files in a separate process; return of each whether reading it runs code, as a trusted one's may.
-
-    Args and Raises: As for `read_vetted`.
-    """
-    vetted: list[bool] = _attempt(
-        lambda: [vet(path, kind, check, ways_on=ways_on, trust=trust) for path, kind in kinds.items()], kinds, name
-    )
-    return vetted
-
-
-def look_apart(
-    kinds: Mapping[Path, FileKind], name: str, look: Callable[[Path, FileKind, object], Any], *, ways_on: str
-) -> list[Any]:
-    """Go through files that run no code in a separate process, where `look` also looks at what they hold.
-
-    Args:
-        kinds: What each file is.
-        name: What to call all of them in messages.
-        look: Given a file, its kind and what it holds, returns what JSON can hold.
-        ways_on: As for `vet`.
-
-    Returns:
-        What `look` returned of each file; tuples come back as lists.
-
-    Raises:
-        CheckpointError, UntrustedFileError: As for `read_vetted`.
-        HookscopeError: Whatever `look` raises.
-    """
-
-    def go_through() -> list[Any]:
-        seen: list[Any] = []
-        for path, kind in kinds.items():
-
-            def see(content: object, _name: str, path: Path = path, kind: FileKind = kind) -> None:
-                seen.append(look(path, kind, content))
-
-            vet(path, kind, see, ways_on=ways_on)
-        return seen
-
-    before = _versions(kinds)
-    seen: list[Any] = _attempt(go_through, kinds, name)
-    _check_unchanged(kinds, before, name)
-    return seen
-
-
 def _attempt(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
-    """Work in a separate process, within what files of such sizes should take.
-
-    Args:
-        work: Returns what JSON can hold.
-        kinds: The files that it reads.
-        name: What to call all of them in messages.
+    """Work in a separate process, within what files of such sizes should take; `work` returns what JSON can hold.
 
     Raises:
         CheckpointError: If it takes too much memory or time, or crashes.

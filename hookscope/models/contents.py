@@ -22,9 +22,8 @@ from hookscope.checkpoints.isolation import look_apart
 from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.architecture import Candidate, recognise, state_shapes
-from hookscope.models.checkpoint import WAYS_ON, files_of
+from hookscope.models.checkpoint import WAYS_ON, check_names, files_of, read_index
 from hookscope.models.locate_state_dict import Part, parts_of
-from hookscope.models.shards import check_names, read_index
 from hookscope.models.values import ValueReader, Values
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import printable, shape_text

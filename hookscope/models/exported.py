@@ -7,7 +7,6 @@ import hashlib
 import logging
 import pickle
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,11 +18,10 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.errors import CheckpointError
-from hookscope.models.construction import LoadedModel, parameter_count, seeded
-from hookscope.models.importing import importable
+from hookscope.models.construction import LoadedModel, model_info, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
+from hookscope.models.python_source import importable
 from hookscope.results.inputs import Preprocessing
-from hookscope.results.network import ModelInfo
 from hookscope.text import exception_line, printable
 
 # What pickle says of a class, or function, that is no longer where it was.
@@ -41,7 +39,7 @@ def read_pickle(path: Path) -> object:
     shown = printable(str(path))
     try:
         # By its name alone, torch would take some file for safetensors.
-        with path.open("rb") as file, importable(Path.cwd(), is_file=False), _known_warnings_silenced():
+        with path.open("rb") as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
             if file_kind(path) == "pickle":
                 return pickle.load(file)  # noqa: S301 - trusted
             return torch.load(file, map_location="cpu", weights_only=False)
@@ -85,7 +83,7 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
             return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
 
     try:
-        with _known_warnings_silenced():
+        with silenced_known_warnings():
             module, remarks = hookable(load)
     except (Exception, SystemExit) as error:
         shown = printable(str(path))
@@ -110,7 +108,7 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
     try:
-        with seeded(seed), path.open("rb") as file, _known_warnings_silenced(), _logged_failures() as failures:
+        with seeded(seed), path.open("rb") as file, silenced_known_warnings(), _logged_failures() as failures:
             program: Any = torch.export.load(file)
             module, remarks = unflattened(program, seed)
             shape = _input_shape(program)
@@ -161,34 +159,8 @@ def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, rema
     name = printable(path.name)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    info = ModelInfo(
-        name=name,
-        kind=type(module).__name__,
-        weights=name,
-        random=False,
-        sha256=digest,
-        parameter_count=parameter_count(module),
-    )
+    info = model_info(name, module, name, sha256=digest)
     return LoadedModel(module, info, preprocessing, tuple(f"{name}: {remark}" for remark in remarks))
-
-
-# What torch says about its own use of what it gives up, or about how a file was made: nothing to act on here.
-_SAID_BY_TORCH = (
-    (r"`?torch\.jit\.", FutureWarning),
-    (r"`?torch\.jit\.", DeprecationWarning),
-    ("TypedStorage is deprecated", UserWarning),
-    ("This version of file is deprecated", UserWarning),
-    ("Attempted to insert a get_attr Node with no underlying reference", UserWarning),
-)
-
-
-@contextmanager
-def _known_warnings_silenced() -> Iterator[None]:
-    """Silence what torch is known to say about its own ways of loading."""
-    with warnings.catch_warnings():
-        for message, category in _SAID_BY_TORCH:
-            warnings.filterwarnings("ignore", message=message, category=category)
-        yield
 
 
 @contextmanager

@@ -17,22 +17,8 @@ from hookscope.text import exception_line, printable
 
 # Where training scripts put the weights inside a checkpoint.
 _WEIGHTS_KEYS = {
-    "state_dict",
-    "model_state_dict",
-    "model_state",
-    "model",
-    "model_ema",
-    "model_ema_state_dict",
-    "state_dict_ema",
-    "ema",
-    "ema_state_dict",
-    "ema_model",
-    "module",
-    "net",
-    "network",
-    "params",
-    "params_ema",
-    "weights",
+    *("state_dict", "model_state_dict", "model_state", "model", "model_ema", "model_ema_state_dict", "state_dict_ema"),
+    *("ema", "ema_state_dict", "ema_model", "module", "net", "network", "params", "params_ema", "weights"),
 }
 
 _OPTIMISER = {"state", "param_groups"}  # the keys of every torch optimiser's state dict

@@ -11,28 +11,16 @@ from typing import Any
 
 import torch
 
+from hookscope.models.module_stubs import MODAL
+
 # A traced module has one method per call: forward, forward1, forward2; an overloaded one forward__0, forward__1.
 _FORWARD = re.compile(r"forward(__)?\d*\Z")
 
 # Values that come back from Python as what they were. Objects of scripted classes, futures and the like do not.
-_PLAIN = frozenset(
-    {
-        "TensorType",
-        "IntType",
-        "FloatType",
-        "ComplexType",
-        "NumberType",
-        "BoolType",
-        "StringType",
-        "NoneType",
-        "DeviceObjType",
-        "OptionalType",
-        "UnionType",
-        "ListType",
-        "DictType",
-        "TupleType",
-    }
-)
+_PLAIN = {
+    *("TensorType", "IntType", "FloatType", "ComplexType", "NumberType", "BoolType", "StringType", "NoneType"),
+    *("DeviceObjType", "OptionalType", "UnionType", "ListType", "DictType", "TupleType"),
+}
 
 # How torch's schema language writes them. What is not here is returned as Any, and its type found by looking at it.
 _WRITTEN = {
@@ -44,16 +32,6 @@ _WRITTEN = {
     "OptionalType": "{}?",
     "ListType": "{}[]",
     "DictType": "Dict({}, {})",
-}
-
-# Operators that take a flag for training, and where.
-_MODAL = {
-    "aten::batch_norm": 5,
-    "aten::dropout": 2,
-    "aten::dropout_": 2,
-    "aten::feature_dropout": 2,
-    "aten::feature_dropout_": 2,
-    "aten::alpha_dropout": 2,
 }
 
 _ATTENTION = "aten::_native_multi_head_attention"
@@ -144,7 +122,7 @@ def _is_forced(constant: Any) -> bool:
     """Tell whether a constant is the True by which an operator is always in training mode."""
     if constant.output().toIValue() is not True:
         return False
-    return any(_MODAL.get(use.user.kind()) == use.offset for use in constant.output().uses())
+    return any(MODAL.get(use.user.kind().removeprefix("aten::")) == use.offset for use in constant.output().uses())
 
 
 def _may_cross(call: Any, owners: dict[str, list[tuple[str, Any]]], twin: Callable[[], Any]) -> bool:

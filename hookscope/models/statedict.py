@@ -15,22 +15,8 @@ from hookscope.text import printable
 # What puts a network inside another: DistributedDataParallel and AveragedModel, compile, Lightning, Fabric, FSDP,
 # and the names training code likes for the attribute that holds it.
 _WRAPPERS = (
-    "module.",
-    "_orig_mod.",
-    "model.",
-    "_forward_module.",
-    "_fsdp_wrapped_module.",
-    "backbone.",
-    "net.",
-    "network.",
-    "encoder.",
-    "base_model.",
-    "base_encoder.",
-    "encoder_q.",
-    "ema_model.",
-    "ema.",
-    "student.",
-    "teacher.",
+    *("module.", "_orig_mod.", "model.", "_forward_module.", "_fsdp_wrapped_module.", "backbone.", "net.", "network."),
+    *("encoder.", "base_model.", "base_encoder.", "encoder_q.", "ema_model.", "ema.", "student.", "teacher."),
     "classifier.",
 )
 
@@ -162,29 +148,17 @@ def load_into(
         unexpected=[key for key in unexpected if key not in unused],
     )
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
-    if notes is not None:
-        notes += prefix
-    return tuple(
-        filter(
-            None,
-            [
-                *(prefix if notes is None else []),
-                _sentence(
-                    origin, "of its tensors are not used", unused + outside + [original[key] for key in replaced]
-                ),
-                _sentence(
-                    origin, "of the network's tensors are not in it and keep their initial values", absent + replaced
-                ),
-                *_idle(options.allow_missing, missing + list(reshaped), "--allow-missing", "no name that is missing"),
-                *_idle(
-                    options.allow_unexpected,
-                    unexpected + [original[key] for key in reshaped],
-                    "--allow-unexpected",
-                    "no name that the network does not know",
-                ),
-            ],
-        )
-    )
+    remarks: list[str] = []
+    (remarks if notes is None else notes).extend(prefix)
+    reshaped_there = [original[key] for key in reshaped]
+    unused += outside + [original[key] for key in replaced]
+    remarks.append(_sentence(origin, "of its tensors are not used", unused))
+    what = "of the network's tensors are not in it and keep their initial values"
+    remarks.append(_sentence(origin, what, absent + replaced))
+    remarks += _idle(options.allow_missing, [*missing, *reshaped], "--allow-missing", "no name that is missing")
+    nothing = "no name that the network does not know"
+    remarks += _idle(options.allow_unexpected, unexpected + reshaped_there, "--allow-unexpected", nothing)
+    return tuple(filter(None, remarks))
 
 
 def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:

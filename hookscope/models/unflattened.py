@@ -22,13 +22,10 @@ from torch.export.unflatten import InterpreterModule, InterpreterModuleDispatche
 from torch.utils._pytree import tree_leaves
 
 from hookscope.models.construction import replaced, seeded
-from hookscope.models.module_stubs import always_training, layer_class, set_sizes, some_layers
+from hookscope.models.module_stubs import MODAL, always_training, layer_class, set_sizes, some_layers
 
 # A module, since torch.export has a function of the same name.
 _torchs_own = importlib.import_module("torch.export.unflatten")
-
-# Operators that take a flag for training, and where.
-_MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "feature_dropout_": 2, "alpha_dropout": 2}
 
 
 # What has a graph: layers, and what ran under autocast or no_grad (a GraphModule, without layers of its own).
@@ -247,7 +244,7 @@ def _operator(node: Any) -> str:
 
 def _is_forced(node: Any) -> bool:
     """Tell whether a node is an operator such as dropout in training mode."""
-    position = _MODAL.get(_operator(node), len(node.args))
+    position = MODAL.get(_operator(node), len(node.args))
     return len(node.args) > position and node.args[position] is True
 
 

@@ -21,6 +21,7 @@ from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFile
 from hookscope.models import build_on_meta, load_model, model_names
 from hookscope.models.construction import FileOptions, replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
+from hookscope.models.weights import BuildOptions
 from hookscope.models.zoo import load_torchvision
 
 from .conftest import Server
@@ -388,8 +389,8 @@ def test_what_a_reader_must_see_of_loading_is_among_the_warnings(tmp_path: Path)
     "name", [SMALL, "mnasnet0_5", "mc3_18", "lraspp_mobilenet_v3_large", "ssdlite320_mobilenet_v3_large", "raft_small"]
 )
 def test_network_for_other_channels_takes_them_and_keeps_everything_else(name: str, channels: int) -> None:
-    ours = load_torchvision(name, "none", {}, 0, input_channels=channels)
-    usual = load_torchvision(name, "none", {}, 0)
+    ours = load_torchvision(name, BuildOptions("none", input_channels=channels))
+    usual = load_torchvision(name, BuildOptions("none"))
     assert ours.preprocessing.channels == channels
     assert len(ours.preprocessing.mean) in (0, channels)
     differing = [
@@ -424,13 +425,13 @@ def test_file_for_grey_pictures_makes_its_network(tmp_path: Path) -> None:
 
 def test_trained_weights_are_not_for_other_channels() -> None:
     put_in_cache(SMALL)
-    loaded = load_torchvision(SMALL, "auto", {}, 0, input_channels=1)
+    loaded = load_torchvision(SMALL, BuildOptions(input_channels=1))
     assert loaded.info.random
     assert "input channels" in loaded.warnings[0]
     with pytest.raises(UsageError, match="1 channels"):
-        load_torchvision(SMALL, "IMAGENET1K_V1", {}, 0, input_channels=1)
+        load_torchvision(SMALL, BuildOptions("IMAGENET1K_V1", input_channels=1))
     with pytest.raises(UsageError, match="no convolution over 3 channels"):
-        load_torchvision("quantized_shufflenet_v2_x0_5", "none", {}, 0, input_channels=1)
+        load_torchvision("quantized_shufflenet_v2_x0_5", BuildOptions("none", input_channels=1))
 
 
 @pytest.mark.parametrize(
@@ -614,6 +615,8 @@ def test_what_a_file_may_lack_keeps_the_values_of_the_seed(tmp_path: Path) -> No
     kept = {name: value + 1 for name, value in whole.items() if not name.startswith("classifier.")}
     torch.save(kept, tmp_path / "headless.pt")
     options = FileOptions(allow_missing=("classifier.*",))
-    state = load_torchvision("squeezenet1_1", str(tmp_path / "headless.pt"), {}, 5, options=options).module.state_dict()
+    state = load_torchvision(
+        "squeezenet1_1", BuildOptions(str(tmp_path / "headless.pt"), seed=5, file=options)
+    ).module.state_dict()
     assert torch.equal(state["classifier.1.weight"], whole["classifier.1.weight"])
     assert torch.equal(state["features.0.weight"], kept["features.0.weight"])
