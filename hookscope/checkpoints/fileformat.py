@@ -167,11 +167,7 @@ def _inside(folder: Path) -> str:
 
 
 def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
-    """Return the kind of a file that is no zip.
-
-    Raises:
-        CheckpointError: If it is none of weights.
-    """
+    """Return the kind of a file that is no zip."""
     kind: FileKind | None = None
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= 100_000_000:  # safetensors' own limit
         kind = "safetensors"
@@ -180,7 +176,8 @@ def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
     elif start[257:262] != b"ustar" and _is_legacy(start):
         kind = "legacy torch"
     elif start.lstrip(_BLANKS).startswith(b"{"):
-        kind = _index_kind(file, name)
+        shards = [str(shard) for shard in read_weight_map(file, name).values()]
+        kind = "safetensors index" if all(each.endswith(".safetensors") for each in shards) else "torch index"
     elif len(start) > 1 and _is_pickle(start) and not _LEGACY_START.startswith(start):
         kind = "pickle"
     if kind is None:
@@ -222,11 +219,6 @@ def _foreign(start: bytes) -> str:
         f"is not a weights file hookscope knows: it starts with {start[:8]!r}; give one that torch.save or safetensors "
         f"has written"
     )
-
-
-def _index_kind(file: BinaryIO, name: str) -> FileKind:
-    shards = {str(shard) for shard in read_weight_map(file, name).values()}
-    return "safetensors index" if all(each.endswith(".safetensors") for each in shards) else "torch index"
 
 
 def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:

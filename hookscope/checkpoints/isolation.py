@@ -96,13 +96,7 @@ def read_vetted(
 
 
 def _attempt(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
-    """Work in a separate process, within what files of such sizes should take; `work` returns what JSON can hold.
-
-    Raises:
-        CheckpointError: If it takes too much memory or time, or crashes.
-        RuntimeError: With the traceback, if it raises anything that is not one of hookscope's errors: a bug.
-        HookscopeError: Whatever `work` raises.
-    """
+    """Work in a separate process, within what files of such sizes should take; `work` returns what JSON can hold."""
 
     def work_alone() -> Any:
         torch.set_num_threads(1)  # the threads of the process that was forked do not exist here

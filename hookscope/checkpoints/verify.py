@@ -74,11 +74,7 @@ def _check_intact(path: Path, kind: FileKind, name: str) -> None:
 
 
 def _what_runs(path: Path, kind: FileKind, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return what in a file runs code, in words, and what it would import; None if there is nothing.
-
-    Raises:
-        CheckpointError: If it is damaged, or made to be misread.
-    """
+    """Return what in a file runs code, in words, and what it would import; None if there is nothing."""
     with open_regular(path) as file:
         if kind == "torch":
             check_checksums(file, name)

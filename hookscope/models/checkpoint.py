@@ -59,16 +59,6 @@ def exists(text: str) -> bool:
         return False
 
 
-def read_state_dict(path: Path) -> dict[str, Any]:
-    """Return the state dict in a weights file: tensors by name, on the CPU.
-
-    Raises:
-        CheckpointError: If the file cannot be read, is damaged, or holds no state dict.
-        UntrustedFileError: If reading it would run code from the file.
-    """
-    return read_checkpoint(path).state
-
-
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
     """Return the weights in a file, with its digest. What the file is, its content decides.
 

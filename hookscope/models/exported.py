@@ -65,11 +65,8 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
 
     `module.state_dict()` has the names of the original's, for an eager network to take over. Buffers that the original
-    kept out of its state dict are among them: TorchScript does not record which those were.
-
-    Args:
-        path: The file.
-        seed: Of the random number generators while it loads.
+    kept out of its state dict are among them: TorchScript does not record which those were. Code in it runs with
+    random number generators seeded by `seed`.
 
     Raises:
         CheckpointError: If it cannot be loaded.
@@ -82,14 +79,8 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
         with seeded(seed):
             return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
 
-    try:
-        with silenced_known_warnings():
-            module, remarks = hookable(load)
-    except (Exception, SystemExit) as error:
-        shown = printable(str(path))
-        raise CheckpointError(
-            f"{shown} cannot be loaded as TorchScript: {exception_line(error)}; download or save it again."
-        ) from error
+    with _loading(path, "TorchScript", "save"):
+        module, remarks = hookable(load)
     return _described(path, module, default_preprocessing(module), remarks)
 
 
@@ -98,25 +89,15 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
 
     It runs once on its example inputs, if the file has them, to see that the tree computes the same.
 
-    Args:
-        path: The file.
-        seed: Of the random number generators while it loads and runs.
-
     Raises:
         CheckpointError: If it cannot be loaded.
     """
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
-    try:
-        with seeded(seed), path.open("rb") as file, silenced_known_warnings(), _logged_failures() as failures:
-            program: Any = torch.export.load(file)
-            module, remarks = unflattened(program, seed)
-            shape = _input_shape(program)
-    except (Exception, SystemExit) as error:
-        shown, cause = printable(str(path)), exception_line(failures[0] if failures else error)
-        raise CheckpointError(
-            f"{shown} cannot be loaded as an exported program: {cause}; download or export it again."
-        ) from error
+    with _loading(path, "an exported program", "export"), seeded(seed), path.open("rb") as file:
+        program: Any = torch.export.load(file)
+        module, remarks = unflattened(program, seed)
+        shape = _input_shape(program)
     preprocessing = default_preprocessing(module)
     if shape is not None:
         preprocessing = _fitting(preprocessing, shape, path)
@@ -164,20 +145,24 @@ def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, rema
 
 
 @contextmanager
-def _logged_failures() -> Iterator[list[BaseException]]:
-    """Collect the exceptions that torch.export logs, instead of showing them: what it raises afterwards is vague."""
-    failures: list[BaseException] = []
+def _loading(path: Path, what: str, make: str) -> Iterator[None]:
+    """Turn whatever loading a file raises into one line, with the cause that torch.export only logs."""
+    causes: list[BaseException] = []
 
     def collect(record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[1]:
-            failures.append(record.exc_info[1])
+            causes.append(record.exc_info[1])
         return False
 
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
     for logger in loggers:
         logger.addFilter(collect)
     try:
-        yield failures
+        with silenced_known_warnings():
+            yield
+    except (Exception, SystemExit) as error:
+        shown, cause = printable(str(path)), exception_line(causes[0] if causes else error)
+        raise CheckpointError(f"{shown} cannot be loaded as {what}: {cause}; download or {make} it again.") from error
     finally:
         for logger in loggers:
             logger.removeFilter(collect)

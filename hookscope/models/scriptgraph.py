@@ -37,34 +37,20 @@ _WRITTEN = {
 _ATTENTION = "aten::_native_multi_head_attention"
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a layer in a graph.
-
-    Attributes:
-        graph: The graph it stands in.
-        node: The call.
-        returns: What the operator in its place returns, in the schema language: one for each item of a longer tuple.
-    """
-
-    graph: Any
-    node: Any
-    returns: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class Plan:
     """What is to be done to the graphs of a script, and what cannot be.
 
     Attributes:
-        calls: To be made through Python.
+        calls: To be made through Python: (graph, node, what the operator in its place returns, in the schema language:
+            one for each item of a longer tuple).
         skipped: Names of modules with a call that cannot be.
         traced_away: Names of modules whose call tracing has emptied.
         forced: How many operators are always in training mode.
         attentions: Fused attention, (graph, node).
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[tuple[Any, Any, tuple[str, ...]]] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
     traced_away: set[str] = field(default_factory=set)
     forced: int = 0
@@ -93,7 +79,7 @@ def planned(script: Any, twin: Callable[[], Any]) -> Plan:
                 if _does_nothing(node):
                     plan.traced_away.update(_names(node.inputsAt(0), instances))
                 elif _may_cross(node, owners, twin):
-                    plan.calls.append(Call(graph, node, _returned(node.output().type())))
+                    plan.calls.append((graph, node, _returned(node.output().type())))
                 else:
                     plan.skipped.update(_names(node.inputsAt(0), instances))
             for node in graph.findAllNodes("prim::fork", True):  # runs what it is given in a thread of its own
@@ -191,9 +177,8 @@ def _written(kind: Any) -> str:
     return "Any" if pattern is None or "Any" in inner else pattern.format(*inner)
 
 
-def reroute(call: Call, operator: str) -> None:
+def reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> None:
     """Put an operator in place of a call, given the module, the method's name and a tuple of the arguments."""
-    graph, node = call.graph, call.node
     receiver, *arguments = node.inputs()
 
     def insert(kind: str, inputs: list[Any], count: int = 1) -> Any:
@@ -208,10 +193,10 @@ def reroute(call: Call, operator: str) -> None:
     packed = insert("prim::TupleConstruct", arguments)
     packed.output().setType(torch._C.TupleType([value.type() for value in arguments]))
     kind = node.output().type()
-    items = kind.containedTypes() if len(call.returns) > 1 else [kind]
+    items = kind.containedTypes() if len(returns) > 1 else [kind]
     routed = insert(operator, [receiver, method.output(), packed.output()], len(items))
     values = []
-    for value, item, written in zip(routed.outputs(), items, call.returns, strict=True):
+    for value, item, written in zip(routed.outputs(), items, returns, strict=True):
         if written == "Any":
             value.setType(torch._C.AnyType.get())
             cast = insert("prim::unchecked_cast", [value]).output()

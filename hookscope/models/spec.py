@@ -172,15 +172,7 @@ def _network_of(
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
     """Return the network that weights belong to, with the arguments and input channels that make it fit them.
 
-    Args:
-        checkpoint: The weights.
-        named: The network that --arch names; None to recognise it.
-        given: Arguments that --model-arg gives, which win.
-
-    Raises:
-        ModelNotFoundError: If no known network fits.
-        UsageError: If several fit.
-        MisfitError: If the names are another framework's.
+    `named` is the network that --arch names, None to recognise it; arguments `given` by --model-arg win.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()

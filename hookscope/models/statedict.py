@@ -135,18 +135,22 @@ def load_into(
         for key in reshaped
         if _matches(key, options.allow_missing) and _matches(original[key], options.allow_unexpected)
     ]
-    _refuse_misfits(
-        network,
-        origin,
-        removed,
-        missing=[key for key in missing if key not in absent],
-        shapes=[
-            (key, _shown_form(value, own[key]), _shown_form(own[key], value))
-            for key, value in reshaped.items()
-            if key not in replaced
-        ],
-        unexpected=[key for key in unexpected if key not in unused],
-    )
+    shapes = [
+        f"{printable(key, 80)}: file {_shown_form(value, own[key])}, network {_shown_form(own[key], value)}"
+        for key, value in reshaped.items()
+        if key not in replaced
+    ]
+    unknown = [key for key in unexpected if key not in unused]
+    groups = [
+        _group("missing", [printable(key, 80) for key in missing if key not in absent]),
+        _group("of another shape", shapes),
+        _group("unknown to the network", [printable(key, 80) for key in unknown]),
+    ]
+    if any(groups):
+        stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
+        hint = foreign_names(unknown) or "Is it another network's?"
+        misfits = ", ".join(filter(None, groups))
+        raise MisfitError(f"{origin}{stripped} does not fit {network}: {misfits}. {hint}")
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
     remarks: list[str] = []
     (remarks if notes is None else notes).extend(prefix)
@@ -174,11 +178,7 @@ def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping
 def _best_form(
     own: Mapping[str, Any], state: Mapping[str, Any], options: FileOptions, misfit: str
 ) -> tuple[str, dict[str, str]]:
-    """Return the first reading of the file's names that fits, else the one that fits most of them.
-
-    Raises:
-        MisfitError: If a reading without a prefix fits, and another one would do as well with other tensors.
-    """
+    """Return the first reading of the file's names that fits, else the one that fits most of them."""
     needed = {key for key in own if not key.endswith(_COUNTER) and not _matches(key, options.allow_missing)}
     forms = stripped_forms(state)
     used = [{new: old for old, new in mapping.items() if new in own} for _, mapping in forms]
@@ -226,27 +226,6 @@ def foreign_names(names: Iterable[str]) -> str:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _refuse_misfits(
-    network: str,
-    origin: str,
-    removed: str,
-    *,
-    missing: list[str],
-    shapes: list[tuple[str, str, str]],
-    unexpected: list[str],
-) -> None:
-    groups = [
-        _group("missing", [printable(key, 80) for key in missing]),
-        _group("of another shape", [f"{printable(key, 80)}: file {file}, network {net}" for key, file, net in shapes]),
-        _group("unknown to the network", [printable(key, 80) for key in unexpected]),
-    ]
-    if any(groups):
-        misfits = ", ".join(filter(None, groups))
-        stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
-        hint = foreign_names(unexpected) or "Is it another network's?"
-        raise MisfitError(f"{origin}{stripped} does not fit {network}: {misfits}. {hint}")
 
 
 def _sentence(origin: str, what: str, names: list[str]) -> str:

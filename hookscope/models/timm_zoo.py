@@ -11,7 +11,15 @@ from typing import Any
 
 from torch import nn
 
-from hookscope.errors import CheckpointError, MisfitError, ModelError, ModelNotFoundError, UsageError, nearest
+from hookscope.errors import (
+    CheckpointError,
+    HookscopeError,
+    MisfitError,
+    ModelError,
+    ModelNotFoundError,
+    UsageError,
+    nearest,
+)
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
@@ -88,12 +96,17 @@ def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int |
     """
     published(name)
     given = dict(arguments) if input_channels is None else dict(arguments) | {"in_chans": input_channels}
+    return _created(name, given, ModelError(f"timm:{name} cannot be built"), pretrained=False)
+
+
+def _created(name: str, given: Mapping[str, Any], otherwise: HookscopeError, **options: Any) -> nn.Module:
+    """Build a network; what that raises is the fault of the arguments given, or without any the error `otherwise`."""
     try:
-        module: nn.Module = _timm().create_model(name, pretrained=False, **given)
+        module: nn.Module = _timm().create_model(name, **options, **given)
     except Exception as error:
         if given:
             raise UsageError(f"timm:{name} cannot be built with {shown(given)}: {exception_line(error)}") from error
-        raise ModelError(f"timm:{name} cannot be built: {exception_line(error)}") from error
+        raise type(otherwise)(f"{otherwise}: {exception_line(error)}") from error
     return module
 
 
@@ -115,18 +128,14 @@ def load_timm(name: str, options: BuildOptions) -> LoadedModel:
         raise UsageError(f"--model-arg {min(reserved)} is not for timm's networks; use --weights.")
     config = published(name)
     options = replace(options, input_channels=options.arguments.get("in_chans", options.input_channels))
-    chosen = options.file_weights()
-    if chosen is None and (options.weights == "none" or (options.weights == "auto" and options.on_meta)):
-        chosen = options.random_weights(f"timm:{name}")  # timm builds the same network with all of its weights
-    elif chosen is None and options.weights == "auto":
-        chosen = options.default_weights(f"timm:{name}", partial(_trained_weights, config), DownloadError)
-    elif chosen is None:
+    trained = partial(_trained_weights, on_meta=options.on_meta)
+    chosen = options.usual_weights(f"timm:{name}", partial(trained, config))
+    if chosen is None:
         name = f"{name.partition('.')[0]}.{options.weights}"
         try:
-            config = published(name)
+            chosen = trained(published(name))
         except ModelNotFoundError as error:
             raise UsageError(f"{error} Or give auto, none or a file.") from error
-        chosen = ChosenWeights("not loaded") if options.on_meta else _trained_weights(config)
     is_trained = chosen.origin.startswith(_TRAINED) and not isinstance(options.weights, Checkpoint)
     if chosen.checkpoint and is_trained:
         build = partial(_build_trained, name, chosen.checkpoint, options)
@@ -136,7 +145,9 @@ def load_timm(name: str, options: BuildOptions) -> LoadedModel:
     return load_named(f"timm:{name}", chosen, options, build, describe, builder_loads=is_trained)
 
 
-def _trained_weights(config: Any) -> ChosenWeights:
+def _trained_weights(config: Any, *, on_meta: bool) -> ChosenWeights:
+    if on_meta:  # timm builds the same network with all of its weights
+        return ChosenWeights("not loaded")
     path = _weights_file(config)
     origin = f"{_TRAINED}{config.architecture}.{config.tag}" if config.tag else f"{_TRAINED}{config.architecture}"
     try:
@@ -146,11 +157,7 @@ def _trained_weights(config: Any) -> ChosenWeights:
 
 
 def _weights_file(config: Any) -> Path:
-    """Return the file of trained weights, downloaded if it is in no cache; timm itself may unpickle what it downloads.
-
-    Raises:
-        DownloadError: If there is none, or it cannot be had; without a network within 15 s.
-    """
+    """Return the file of trained weights, downloaded if need be; timm itself may unpickle what it downloads."""
     url = config.url if isinstance(config.url, str) and not config.url.endswith(".npz") else None
     if config.hf_hub_id:
         return _hub_file(config, url)
@@ -192,12 +199,8 @@ def _build_trained(name: str, checkpoint: Checkpoint, options: BuildOptions) -> 
     if options.input_channels is not None or arguments.get("num_classes", config.num_classes) != config.num_classes:
         raise UsageError(f"timm's weights of {name} are for {config.num_classes} classes and 3 input channels.")
     overlay = {"state_dict": dict(checkpoint.state)}
-    try:
-        module: nn.Module = _timm().create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
-    except Exception as error:
-        if arguments:
-            raise UsageError(f"timm:{name} cannot be built with {shown(arguments)}: {exception_line(error)}") from error
-        raise MisfitError(f"timm's weights of {name} do not fit it: {exception_line(error)}") from error
+    misfit = MisfitError(f"timm's weights of {name} do not fit it")
+    module = _created(name, arguments, misfit, pretrained=True, pretrained_cfg_overlay=overlay)
     getattr(module, "pretrained_cfg", {}).pop("state_dict", None)  # it would hold the weights a second time
     return module
 
@@ -229,4 +232,4 @@ def _describe(name: str, is_trained: bool, module: nn.Module) -> Description:
         source=f"timm's configuration of {name}",
     )
     warnings = (border,) if config["crop_mode"] == "border" else ()
-    return Description(preprocessing, _categories(module) if is_trained else (), warnings)
+    return preprocessing, _categories(module) if is_trained else (), warnings

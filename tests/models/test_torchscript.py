@@ -283,8 +283,8 @@ def test_a_frozen_script_shows_its_output(tmp_path: Path) -> None:
 def test_a_torch_with_other_graphs_leaves_output_and_parameter_gradients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reroute(call: Any, _operator: str) -> None:
-        call.node.destroy_in_another_way()
+    def reroute(_graph: Any, node: Any, *_: object) -> None:
+        node.destroy_in_another_way()
 
     monkeypatch.setattr(torchscript, "reroute", reroute)
     eager = conv_net().eval()
