@@ -37,10 +37,6 @@ def archive_kind(file: BinaryIO, name: str) -> ArchiveKind:
     What is "torch" holds one data.pkl of bounded size, and stored members with plain, distinct names that the file has
     room for.
 
-    Args:
-        file: Open for reading; where it stands afterwards is undefined.
-        name: What to call it in messages.
-
     Raises:
         CheckpointError: If it is damaged, encrypted, not torch's, or made to be misread.
     """

@@ -35,6 +35,8 @@ WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".in
 # Our choice: an index names a shard per tensor; 16 MiB hold 100,000 of them.
 _INDEX_BYTES_LIMIT = 16 * 2**20
 
+_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # Windows has no such flag
+
 _SNIFFED_BYTES = 512  # a tar's first header
 
 _ZIP_START = b"PK\x03\x04"
@@ -115,7 +117,7 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
     name = printable(str(path))
     try:
         _check_regular(path.stat().st_mode, path, name)
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - entered below
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK))  # noqa: SIM115 - entered below
     except OSError as error:
         raise CheckpointError(f"{name} {_failure(path, error)}.") from error
     except ValueError as error:  # a null byte
@@ -126,10 +128,6 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
             yield file
         except OSError as error:
             raise CheckpointError(f"{name} {_failure(path, error)}.") from error
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no such flag
 
 
 def _failure(path: Path, error: OSError) -> str:

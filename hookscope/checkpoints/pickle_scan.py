@@ -84,10 +84,8 @@ _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
     **dict.fromkeys(
         (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")), _of_storage
     ),
-    "torch._utils._rebuild_sparse_tensor": _any,
-    "torch._utils._rebuild_meta_tensor_no_storage": _any,
-    "torch._utils._rebuild_parameter": _any,
-    "torch._utils._rebuild_parameter_with_state": _any,
+    **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("sparse_tensor", "meta_tensor_no_storage")), _any),
+    **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")), _any),
 }
 
 
@@ -140,10 +138,8 @@ class _Surveyor(pickle.Unpickler):
 def survey_pickle(file: BinaryIO) -> PickleSurvey:
     """Say what unpickling would import and claim; `file` then stands behind the pickle. Never raises for its content.
 
-    A pickle can be made to take any time and memory, so this belongs into a process with limits.
-
-    Args:
-        file: Open for reading, buffered, at the start of a pickle.
+    A pickle can be made to take any time and memory, so this belongs into a process with limits. `file` is buffered,
+    and at the start of a pickle.
     """
     start = file.read(2)
     file.seek(-len(start), 1)

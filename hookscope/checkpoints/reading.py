@@ -48,9 +48,6 @@ def read_content(path: Path, kind: FileKind) -> object:
 def read_layout(path: Path) -> object:
     """Return what a "torch" file holds, with tensors on the meta device whose storages know where in it they begin.
 
-    Args:
-        path: A file that passed `hookscope.checkpoints.verify.vet`.
-
     Raises:
         NotImplementedError: If it holds a quantised tensor, which cannot be on the meta device, or was written on a
             machine of the other byte order: torch would swap bytes that are not there, and crash.

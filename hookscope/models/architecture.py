@@ -308,11 +308,7 @@ def _side(module: object, name: str) -> int | None:
 
 
 def _remarks(
-    network: _Network,
-    arguments: Mapping[str, Any],
-    channels: int | None,
-    own: _Shapes,
-    given: _Shapes,
+    network: _Network, arguments: Mapping[str, Any], channels: int | None, own: _Shapes, given: _Shapes
 ) -> tuple[str, ...]:
     which = "names and shapes of int8 convolutions and linear layers" if network.int8 else "names and shapes"
     remarks = [f"all {len(given)} {which} fit"]

@@ -361,6 +361,5 @@ def _producer(path: Path, kind: FileKind, content: object) -> str:
 def _sentence(candidate: Candidate) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in candidate.arguments.items())
     remarks = "; ".join(candidate.remarks)
-    return printable(
-        f"{candidate.model}{f' ({arguments})' if arguments else ''}{f': {remarks}' if remarks else ''}", 400
-    )
+    text = f"{candidate.model}{f' ({arguments})' if arguments else ''}{f': {remarks}' if remarks else ''}"
+    return printable(text, 400)

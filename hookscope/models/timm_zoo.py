@@ -82,17 +82,10 @@ def names_in(layers: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...
 
 
 def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
-    """Build an untrained network of timm's.
+    """Build an untrained network of timm's, by its name with or without the tag of its weights.
 
-    Args:
-        name: Its name, the tag of weights included or not.
-        arguments: For `timm.create_model`.
-        input_channels: C of the pictures, if it is to be another than 3.
-
-    Raises:
-        UsageError: If timm is missing, or the network takes no such arguments.
-        ModelNotFoundError: If timm has no such network.
-        ModelError: If building it raises.
+    Args and Raises: As for `hookscope.models.zoo.build_torchvision`; UsageError, too, if timm is missing, and
+    ModelNotFoundError if it has no such network.
     """
     published(name)
     given = dict(arguments) if input_channels is None else dict(arguments) | {"in_chans": input_channels}
@@ -118,11 +111,9 @@ def load_timm(name: str, options: BuildOptions) -> LoadedModel:
         options: How it is built; `weights` may be the tag of trained weights.
 
     Raises:
-        UsageError: If timm is missing, there are no such weights, or the network takes no such arguments.
+        UsageError: If timm is missing.
         ModelNotFoundError: If timm has no such network.
-        CheckpointError: If the weights cannot be had, read, or do not fit.
-        UntrustedFileError: If reading the weights could run code.
-        ModelError: If building the network raises.
+        HookscopeError: As `hookscope.models.zoo.load_torchvision`.
     """
     if reserved := _RESERVED_ARGUMENTS & options.arguments.keys():
         raise UsageError(f"--model-arg {min(reserved)} is not for timm's networks; use --weights.")

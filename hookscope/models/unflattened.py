@@ -133,10 +133,9 @@ def _keep_constants(root: nn.Module) -> None:
 
 
 def _join_calls(bodies: Sequence[nn.Module]) -> None:
-    """Among the children, make the modules that stand for calls of one layer into calls of one, all the way down.
+    """Make the children that stand for calls of one layer into one, all the way down.
 
-    Args:
-        bodies: A layer and the modules of its further calls, whose graphs name the children.
+    `bodies` are a layer and the modules of its further calls, whose graphs name the children.
     """
     calls: dict[str, dict[int, nn.Module]] = {}
     for body in bodies:

@@ -50,15 +50,12 @@ class ValueReader:
         self._space = bytearray()
 
     def in_file(self, file: BinaryIO, begin: int, layout: Tensor) -> Values | None:
-        """Return the statistics of a strided tensor whose bytes lie in a file.
+        """Return the statistics of a strided tensor in a file; None for a view too scattered to be gathered.
 
         Args:
             file: Open for reading; its position is moved.
             begin: Where in the file the tensor's storage begins, in bytes.
             layout: A tensor on any device, whose dtype, sizes, strides and offset say which bytes are its own.
-
-        Returns:
-            Its statistics; None if it is a view too scattered to be gathered.
 
         Raises:
             EOFError: If the file ends before the tensor does.

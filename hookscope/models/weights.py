@@ -56,12 +56,7 @@ class BuildOptions:
         return bool(self.arguments) or self.input_channels is not None
 
     def file_weights(self) -> "ChosenWeights | None":
-        """Return the weights of the file that `weights` names or is; None if it is neither.
-
-        Raises:
-            CheckpointError: If it cannot be read.
-            UntrustedFileError: If reading it could run code.
-        """
+        """Return the weights of the file that `weights` names or is; None if it is neither."""
         if isinstance(self.weights, str):
             if self.weights in ("auto", "none") or not looks_like_file(self.weights):
                 return None
@@ -138,9 +133,6 @@ def load_named(
         describe: Given the network.
         builder_loads: Whether `build` loads the weights.
         quantised: Whether building calibrates on what the parameters hold, and the network must stay on the CPU.
-
-    Raises:
-        HookscopeError: Whatever `build` raises, or MisfitError if the weights do not fit.
     """
     notes: list[str] = [*chosen.notes]
     misfits: tuple[str, ...] = ()

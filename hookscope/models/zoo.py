@@ -113,9 +113,8 @@ def load_demo(options: BuildOptions) -> LoadedModel:
         options: How it is built; `num_classes` is the only argument.
 
     Raises:
-        UsageError: If the packages are missing, or there are no such weights.
-        CheckpointError: If the weights cannot be read or do not fit.
-        UntrustedFileError: If reading the weights could run code.
+        UsageError: If the packages are missing.
+        HookscopeError: As `load_torchvision`.
     """
     if unknown := options.arguments.keys() - {"num_classes"}:
         raise UsageError(f"MODEL 'demo' takes no --model-arg {printable(min(unknown))}; it takes num_classes.")

@@ -65,11 +65,7 @@ def run_forked(work: Callable[[], Any], limits: Limits) -> Any:
 
 
 def fork_worker(
-    work: Callable[[], Any],
-    limits: Limits,
-    *,
-    deadline: float | None = None,
-    parent: tuple[int, int] | None = None,
+    work: Callable[[], Any], limits: Limits, *, deadline: float | None = None, parent: tuple[int, int] | None = None
 ) -> bytes:
     """Do `work` in a fork of this process; return the worker's message, or one about how it ended.
 
