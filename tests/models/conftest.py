@@ -8,6 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small networks gain nothing from a second thread."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
 
 
 @pytest.fixture(autouse=True)

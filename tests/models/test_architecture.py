@@ -1,6 +1,5 @@
 import inspect
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,8 @@ from hookscope.models.architecture import Candidate, adapt, recognise, state_sha
 from hookscope.models.construction import silenced_known_warnings, skipped_initialisation
 from hookscope.models.input_spec import set_input_channels
 from hookscope.models.timm_zoo import names_in, published, timm_names
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -57,20 +58,9 @@ def models(candidates: tuple[Candidate, ...]) -> list[str]:
     return [candidate.model for candidate in candidates]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
-
-
 @pytest.fixture(scope="module")
 def all_shapes() -> dict[str, Shapes]:
     return {name: shapes_of(name) for name in FLOAT}
-
-
-# -------------------------------------------------------------------------------------------------------- every network
 
 
 @pytest.mark.parametrize("name", FLOAT)
@@ -132,9 +122,6 @@ def test_slow_networks_take_less_than_three_seconds_of_one_processor(all_shapes:
         assert time.process_time() - started < 3
 
 
-# ------------------------------------------------------------------------------------------------------ forms of files
-
-
 @pytest.mark.parametrize(
     ("name", "options", "arguments"),
     [
@@ -185,9 +172,6 @@ def test_remarks_say_how_sure_it_is(all_shapes: dict[str, Shapes]) -> None:
 
 def test_order_of_the_file_does_not_matter(all_shapes: dict[str, Shapes]) -> None:
     assert models(recognise(dict(reversed(all_shapes["squeezenet1_1"].items())))) == ["squeezenet1_1"]
-
-
-# ----------------------------------------------------------------------------------------------------------- unrelated
 
 
 def bert() -> Shapes:
@@ -248,9 +232,6 @@ def test_changed_network_is_recognised_as_nothing(change: str, monkeypatch: pyte
 def test_other_networks_and_factories_are_not_adapted(all_shapes: dict[str, Shapes]) -> None:
     assert adapt("resnet50", all_shapes["resnet34"]) is None
     assert adapt("net.py:build", all_shapes["resnet34"]) is None
-
-
-# ---------------------------------------------------------------------------------------------------------------- timm
 
 
 @pytest.mark.parametrize(
@@ -317,9 +298,6 @@ def test_running_out_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     (candidate,) = recognise(timm_shapes(first))
     assert candidate.model == f"timm:{first}"
     assert "as 20 s had passed" in candidate.remarks[-1]
-
-
-# ------------------------------------------------------------------------------------------------------------ no traces
 
 
 def test_recognising_leaves_random_numbers_hooks_and_initialisation_alone(all_shapes: dict[str, Shapes]) -> None:

@@ -70,9 +70,6 @@ class Touch:
         return os.system, (f"touch {self.canary}",)
 
 
-# ---------------------------------------------------------------------------------------------------------------- good
-
-
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", ["model.pt", "m\udcff.pt"])  # the second cannot be mapped
 def test_a_file_of_a_big_endian_machine_has_the_values_it_was_saved_with(tmp_path: Path, name: str) -> None:
@@ -165,9 +162,6 @@ def test_what_other_packages_allow_to_unpickle_does_not_count(tmp_path: Path) ->
     assert set(torch.serialization.get_safe_globals()) == before
 
 
-# ------------------------------------------------------------------------------------------------------------- refused
-
-
 def test_flipped_bit_in_the_weights_of_a_zip_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"w": torch.zeros(1000)}, path)
@@ -212,91 +206,53 @@ def test_code_in_a_pickle_is_named_and_not_run(tmp_path: Path, save: Callable[[A
     assert not canary.exists()
 
 
-def test_pickled_module_is_named_with_what_to_do(tmp_path: Path) -> None:
-    torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
-    message = refusal(tmp_path / "model.pt", UntrustedFileError)
-    assert "torch.nn.modules.linear.Linear" in message
-    assert "state_dict()" in message
-
-
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_bare_pickle_is_refused_unread(tmp_path: Path, protocol: int) -> None:
-    (tmp_path / "model.pt").write_bytes(pickle.dumps(Touch(tmp_path / "canary"), protocol))
+def test_a_bare_pickle_is_refused_unread_and_one_that_is_cut_is_called_truncated(tmp_path: Path, protocol: int) -> None:
+    content = pickle.dumps(Touch(tmp_path / "canary"), protocol)
+    (tmp_path / "model.pt").write_bytes(content)
     assert "bare pickle" in refusal(tmp_path / "model.pt", UntrustedFileError)
+    (tmp_path / "model.pt").write_bytes(content[:-4])
+    assert "truncated" in refusal(tmp_path / "model.pt")
     assert not (tmp_path / "canary").exists()
 
 
-def test_bare_pickle_that_is_cut_is_called_truncated(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(pickle.dumps(Touch(tmp_path / "canary"), 4)[:-4])
-    assert "truncated" in refusal(tmp_path / "model.pt")
-
-
-def test_newer_pickle_protocol_inside_a_zip_is_refused(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(1)}, tmp_path / "model.pt", pickle_protocol=4)
-    refusal(tmp_path / "model.pt", UntrustedFileError)
-
-
-def test_tar_is_refused(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "model.tar", "w") as archive:
+def save_tar(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
         archive.addfile(tarfile.TarInfo("storages"), io.BytesIO())
-    assert "tar archive" in refusal(tmp_path / "model.tar", UntrustedFileError)
 
 
-def test_torchscript_is_refused(tmp_path: Path) -> None:
+RUNNING: dict[str, Callable[[Path], object]] = {
+    "torch.nn.modules.linear.Linear": lambda path: torch.save(nn.Linear(2, 2), path),
+    "state_dict()": lambda path: torch.save(nn.Linear(2, 2), path),
+    "protocol 4": lambda path: torch.save({"w": torch.ones(1)}, path, pickle_protocol=4),
+    "tar archive": save_tar,
+    "TorchScript": lambda path: torch.jit.script(nn.Linear(2, 2)).save(path),
+    "exported program": lambda path: torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)), path),
+}
+
+
+@pytest.mark.parametrize("phrase", RUNNING)
+def test_what_runs_code_is_refused_with_what_it_is(tmp_path: Path, phrase: str) -> None:
+    path = tmp_path / "model.pt2"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "model.pt")
-    assert "TorchScript" in refusal(tmp_path / "model.pt", UntrustedFileError)
+        RUNNING[phrase](path)
+    assert phrase in refusal(path, UntrustedFileError)
 
 
-def test_exported_program_is_refused(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "model.pt2")
-    assert "exported program" in refusal(tmp_path / "model.pt2", UntrustedFileError)
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "64 MiB": lambda path: rezip(path, lambda members: members.update({"model/data.pkl": bytes(65 * 2**20)})),
+    "damaged": lambda path: rezip(path, lambda members: members.pop("model/data/0")),
+    "no tensors": lambda path: safetensors.torch.save_file({}, path),
+}
 
 
-def test_other_zip_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "arrays.npz", a=np.ones(2))
-    assert "not one that torch.save wrote" in refusal(tmp_path / "arrays.npz")
-
-
-def test_compressed_members_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("phrase", DAMAGED)
+def test_what_torch_save_would_not_write_is_refused(tmp_path: Path, phrase: str) -> None:
     path = tmp_path / "model.pt"
     torch.save(STATE, path)
-    rezip(path, lambda _: None, zipfile.ZIP_DEFLATED)
-    assert "compressed" in refusal(path)
-
-
-def test_second_member_of_the_same_name_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save(STATE, path)
-    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        archive.writestr("model/data.pkl", b"")
-    assert "there twice" in refusal(path)
-
-
-def test_oversized_pickle_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save(STATE, path)
-    rezip(path, lambda members: members.update({"model/data.pkl": bytes(65 * 2**20)}))
-    assert "64 MiB" in refusal(path)
-
-
-def test_missing_storage_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save(STATE, path)
-    rezip(path, lambda members: members.pop("model/data/0"))
-    assert "damaged" in refusal(path)
-
-
-def test_empty_safetensors_is_an_error(tmp_path: Path) -> None:
-    safetensors.torch.save_file({}, tmp_path / "model.safetensors")
-    assert "no tensors" in refusal(tmp_path / "model.safetensors")
-
-
-# ------------------------------------------------------------------------------------------------------------- shards
+    DAMAGED[phrase](path)
+    assert phrase in refusal(path)
 
 
 def shard(folder: Path, parts: dict[str, dict[str, torch.Tensor]], **changed: str) -> Path:
@@ -395,9 +351,6 @@ def test_every_shard_is_checked_like_a_single_file(tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
-# --------------------------------------------------------------------------------------------------------------- trust
-
-
 def test_trusted_module_gives_its_weights_and_itself(tmp_path: Path) -> None:
     network = nn.BatchNorm2d(3)
     torch.save(network, tmp_path / "model.pt")
@@ -434,9 +387,6 @@ def test_trusted_plain_file_is_still_read_without_running_anything(
     torch.save(STATE, tmp_path / "model.pt")
     monkeypatch.setattr("hookscope.models.exported.read_pickle", None)
     assert read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True)).state.keys() == STATE.keys()
-
-
-# -------------------------------------------------------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("writer", ["zip", "safetensors"])

@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.models.construction import (
-    parameter_count,
-    replaced,
-    seeded,
-    skipped_initialisation,
-)
+from hookscope.models.construction import parameter_count, replaced, seeded, skipped_initialisation
 
 
 def draw() -> tuple[float, float, float]:

@@ -192,12 +192,7 @@ def test_every_set_of_weights_is_listed_and_the_key_chooses(tmp_path: Path) -> N
     checkpoint |= {"teacher": {"v": torch.ones(3)}, "metrics": {"best": torch.tensor(0.5)}, "epoch": 3}
     path = saved(tmp_path / "several.pt", "torch", checkpoint)
     contents = list_contents(path)
-    assert by_part(contents) == {
-        "model": ["a.w", "a.b"],
-        "ema": ["a.w", "a.b"],
-        "teacher": ["v"],
-        "metrics": ["best"],
-    }
+    assert by_part(contents) == {"model": ["a.w", "a.b"], "ema": ["a.w", "a.b"], "teacher": ["v"], "metrics": ["best"]}
     assert [part.is_weights for part in contents.parts] == [True, True, True, False]
     assert [part.prefix for part in contents.parts] == ["a", "a", "", ""]
     assert [tensor.tied_to for tensor in contents.parts[1].tensors] == ["", "model.a.b"]

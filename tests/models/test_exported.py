@@ -21,8 +21,6 @@ from hookscope.models.exported import read_pickle
 from tests.models.saved import save_exported, save_scripted, tensors_of
 from tests.networks import conv_net
 
-# -------------------------------------------------------------------------------------------------------------- pickles
-
 
 def save_legacy(content: object, path: Path) -> None:
     torch.save(content, path, _use_new_zipfile_serialization=False)
@@ -144,9 +142,6 @@ def test_a_tar_that_is_not_torchs_is_one_line(tmp_path: Path) -> None:
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
     with pytest.raises(CheckpointError, match=r"model\.tar cannot be unpickled: "):
         read_pickle(tmp_path / "model.tar")
-
-
-# ---------------------------------------------------------------------------------------------------------------- trust
 
 
 class Touch:

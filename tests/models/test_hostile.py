@@ -23,17 +23,7 @@ from hookscope.models import load_into, read_checkpoint
 from tests.models import hostile
 from tests.models.hostile import ASSEMBLED, EXPORTED, GOOD, PAYLOADS
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
-
-
-# --------------------------------------------------------------------------- the files do what the tests say they would
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def appears(canary: Path) -> bool:

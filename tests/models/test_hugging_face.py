@@ -1,6 +1,5 @@
 """Any vision model of transformers works through a factory: its outputs are structures, its config is its own."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from transformers import (
     ResNetForImageClassification, SegformerConfig, SegformerForSemanticSegmentation, ViTConfig,
     ViTForImageClassification,
 )
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def vit(labels=5):
@@ -57,14 +58,6 @@ OUTPUTS: dict[str, dict[str, tuple[int, ...]]] = {
     "convnext": {"logits": (1, 2)},  # transformers' default number of labels
     "dinov2": {"last_hidden_state": (1, 5, 24), "pooler_output": (1, 24)},  # 2 x 2 patches and the class token
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from hookscope.models.construction import silenced_known_warnings
 
 from .test_zoo import build
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 State = Mapping[str, Tensor]
 
 
@@ -92,15 +94,6 @@ WRITERS: dict[str, Callable[[State, Path], Path]] = {
     "training checkpoint": write_training_checkpoint,
     "data parallel": write_data_parallel,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @pytest.fixture(scope="module", autouse=True)

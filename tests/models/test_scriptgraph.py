@@ -1,6 +1,6 @@
 """Calls in the graphs of TorchScript: what they hand over and return, and which are left alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,7 @@ from hookscope.models.exported import load_torchscript
 from tests.models.saved import build, save_scripted, save_traced, tensors_of, witness
 from tests.networks import TORCHVISION, conv_net
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(network: nn.Module, folder: Path, args: tuple[Any, ...] | None = None) -> LoadedModel:

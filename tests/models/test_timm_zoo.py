@@ -1,7 +1,6 @@
 import hashlib
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,9 @@ from hookscope.models.download import cached_file
 
 from .conftest import Server
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = "test_resnet"  # one of timm's own test networks, with published weights like any other
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +54,6 @@ def assert_same(first: nn.Module, second: nn.Module) -> None:
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-# --------------------------------------------------------------------------------------------------------------- names
-
-
 def test_names_are_listed_only_when_timm_is_asked_for() -> None:
     assert not any(name.startswith("timm:") for name in model_names())
     assert "resnet34" in model_names("resnet34")
@@ -87,9 +77,6 @@ def test_without_timm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         load_model("timm:resnet18")
     with pytest.raises(UsageError, match=r"pip install 'hookscope\[timm\]'"):
         model_names("timm:")
-
-
-# ------------------------------------------------------------------------------------------------------ random weights
 
 
 @pytest.mark.parametrize("name", [SMALL, "test_vit", "test_efficientnet", "test_convnext", "mobilevit_xxs"])
@@ -127,9 +114,6 @@ def test_arguments_and_channels_make_another_network() -> None:
 def test_arguments_that_timm_does_not_take_are_usage_errors(argument: str) -> None:
     with pytest.raises(UsageError, match=argument.partition("=")[0]):
         load_model(f"timm:{SMALL}", weights="none", model_arguments=[argument])
-
-
-# ----------------------------------------------------------------------------------------------------- trained weights
 
 
 @pytest.mark.parametrize("weights", ["auto", "r160_in1k"])
@@ -205,9 +189,6 @@ def test_weights_asked_for_by_name_are_had_or_an_error(face_cache: Path) -> None
         load_model(f"timm:{SMALL}", weights="r160_in1k", model_arguments=["num_classes=7"])
 
 
-# -------------------------------------------------------------------------------------------------------- file weights
-
-
 def test_file_with_other_counts_is_recognised_and_loaded(tmp_path: Path) -> None:
     original = network(9, num_classes=7, in_chans=4)
     torch.save(original.state_dict(), tmp_path / "mine.pt")
@@ -232,9 +213,6 @@ def test_network_on_meta_has_its_shapes_and_nothing_is_downloaded() -> None:
     assert on_meta.module.eval()(torch.zeros(1, 3, 64, 64, device="meta")).shape == (1, 7)
     assert on_meta.info.weights == "not loaded"
     assert on_meta.warnings == ()
-
-
-# ------------------------------------------------------------------------------------------------------- preprocessing
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A network saved whole, in each way there is, computes what it did once it is loaded with trust."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,9 @@ from hookscope.models.construction import FileOptions
 from tests.models.saved import SAVERS, TWELVE, build, tensors_of
 from tests.networks import conv_net
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TRUST = FileOptions(trust=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 @pytest.mark.parametrize("name", TWELVE)

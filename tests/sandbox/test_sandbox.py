@@ -170,10 +170,6 @@ def test_a_worker_that_leaves_without_a_result_is_told_from_one_that_has_none(it
     assert after == 9
 
 
-def test_a_result_of_none_is_a_result() -> None:
-    assert outcomes(("variable", "HOOKSCOPE_TEST_UNSET")) == [None]
-
-
 def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish(tmp_path: Path) -> None:
     witness = tmp_path / "processes"
     late, after = outcomes(("hang_with_child", str(witness)), ("square", 3), limits=Limits(seconds=1))
@@ -196,18 +192,6 @@ def test_the_memory_limit_is_on_top_of_what_the_imports_take() -> None:
     limits = Limits(seconds=60, memory_bytes=taken + 64 * 2**20)
     # torch alone maps more than the limit.
     assert outcomes(("take", taken), limits=limits, preload=["torch"]) == [taken]
-
-
-def test_torch_running_out_of_memory_is_told_from_a_bug() -> None:
-    limits = Limits(seconds=60, memory_bytes=512 * 2**20)
-    (ended,) = outcomes(("torch_zeros", 2**30), limits=limits, preload=["torch"])
-    assert ended == WorkerFailure("memory", "it needs more memory than 0.5 GiB")
-
-
-def torch_zeros(byte_count: int) -> None:
-    import torch
-
-    torch.zeros(byte_count, dtype=torch.uint8)
 
 
 def test_what_a_worker_raises_comes_with_its_traceback() -> None:
