@@ -24,6 +24,7 @@ from hookscope.errors import CheckpointError, UntrustedFileError
 from hookscope.models import FileOptions, read_checkpoint
 from hookscope.models.checkpoint import looks_like_file
 from tests.byteorder import save_big_endian
+from tests.models.hostile import Call
 
 STATE = {"conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2), "count": torch.tensor(7), "half": torch.ones(3).half()}
 
@@ -58,16 +59,6 @@ def rezip(path: Path, change: Callable[[dict[str, bytes]], Any], compression: in
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, body in members.items():
             archive.writestr(name, body)
-
-
-class Touch:
-    """Unpickling it creates a file."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.canary}",)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -201,14 +192,14 @@ def test_edited_pickles_with_right_checksums_never_escape(tmp_path: Path, monkey
 @pytest.mark.parametrize("save", [torch.save, save_legacy])
 def test_code_in_a_pickle_is_named_and_not_run(tmp_path: Path, save: Callable[[Any, Path], None]) -> None:
     canary = tmp_path / "canary"
-    save({"w": torch.ones(1), "x": Touch(canary)}, tmp_path / "model.pt")
+    save({"w": torch.ones(1), "x": Call(os.system, f"touch {canary}")}, tmp_path / "model.pt")
     assert "posix.system" in refusal(tmp_path / "model.pt", UntrustedFileError)
     assert not canary.exists()
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_a_bare_pickle_is_refused_unread_and_one_that_is_cut_is_called_truncated(tmp_path: Path, protocol: int) -> None:
-    content = pickle.dumps(Touch(tmp_path / "canary"), protocol)
+    content = pickle.dumps(Call(os.system, f"touch {tmp_path / 'canary'}"), protocol)
     (tmp_path / "model.pt").write_bytes(content)
     assert "bare pickle" in refusal(tmp_path / "model.pt", UntrustedFileError)
     (tmp_path / "model.pt").write_bytes(content[:-4])
@@ -341,7 +332,7 @@ def test_tensors_that_the_index_does_not_list_are_reported(tmp_path: Path) -> No
 
 def test_every_shard_is_checked_like_a_single_file(tmp_path: Path) -> None:
     index = shard(tmp_path, {"one.bin": A, "two.bin": B})
-    torch.save({**B, "x": Touch(tmp_path / "canary")}, tmp_path / "two.bin")
+    torch.save({**B, "x": Call(os.system, f"touch {tmp_path / 'canary'}")}, tmp_path / "two.bin")
     assert "posix.system" in refusal(index, UntrustedFileError)
     (tmp_path / "two.bin").write_bytes(index.read_bytes())
     assert "an index itself" in refusal(index)

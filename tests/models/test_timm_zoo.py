@@ -18,6 +18,7 @@ from hookscope.errors import CheckpointError, ModelNotFoundError, NothingMatched
 from hookscope.inputs import load_input
 from hookscope.models import build_on_meta, load_model, model_names, timm_zoo
 from hookscope.models.download import cached_file
+from tests.models.hostile import Call
 
 from .conftest import Server
 
@@ -133,14 +134,10 @@ def test_cached_weights_are_loaded(face_cache: Path, weights: str) -> None:
 
 
 def test_cached_pickle_is_read_safely(face_cache: Path, tmp_path: Path) -> None:
-    class Touch:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "canary",)
-
     path = cached(face_cache, "pytorch_model.bin")
     torch.save(network(9).state_dict(), path)
     assert_same(load_model(f"timm:{SMALL}").module, network(9))
-    torch.save({"x": Touch()}, path)
+    torch.save({"x": Call(Path.touch, tmp_path / "canary")}, path)
     with pytest.raises(UntrustedFileError):
         load_model(f"timm:{SMALL}")
     assert not (tmp_path / "canary").exists()

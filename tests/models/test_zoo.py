@@ -21,6 +21,7 @@ from hookscope.models.construction import FileOptions, replaced, silenced_known_
 from hookscope.models.download import cached_file
 from hookscope.models.weights import BuildOptions
 from hookscope.models.zoo import load_torchvision
+from tests.models.hostile import Call
 from tests.models.saved import random_numbers_untouched
 
 from .conftest import Server
@@ -233,15 +234,11 @@ def test_damaged_cached_file_is_an_error_that_says_what_to_delete() -> None:
 
 
 def test_cached_file_of_another_network_is_an_error_and_none_is_unpickled(tmp_path: Path) -> None:
-    class Touch:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "canary",)
-
     path = put_in_cache(SMALL)
     torch.save(trained_state("mnasnet0_5"), path)
     with pytest.raises(CheckpointError, match="does not fit"):
         load_model(SMALL)
-    torch.save({"w": torch.ones(1), "x": Touch()}, path)
+    torch.save({"w": torch.ones(1), "x": Call(Path.touch, tmp_path / "canary")}, path)
     with pytest.raises(UntrustedFileError):
         load_model(SMALL)
     assert not (tmp_path / "canary").exists()
