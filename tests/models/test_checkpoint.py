@@ -291,27 +291,18 @@ def test_links_into_one_folder_are_followed_as_a_download_cache_has_them(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["../one.safetensors", "/etc/passwd", "sub/one.safetensors", "..", "", "a\nb", "a\\b"])
-def test_shard_elsewhere_than_beside_the_index_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_shard_or_its_link_outside_of_the_indexs_folder_is_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     safetensors.torch.save_file(A, tmp_path / "one.safetensors")
     assert "not a file beside it" in refusal(shard(folder, {}, a=name))
-
-
-def test_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    safetensors.torch.save_file(A, tmp_path / "one.safetensors")
     (folder / "one.safetensors").symlink_to(tmp_path / "one.safetensors")
     assert "link out of its folder" in refusal(shard(folder, {}, a="one.safetensors"))
 
 
-def test_missing_shard_is_named(tmp_path: Path) -> None:
+def test_a_missing_shard_and_a_tensor_that_its_shard_does_not_hold_are_named(tmp_path: Path) -> None:
     message = refusal(shard(tmp_path, {"one.safetensors": A}, x="two.safetensors"))
     assert "lacks 1 of its 2 files, such as 'two.safetensors'" in message
-
-
-def test_tensor_that_its_shard_does_not_hold_is_named(tmp_path: Path) -> None:
     assert "one.safetensors lacks 'x'" in refusal(shard(tmp_path, {"one.safetensors": A}, x="one.safetensors"))
 
 
@@ -342,24 +333,13 @@ def test_every_shard_is_checked_like_a_single_file(tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
-def test_trusted_module_gives_its_weights_and_itself(tmp_path: Path) -> None:
-    network = nn.BatchNorm2d(3)
-    torch.save(network, tmp_path / "model.pt")
-    checkpoint = read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True))
-    assert isinstance(checkpoint.module, nn.BatchNorm2d)
-    assert checkpoint.state.keys() == network.state_dict().keys()
-
-
-def test_trusted_module_inside_a_checkpoint_is_found(tmp_path: Path) -> None:
-    torch.save({"epoch": 1, "model": nn.Linear(2, 2), "ema": None}, tmp_path / "model.pt")
+@pytest.mark.parametrize("content", [nn.Linear(2, 2), {"epoch": 1, "model": nn.Linear(2, 2), "ema": None}])
+@pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
+def test_a_trusted_module_gives_its_weights_and_itself(tmp_path: Path, content: Any, save: Any) -> None:
+    save(content, tmp_path / "model.pt")
     checkpoint = read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True))
     assert isinstance(checkpoint.module, nn.Linear)
     assert list(checkpoint.state) == ["weight", "bias"]
-
-
-def test_trusted_bare_pickle_is_read(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(pickle.dumps({"w": torch.ones(2)}))
-    assert read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True)).state["w"].tolist() == [1, 1]
 
 
 def test_trust_does_not_make_a_damaged_file_good(tmp_path: Path) -> None:
