@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from hookscope.inspection.forward import inspect
 from hookscope.models import build_on_meta, load_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FACTORIES = """
 from transformers import (
     ConvNextV2Config, ConvNextV2ForImageClassification, Dinov2Config, Dinov2Model, ResNetConfig,
     ResNetForImageClassification, SegformerConfig, SegformerForSemanticSegmentation, ViTConfig,
     ViTForImageClassification,
 )
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def vit(labels=5):
