@@ -9,7 +9,7 @@ import torch
 
 from hookscope.checkpoints.fileformat import FileKind, open_regular
 from hookscope.checkpoints.reading import read_content
-from hookscope.checkpoints.verify import RUNS_CODE, Look, vet
+from hookscope.checkpoints.verify import RUNS_CODE, Look, verify_file
 from hookscope.errors import CheckpointError
 from hookscope.sandbox import CAN_FORK, Limits, WorkerFailure, run_forked
 from hookscope.text import printable
@@ -30,17 +30,17 @@ _ENDINGS = {
 }
 
 
-def look_apart(
-    kinds: Mapping[Path, FileKind], name: str, look: Look, *, ways_on: str, trust: bool = False
+def inspect_isolated(
+    kinds: Mapping[Path, FileKind], name: str, look: Look, *, remedy: str, trust: bool = False
 ) -> list[Any]:
     """Go through files in a separate process, where `look` is given what each holds.
 
     Args:
         kinds: What each file is.
         name: What to call all of them in messages.
-        look: As for `vet`; what it returns must be what JSON can hold.
-        ways_on: As for `vet`.
-        trust: As for `vet`.
+        look: As for `verify_file`; what it returns must be what JSON can hold.
+        remedy: As for `verify_file`.
+        trust: As for `verify_file`.
 
     Returns:
         What `look` returned of each file, tuples as lists; `RUNS_CODE` for a trusted file whose reading does.
@@ -51,32 +51,32 @@ def look_apart(
         HookscopeError: Whatever `look` raises.
     """
     before = _versions(kinds)
-    seen: list[Any] = _attempt(
-        lambda: [vet(path, kind, look, ways_on=ways_on, trust=trust) for path, kind in kinds.items()], kinds, name
+    seen: list[Any] = _run_isolated(
+        lambda: [verify_file(path, kind, look, remedy=remedy, trust=trust) for path, kind in kinds.items()], kinds, name
     )
     _check_unchanged(kinds, before, name)
     return seen
 
 
-def read_vetted(
+def read_verified(
     kinds: Mapping[Path, FileKind],
     name: str,
     check: Callable[[object, str], object],
     *,
-    ways_on: str,
+    remedy: str,
     read_trusted: Callable[[Path, FileKind], object] | None = None,
 ) -> dict[Path, object]:
     """Return what files hold, read after all have been gone through in a separate process.
 
     Args:
-        kinds: As for `look_apart`.
+        kinds: As for `inspect_isolated`.
         name: Likewise.
         check: Given what a file holds and what to call it, raises unless it is what is wanted.
-        ways_on: As for `vet`.
+        remedy: As for `verify_file`.
         read_trusted: Reads a trusted file whose reading runs code; None if they are not trusted.
 
     Raises:
-        HookscopeError: As `look_apart` and `check` do.
+        HookscopeError: As `inspect_isolated` and `check` do.
     """
 
     def look(path: Path, _: FileKind, content: object) -> None:
@@ -84,7 +84,7 @@ def read_vetted(
 
     before = _versions(kinds)
     try:
-        seen = look_apart(kinds, name, look, ways_on=ways_on, trust=read_trusted is not None)
+        seen = inspect_isolated(kinds, name, look, remedy=remedy, trust=read_trusted is not None)
         contents = {
             path: read_trusted(path, kind) if read_trusted and found == RUNS_CODE else read_content(path, kind)
             for (path, kind), found in zip(kinds.items(), seen, strict=True)
@@ -95,7 +95,7 @@ def read_vetted(
     return contents
 
 
-def _attempt(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
+def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
     """Work in a separate process, within what files of such sizes should take; `work` returns what JSON can hold."""
 
     def work_alone() -> Any:

@@ -23,7 +23,7 @@ def read_content(path: Path, kind: FileKind) -> object:
     """Return what a "torch", "legacy torch" or "safetensors" file holds; mapped into memory where that can be.
 
     Args:
-        path: A file that passed `hookscope.checkpoints.verify.vet`, which finds what these readers would not notice.
+        path: A file that passed `verify_file`, which finds what these readers would not notice.
         kind: As `file_kind` says.
 
     Raises:

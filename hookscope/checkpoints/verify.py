@@ -36,14 +36,14 @@ _SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instruct
 _LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
 
 
-def vet(path: Path, kind: FileKind, look: Look, *, ways_on: str, trust: bool = False) -> object:
+def verify_file(path: Path, kind: FileKind, look: Look, *, remedy: str, trust: bool = False) -> object:
     """Go through a file; return what `look` does, or `RUNS_CODE` for a trusted file whose reading does.
 
     Args:
         path: A file of that kind.
         kind: As `file_kind` says, other than an index.
         look: Is given what it holds.
-        ways_on: What to do about a file that runs code, for messages: "save it again, or give --trust".
+        remedy: What to do about a file that runs code, for messages: "save it again, or give --trust".
         trust: Whether it may run code.
 
     Raises:
@@ -55,11 +55,11 @@ def vet(path: Path, kind: FileKind, look: Look, *, ways_on: str, trust: bool = F
     if kind in _RUNNING_KINDS:
         _check_intact(path, kind, name)
         if not trust:
-            raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), ways_on)
+            raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), remedy)
         return RUNS_CODE
     if kind != "safetensors" and (what := _what_runs(path, kind, name)):
         if not trust:
-            raise _refusal(name, *what, ways_on)
+            raise _refusal(name, *what, remedy)
         return RUNS_CODE
     return look(path, kind, read_content(path, kind))
 
@@ -102,12 +102,12 @@ def _what_runs(path: Path, kind: FileKind, name: str) -> tuple[str, tuple[str, .
     return None
 
 
-def _refusal(name: str, what: str, imports: tuple[str, ...], ways_on: str) -> UntrustedFileError:
+def _refusal(name: str, what: str, imports: tuple[str, ...], remedy: str) -> UntrustedFileError:
     # TorchScript calls its own classes so, and the containers it knows.
     plain = [each.removeprefix("__torch__.") for each in imports if not each.startswith("torch.jit._pickle.")]
     named = [printable(each, 80) for each in plain[:5]]
     would = f"would import {', '.join(named)}{', …' if plain[5:] else ''}, which " if plain else ""
-    return UntrustedFileError(f"{name} {what}: reading it {would}can run code; {ways_on}.")
+    return UntrustedFileError(f"{name} {what}: reading it {would}can run code; {remedy}.")
 
 
 def _survey_archive(file: BinaryIO, name: str) -> tuple[PickleSurvey, dict[str, int]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hookscope.checks.settings import CheckSettings
-    from hookscope.cli.check_apart import Checked, CheckJob
+    from hookscope.cli.check_workers import Checked, CheckJob
     from hookscope.results.check import CheckReport
     from hookscope.sandbox import Limits
 
@@ -101,7 +101,7 @@ def check(
         return _inform(rules, explain, init)
     from hookscope.checks import wanted_rules
     from hookscope.checks.configuration import read_settings
-    from hookscope.cli.check_apart import CheckJob
+    from hookscope.cli.check_workers import CheckJob
     from hookscope.cli.checkpoints import find_checkpoints
 
     if not checkpoints:
@@ -241,11 +241,11 @@ def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> 
 
 def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
     """Check all of them; return what came of each, in their order."""
-    from hookscope.cli.check_apart import check_apart
+    from hookscope.cli.check_workers import check_workers
 
     results: dict[int, Checked] = {}
     with progress_bar(messages, len(work), shown=True) as advance:
-        for position, checked in check_apart(work, limits, at_once):
+        for position, checked in check_workers(work, limits, at_once):
             results[position] = checked
             advance(len(results))
     return [results[position] for position in range(len(work))]

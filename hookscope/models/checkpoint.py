@@ -11,13 +11,13 @@ from typing import Any
 from torch import nn
 
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind, open_regular, read_weight_map
-from hookscope.checkpoints.isolation import read_vetted
+from hookscope.checkpoints.isolation import read_verified
 from hookscope.errors import CheckpointError
 from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.text import printable
 
-WAYS_ON = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
+REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
 """What to do about a file that runs code, for messages."""
 
 
@@ -77,10 +77,10 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     name = printable(str(path))
     kind, kinds = files_of(path)
     if path in kinds:
-        content = _read_vetted(kinds, name, options)[path]
+        content = _read_verified(kinds, name, options)[path]
         weights, digest = weights_in(content, name, options.key), _digest(path)
         return Checkpoint(printable(path.name), weights.state, digest, kind, (), weights.module, weights.notes)
-    contents = _read_vetted(kinds, name, replace(options, key=None))
+    contents = _read_verified(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
     joined, warnings = _joined(name, read_index(path), read)
     weights = weights_in(joined, name, options.key)
@@ -106,10 +106,10 @@ def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
     return kind, kinds
 
 
-def _read_vetted(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, object]:
+def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, object]:
     trusted = _read_trusted if options.trust else None
     check = partial(weights_in, key=options.key)
-    return read_vetted(kinds, name, check, ways_on=WAYS_ON, read_trusted=trusted)
+    return read_verified(kinds, name, check, remedy=REMEDY, read_trusted=trusted)
 
 
 def _read_trusted(path: Path, kind: FileKind) -> object:

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from hookscope.checkpoints.archive import open_archive
 from hookscope.checkpoints.fileformat import FileKind, open_regular
-from hookscope.checkpoints.isolation import look_apart
+from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.architecture import Candidate, recognise, state_shapes
-from hookscope.models.checkpoint import WAYS_ON, check_names, files_of, read_index
+from hookscope.models.checkpoint import REMEDY, check_names, files_of, read_index
 from hookscope.models.locate_state_dict import Part, parts_of
 from hookscope.models.values import ValueReader, Values
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
@@ -59,7 +59,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         raise UsageError(
             f"--key '{printable(key)}' is for a single file; {printable(path.name)} is an index of several."
         )
-    looked = look_apart(kinds, printable(str(path)), partial(_look, key), ways_on=WAYS_ON)
+    looked = inspect_isolated(kinds, printable(str(path)), partial(_look, key), remedy=REMEDY)
     found: dict[Path, dict[str, Any]] = dict(zip(kinds, looked, strict=True))
     warnings = [note for file in looked for note in file["warnings"]]
     warnings += _unlisted(path, found) if path not in kinds else []

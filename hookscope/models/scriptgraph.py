@@ -78,7 +78,7 @@ def planned(script: Any, twin: Callable[[], Any]) -> Plan:
                     continue
                 if _does_nothing(node):
                     plan.traced_away.update(_names(node.inputsAt(0), instances))
-                elif _may_cross(node, owners, twin):
+                elif _can_run_in_python(node, owners, twin):
                     plan.calls.append((graph, node, _returned(node.output().type())))
                 else:
                     plan.skipped.update(_names(node.inputsAt(0), instances))
@@ -111,7 +111,7 @@ def _is_forced(constant: Any) -> bool:
     return any(MODAL.get(use.user.kind().removeprefix("aten::")) == use.offset for use in constant.output().uses())
 
 
-def _may_cross(call: Any, owners: dict[str, list[tuple[str, Any]]], twin: Callable[[], Any]) -> bool:
+def _can_run_in_python(call: Any, owners: dict[str, list[tuple[str, Any]]], twin: Callable[[], Any]) -> bool:
     """Tell whether a call can be made through Python without a difference."""
     receiver, *arguments = call.inputs()
     result = call.output().type()

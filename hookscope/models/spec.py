@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind
-from hookscope.checkpoints.isolation import look_apart
+from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.checkpoint import WAYS_ON, Checkpoint, exists, looks_like_file, read_checkpoint
+from hookscope.models.checkpoint import REMEDY, Checkpoint, exists, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.python_source import load_python, parse_arguments
@@ -152,7 +152,7 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         from hookscope.models import exported  # noqa: PLC0415 (only for trusted files)
 
         _check_complete(path, options)
-        look_apart({path: kind}, printable(source), lambda *_: None, ways_on=WAYS_ON, trust=True)
+        inspect_isolated({path: kind}, printable(source), lambda *_: None, remedy=REMEDY, trust=True)
         load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
         return load(path, options.seed)
     checkpoint = read_checkpoint(path, options.file)

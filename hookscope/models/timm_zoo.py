@@ -22,7 +22,7 @@ from hookscope.errors import (
 )
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
-from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
+from hookscope.models.download import REMEDY, DownloadError, fetch, is_cached, unreachable
 from hookscope.models.weights import BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import exception_line, printable
@@ -31,8 +31,6 @@ from hookscope.text import exception_line, printable
 _RESERVED_ARGUMENTS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
 
 _TRAINED = "timm "
-
-_REMEDY = "Fetch it where there is a network, and give the file with --weights."
 
 
 def _timm() -> ModuleType:
@@ -172,7 +170,7 @@ def _hub_file(config: Any, url: str | None) -> Path:
         return fetch(url)
     address = hf_hub_url(repository, safe, revision=revision or None)
     if reason := unreachable(address):
-        raise DownloadError(f"{address} cannot be downloaded: {reason}. {_REMEDY}")
+        raise DownloadError(f"{address} cannot be downloaded: {reason}. {REMEDY}")
     try:
         try:
             return Path(hf_hub_download(repository, safe, revision=revision or None))
@@ -181,7 +179,7 @@ def _hub_file(config: Any, url: str | None) -> Path:
         except EntryNotFoundError:
             return Path(hf_hub_download(repository, asked, revision=revision or None))
     except Exception as error:  # of several libraries below: no connection, no such file, no room on the disk
-        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {_REMEDY}") from error
+        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {REMEDY}") from error
 
 
 def _build_trained(name: str, checkpoint: Checkpoint, options: BuildOptions) -> nn.Module:

@@ -82,7 +82,7 @@ def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[s
     root = _laid_out(program)
     if root is not None and _agrees(root, program, seed):
         for module in list(root.modules()):
-            _dress(module)
+            _name_and_size(module)
         if absent := _absent(root):
             remarks.append(f"absent from the exported graph: {some_layers(absent)}.")
     else:
@@ -218,7 +218,7 @@ def _closed(program: ExportedProgram) -> nn.Module:
     return module
 
 
-def _dress(module: nn.Module) -> None:
+def _name_and_size(module: nn.Module) -> None:
     """Give a module the class name and the sizes of the layer it stands for."""
     written_as = vars(module).get("_ty")
     if not isinstance(written_as, str):

@@ -179,7 +179,7 @@ def read(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(isolation, "_SPARE_BYTES", 256 * MIB)
     monkeypatch.setattr(isolation, "_SPARE_SECONDS", 1)
     with pytest.raises(CheckpointError) as caught:
-        isolation._attempt(work, {}, "model.pt")
+        isolation._run_isolated(work, {}, "model.pt")
     assert str(caught.value).startswith("model.pt ")
     return str(caught.value)
 
@@ -204,12 +204,12 @@ def test_what_a_file_does_to_its_reader_is_said(
 
 def test_a_bug_in_reading_is_none_of_the_file() -> None:
     with pytest.raises(RuntimeError, match=r"in work\n(.*\n)*ZeroDivisionError: oops"):
-        isolation._attempt(fail(ZeroDivisionError("oops")), {}, "model.pt")
+        isolation._run_isolated(fail(ZeroDivisionError("oops")), {}, "model.pt")
 
 
 def test_where_python_cannot_fork_a_file_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (worker, isolation):
         monkeypatch.setattr(module, "CAN_FORK", False)
-    assert isolation._attempt(os.getpid, {}, "model.pt") == os.getpid()
+    assert isolation._run_isolated(os.getpid, {}, "model.pt") == os.getpid()
     assert "more memory than there is" in read(fail(MemoryError()), monkeypatch)
     assert "model.pt is empty" in read(fail(CheckpointError("model.pt is empty")), monkeypatch)

@@ -59,7 +59,7 @@ class Checked:
     traceback: str = ""
 
 
-def check_apart(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
+def check_workers(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
     """Check checkpoints; yield the position of each and what came of it, as they finish.
 
     Args:
