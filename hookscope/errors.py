@@ -130,3 +130,9 @@ def nearest(wanted: str, known: Iterable[str], count: int = 3) -> str:
     by_folded = {name.lower(): name for name in known}
     close = get_close_matches(wanted.lower(), by_folded, n=count, cutoff=0.5)
     return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""
+
+
+def is_out_of_memory(error: BaseException | str) -> bool:
+    """Say whether an error, or its message, says that memory has run out: Python's, or torch's on any device."""
+    signs = ("allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)

@@ -34,6 +34,12 @@ def one_line(message: object, limit: int = 160) -> str:
     return printable(" ".join(str(message).split()) or type(message).__name__, limit)
 
 
+def exception_line(error: BaseException, limit: int = 1000) -> str:
+    """Return "TypeName: first line of the message", safe to show; only the name if there is no message."""
+    lines = str(error).strip().splitlines()
+    return printable(f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__, limit)
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """Return a tensor's shape as "1x64x112x112", or "scalar" when it has no axes."""
     return "x".join(str(size) for size in shape) or "scalar"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hookscope.text import one_line, printable, safe_text, shape_text, slug, strict_json
+from hookscope.text import exception_line, one_line, printable, safe_text, shape_text, slug, strict_json
 
 # All code points, lone surrogates included, which `st.text()` leaves out.
 anything = st.text(st.characters(exclude_categories=[]))
@@ -152,3 +152,9 @@ def test_json_holds_no_command_of_a_ci_runner_and_reads_back_the_same() -> None:
     text = strict_json({"message": "a ##[error] b", "list": ["##["]})
     assert "##[" not in text
     assert json.loads(text) == {"message": "a ##[error] b", "list": ["##["]}
+
+
+def test_the_line_of_an_exception_is_its_type_and_first_line() -> None:
+    assert exception_line(ValueError("one\ntwo\x1b[2J")) == "ValueError: one"
+    assert exception_line(ValueError("\x1b[2J")) == "ValueError: \\x1b[2J"
+    assert exception_line(KeyError()) == "KeyError"

@@ -37,10 +37,6 @@ def archive_kind(file: BinaryIO, name: str) -> ArchiveKind:
     What is "torch" holds one data.pkl of bounded size, and stored members with plain, distinct names that the file has
     room for.
 
-    Args:
-        file: Open for reading; where it stands afterwards is undefined.
-        name: What to call it in messages.
-
     Raises:
         CheckpointError: If it is damaged, encrypted, not torch's, or made to be misread.
     """
@@ -110,11 +106,7 @@ def _directory_offset(file: BinaryIO) -> int | None:
 
 
 def _writer(names: list[str], name: str) -> ArchiveKind:
-    """Return what writes archives with such members.
-
-    Raises:
-        CheckpointError: If it is nothing that hookscope reads.
-    """
+    """Return what writes archives with such members."""
     inside = {each.partition("/")[2] for each in names}
     if "constants.pkl" in inside:
         return "torchscript"
@@ -135,9 +127,8 @@ def _writer(names: list[str], name: str) -> ArchiveKind:
 
 def _check_name(member: zipfile.ZipInfo, name: str) -> None:
     # zipfile cuts a name off at a null byte, torch does not
-    parts = PurePosixPath(member.filename).parts
     plain = member.filename == member.orig_filename and member.filename.isprintable() and "\\" not in member.filename
-    if not plain or ".." in parts or member.filename.startswith("/"):
+    if not plain or ".." in PurePosixPath(member.filename).parts or member.filename.startswith("/"):
         shown = printable(member.orig_filename, 80)
         raise CheckpointError(f"{name} was not written by torch.save: a member is called '{shown}'; refused.")
 
@@ -147,9 +138,8 @@ def _check_sizes(members: list[zipfile.ZipInfo], file: BinaryIO, name: str) -> N
     if len(pickles) != 1:
         raise CheckpointError(f"{name} was not written by torch.save: it holds {len(pickles)} files data.pkl.")
     if pickles[0].file_size > PICKLE_BYTES_LIMIT:
-        raise CheckpointError(
-            f"{name} has a data.pkl of more than {PICKLE_BYTES_LIMIT // 2**20} MiB, which no state dict needs; refused."
-        )
+        limit = f"{PICKLE_BYTES_LIMIT // 2**20} MiB"
+        raise CheckpointError(f"{name} has a data.pkl of more than {limit}, which no state dict needs; refused.")
     if sum(member.file_size for member in members) > file.seek(0, 2):
         raise CheckpointError(f"{name} claims to hold more bytes than the file has; it is damaged, or made to be.")
 

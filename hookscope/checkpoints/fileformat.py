@@ -35,6 +35,8 @@ WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".in
 # Our choice: an index names a shard per tensor; 16 MiB hold 100,000 of them.
 _INDEX_BYTES_LIMIT = 16 * 2**20
 
+_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # Windows has no such flag
+
 _SNIFFED_BYTES = 512  # a tar's first header
 
 _ZIP_START = b"PK\x03\x04"
@@ -115,7 +117,7 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
     name = printable(str(path))
     try:
         _check_regular(path.stat().st_mode, path, name)
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - entered below
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK))  # noqa: SIM115 - entered below
     except OSError as error:
         raise CheckpointError(f"{name} {_failure(path, error)}.") from error
     except ValueError as error:  # a null byte
@@ -126,10 +128,6 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
             yield file
         except OSError as error:
             raise CheckpointError(f"{name} {_failure(path, error)}.") from error
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no such flag
 
 
 def _failure(path: Path, error: OSError) -> str:
@@ -167,11 +165,7 @@ def _inside(folder: Path) -> str:
 
 
 def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
-    """Return the kind of a file that is no zip.
-
-    Raises:
-        CheckpointError: If it is none of weights.
-    """
+    """Return the kind of a file that is no zip."""
     kind: FileKind | None = None
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= 100_000_000:  # safetensors' own limit
         kind = "safetensors"
@@ -180,7 +174,8 @@ def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
     elif start[257:262] != b"ustar" and _is_legacy(start):
         kind = "legacy torch"
     elif start.lstrip(_BLANKS).startswith(b"{"):
-        kind = _index_kind(file, name)
+        shards = [str(shard) for shard in read_weight_map(file, name).values()]
+        kind = "safetensors index" if all(each.endswith(".safetensors") for each in shards) else "torch index"
     elif len(start) > 1 and _is_pickle(start) and not _LEGACY_START.startswith(start):
         kind = "pickle"
     if kind is None:
@@ -222,11 +217,6 @@ def _foreign(start: bytes) -> str:
         f"is not a weights file hookscope knows: it starts with {start[:8]!r}; give one that torch.save or safetensors "
         f"has written"
     )
-
-
-def _index_kind(file: BinaryIO, name: str) -> FileKind:
-    shards = {str(shard) for shard in read_weight_map(file, name).values()}
-    return "safetensors index" if all(each.endswith(".safetensors") for each in shards) else "torch index"
 
 
 def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:

@@ -5,11 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hookscope.checkpoints.fileformat import FileKind, open_regular
 from hookscope.checkpoints.reading import read_content
-from hookscope.checkpoints.verify import Check, vet
-from hookscope.checkpoints.worker import attempt
+from hookscope.checkpoints.verify import RUNS_CODE, Look, verify_file
 from hookscope.errors import CheckpointError
+from hookscope.sandbox import CAN_FORK, Limits, WorkerFailure, run_forked
+from hookscope.text import printable
 
 # Our choices. Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
 # at 1 GB/s, instructions at a million a second, on a machine ten times slower than ours at a tenth of that.
@@ -17,35 +20,74 @@ _SPARE_BYTES = 768 * 2**20
 _SPARE_SECONDS = 20
 _BYTES_PER_SECOND = 25_000_000
 
+# Our choice: on a busy or stopped machine work takes longer than the processor time it needs.
+_PATIENCE = 10
 
-def read_vetted(
+_ENDINGS = {
+    "SIGBUS": "the file was cut short while it was read, or its disk failed",
+    "SIGKILL": "the system ended it, as it does when memory runs out",
+    "SIGXCPU": "it takes far longer than a file of its size should",
+}
+
+
+def inspect_isolated(
+    kinds: Mapping[Path, FileKind], name: str, look: Look, *, remedy: str, trust: bool = False
+) -> list[Any]:
+    """Go through files in a separate process, where `look` is given what each holds.
+
+    Args:
+        kinds: What each file is.
+        name: What to call all of them in messages.
+        look: As for `verify_file`; what it returns must be what JSON can hold.
+        remedy: As for `verify_file`.
+        trust: As for `verify_file`.
+
+    Returns:
+        What `look` returned of each file, tuples as lists; `RUNS_CODE` for a trusted file whose reading does.
+
+    Raises:
+        CheckpointError: If one cannot be read, is damaged or made to be misread, or changes meanwhile.
+        UntrustedFileError: If reading one runs code, and they are not trusted.
+        HookscopeError: Whatever `look` raises.
+    """
+    before = _versions(kinds)
+    seen: list[Any] = _run_isolated(
+        lambda: [verify_file(path, kind, look, remedy=remedy, trust=trust) for path, kind in kinds.items()], kinds, name
+    )
+    _check_unchanged(kinds, before, name)
+    return seen
+
+
+def read_verified(
     kinds: Mapping[Path, FileKind],
     name: str,
-    check: Check,
+    check: Callable[[object, str], object],
     *,
-    ways_on: str,
+    remedy: str,
     read_trusted: Callable[[Path, FileKind], object] | None = None,
 ) -> dict[Path, object]:
     """Return what files hold, read after all have been gone through in a separate process.
 
     Args:
-        kinds: What each file is.
-        name: What to call all of them in messages.
-        check: As for `vet`.
-        ways_on: As for `vet`.
+        kinds: As for `inspect_isolated`.
+        name: Likewise.
+        check: Given what a file holds and what to call it, raises unless it is what is wanted.
+        remedy: As for `verify_file`.
         read_trusted: Reads a trusted file whose reading runs code; None if they are not trusted.
 
     Raises:
-        CheckpointError: If one cannot be read, is damaged or made to be misread, or changes meanwhile.
-        UntrustedFileError: If reading one runs code, and they are not trusted.
-        HookscopeError: Whatever `check` raises.
+        HookscopeError: As `inspect_isolated` and `check` do.
     """
+
+    def look(path: Path, _: FileKind, content: object) -> None:
+        check(content, printable(str(path)))
+
     before = _versions(kinds)
     try:
-        runs_code = vet_apart(kinds, name, check, ways_on=ways_on, trust=read_trusted is not None)
+        seen = inspect_isolated(kinds, name, look, remedy=remedy, trust=read_trusted is not None)
         contents = {
-            path: read_trusted(path, kind) if read_trusted and is_code else read_content(path, kind)
-            for (path, kind), is_code in zip(kinds.items(), runs_code, strict=True)
+            path: read_trusted(path, kind) if read_trusted and found == RUNS_CODE else read_content(path, kind)
+            for (path, kind), found in zip(kinds.items(), seen, strict=True)
         }
     except MemoryError as error:
         raise CheckpointError(f"{name} needs more memory than there is.") from error
@@ -53,59 +95,32 @@ def read_vetted(
     return contents
 
 
-def vet_apart(
-    kinds: Mapping[Path, FileKind], name: str, check: Check, *, ways_on: str, trust: bool = False
-) -> list[bool]:
-    """Go through files in a separate process; return of each whether reading it runs code, as a trusted one's may.
+def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
+    """Work in a separate process, within what files of such sizes should take; `work` returns what JSON can hold."""
 
-    Args and Raises: As for `read_vetted`.
-    """
-    vetted: list[bool] = _attempt(
-        lambda: [vet(path, kind, check, ways_on=ways_on, trust=trust) for path, kind in kinds.items()], kinds, name
-    )
-    return vetted
+    def work_alone() -> Any:
+        torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
+        return work()
 
-
-def look_apart(
-    kinds: Mapping[Path, FileKind], name: str, look: Callable[[Path, FileKind, object], Any], *, ways_on: str
-) -> list[Any]:
-    """Go through files that run no code in a separate process, where `look` also looks at what they hold.
-
-    Args:
-        kinds: What each file is.
-        name: What to call all of them in messages.
-        look: Given a file, its kind and what it holds, returns what JSON can hold.
-        ways_on: As for `vet`.
-
-    Returns:
-        What `look` returned of each file; tuples come back as lists.
-
-    Raises:
-        CheckpointError, UntrustedFileError: As for `read_vetted`.
-        HookscopeError: Whatever `look` raises.
-    """
-
-    def go_through() -> list[Any]:
-        seen: list[Any] = []
-        for path, kind in kinds.items():
-
-            def see(content: object, _name: str, path: Path = path, kind: FileKind = kind) -> None:
-                seen.append(look(path, kind, content))
-
-            vet(path, kind, see, ways_on=ways_on)
-        return seen
-
-    before = _versions(kinds)
-    seen: list[Any] = _attempt(go_through, kinds, name)
-    _check_unchanged(kinds, before, name)
-    return seen
-
-
-def _attempt(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name: str) -> Any:
-    """Work in a separate process, within what files of such sizes should take."""
     length = sum(size for _, size, _ in _versions(kinds))
     memory_bytes, seconds = 2 * length + _SPARE_BYTES, _SPARE_SECONDS + length // _BYTES_PER_SECOND
-    return attempt(work, name, memory_bytes=memory_bytes, seconds=seconds)
+    try:
+        result = run_forked(work_alone if CAN_FORK else work, Limits(_PATIENCE * seconds, memory_bytes, seconds))
+    except MemoryError as error:  # where it ran in this process
+        raise CheckpointError(f"{name} needs more memory than there is.") from error
+    match result:
+        case WorkerFailure(cause="raised"):
+            raise RuntimeError(result.traceback)
+        case WorkerFailure(cause="memory"):
+            limit = f"{memory_bytes // 2**20} MiB"
+            raise CheckpointError(
+                f"{name} takes more than {limit} to read, far more than a file of its size should; refused."
+            )
+        case WorkerFailure():
+            ending = result.ending or "SIGXCPU"
+            why = _ENDINGS.get(ending, "the file is damaged, or made to crash its reader")
+            raise CheckpointError(f"{name} cannot be read: the reading process ended by {ending}; {why}.")
+    return result
 
 
 def _versions(kinds: Mapping[Path, FileKind]) -> list[tuple[int, int, int]]:

@@ -7,29 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, Self
 
+import torch
 from torch._weights_only_unpickler import _get_allowed_globals  # the list that `weights_only` goes by
 
 # Bytes per element, by the storage class in which torch.save names a storage's dtype.
-_ITEM_BYTES = {
-    "DoubleStorage": 8,
-    "FloatStorage": 4,
-    "HalfStorage": 2,
-    "BFloat16Storage": 2,
-    "LongStorage": 8,
-    "IntStorage": 4,
-    "ShortStorage": 2,
-    "CharStorage": 1,
-    "ByteStorage": 1,
-    "BoolStorage": 1,
-    "ComplexDoubleStorage": 16,
-    "ComplexFloatStorage": 8,
-    "QUInt8Storage": 1,
-    "QInt8Storage": 1,
-    "QInt32Storage": 4,
-    "QUInt4x2Storage": 1,
-    "QUInt2x4Storage": 1,
-    "UntypedStorage": 1,
-}
+_ITEM_BYTES = {name: dtype.itemsize for dtype, name in torch.storage._dtype_to_storage_type_map().items()}  # noqa: SLF001
+_ITEM_BYTES["UntypedStorage"] = 1
 
 # Our choice: as many as anybody reads of a message.
 _NAMES_LIMIT = 1000
@@ -70,15 +53,11 @@ class _Inert:
     def __call__(self, *_: object, **__: object) -> "_Inert":
         return _Inert()
 
-    def __setstate__(self, _: object) -> None: ...
-
     def __setitem__(self, _: object, __: object) -> None: ...
 
-    def append(self, _: object) -> None: ...
+    def __setstate__(self, _: object) -> None: ...
 
-    def extend(self, _: object) -> None: ...
-
-    def add(self, _: object) -> None: ...
+    append = extend = add = __setstate__
 
 
 class _Storage(_Inert):
@@ -98,23 +77,15 @@ def _of_storage(storage: object, *_: object) -> bool:
 # What torch.save writes of all the calls that torch allows. Others could make tensors of memory that nothing was
 # written to, or take any memory or time: torch.FloatTensor(4), bytearray(2**33), slow codecs.
 _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
-    "collections.OrderedDict": _any,
-    "collections.Counter": _any,
-    "builtins.set": _any,
-    "builtins.complex": _any,
+    **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.set", "builtins.complex"), _any),
+    **dict.fromkeys(("torch.Size", "torch.device", "torch.serialization._get_layout"), _any),
     "builtins.bytearray": lambda *given: not any(isinstance(each, int) for each in given),
     "_codecs.encode": lambda _text, codec="", *_: codec == "latin1",
-    "torch.Size": _any,
-    "torch.device": _any,
-    "torch.serialization._get_layout": _any,
-    "torch._utils._rebuild_tensor": _of_storage,
-    "torch._utils._rebuild_tensor_v2": _of_storage,
-    "torch._utils._rebuild_tensor_v3": _of_storage,
-    "torch._utils._rebuild_qtensor": _of_storage,
-    "torch._utils._rebuild_sparse_tensor": _any,
-    "torch._utils._rebuild_meta_tensor_no_storage": _any,
-    "torch._utils._rebuild_parameter": _any,
-    "torch._utils._rebuild_parameter_with_state": _any,
+    **dict.fromkeys(
+        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")), _of_storage
+    ),
+    **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("sparse_tensor", "meta_tensor_no_storage")), _any),
+    **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")), _any),
 }
 
 
@@ -167,10 +138,8 @@ class _Surveyor(pickle.Unpickler):
 def survey_pickle(file: BinaryIO) -> PickleSurvey:
     """Say what unpickling would import and claim; `file` then stands behind the pickle. Never raises for its content.
 
-    A pickle can be made to take any time and memory, so this belongs into a process with limits.
-
-    Args:
-        file: Open for reading, buffered, at the start of a pickle.
+    A pickle can be made to take any time and memory, so this belongs into a process with limits. `file` is buffered,
+    and at the start of a pickle.
     """
     start = file.read(2)
     file.seek(-len(start), 1)

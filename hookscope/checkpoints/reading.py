@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hookscope.checkpoints.fileformat import FileKind, open_regular
-from hookscope.errors import CheckpointError, UntrustedFileError
+from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable
 
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
@@ -23,7 +23,7 @@ def read_content(path: Path, kind: FileKind) -> object:
     """Return what a "torch", "legacy torch" or "safetensors" file holds; mapped into memory where that can be.
 
     Args:
-        path: A file that passed `hookscope.checkpoints.verify.vet`, which finds what these readers would not notice.
+        path: A file that passed `verify_file`, which finds what these readers would not notice.
         kind: As `file_kind` says.
 
     Raises:
@@ -37,10 +37,9 @@ def read_content(path: Path, kind: FileKind) -> object:
         raise
     except Exception as error:  # torch raises whatever the instructions in a file run into
         # Its messages tell how to switch the protection off, so none of them is passed on.
-        message = str(error)
-        if any(sign in message for sign in ("allocate memory", "std::bad_alloc", "unable to mmap")):
+        if is_out_of_memory(error):
             raise MemoryError from error
-        if "legacy .tar format" in message:
+        if "legacy .tar format" in str(error):
             raise UntrustedFileError(f"{name} can be read as a tar archive too, which runs code; refused.") from error
         damaged = "is damaged, truncated or not what it seems"
         raise CheckpointError(f"{name} {damaged} ({type(error).__name__}); download it again.") from error
@@ -48,9 +47,6 @@ def read_content(path: Path, kind: FileKind) -> object:
 
 def read_layout(path: Path) -> object:
     """Return what a "torch" file holds, with tensors on the meta device whose storages know where in it they begin.
-
-    Args:
-        path: A file that passed `hookscope.checkpoints.verify.vet`.
 
     Raises:
         NotImplementedError: If it holds a quantised tensor, which cannot be on the meta device, or was written on a

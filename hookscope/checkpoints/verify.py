@@ -1,6 +1,6 @@
 """Say whether a file of tensors is intact, is what it seems, and can be read without running code.
 
-Going through a file from a stranger can take any time and memory, or crash: `worker.attempt` is the place for it.
+Going through a file from a stranger can take any time and memory, or crash: `isolation` is the place for it.
 """
 
 import tarfile
@@ -18,8 +18,10 @@ from hookscope.checkpoints.reading import read_content
 from hookscope.errors import CheckpointError, UntrustedFileError
 from hookscope.text import printable
 
-Check = Callable[[object, str], object]
-"""Given what a file holds and what to call it, raises one of hookscope's errors unless it is what is wanted."""
+Look = Callable[[Path, FileKind, object], object]
+"""Given a file, its kind and what it holds: says what is wanted of it, or raises one of hookscope's errors."""
+
+RUNS_CODE = "runs code"
 
 # What these are, whatever they hold.
 _RUNNING_KINDS: dict[FileKind, str] = {
@@ -34,33 +36,32 @@ _SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instruct
 _LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
 
 
-def vet(path: Path, kind: FileKind, check: Check, *, ways_on: str, trust: bool = False) -> bool:
-    """Go through a file; return whether reading it runs code, which is only so for a trusted one.
+def verify_file(path: Path, kind: FileKind, look: Look, *, remedy: str, trust: bool = False) -> object:
+    """Go through a file; return what `look` does, or `RUNS_CODE` for a trusted file whose reading does.
 
     Args:
         path: A file of that kind.
         kind: As `file_kind` says, other than an index.
-        check: Looks at what it holds, unless that is a trusted file's that runs code.
-        ways_on: What to do about a file that runs code, for messages: "save it again, or give --trust".
+        look: Is given what it holds.
+        remedy: What to do about a file that runs code, for messages: "save it again, or give --trust".
         trust: Whether it may run code.
 
     Raises:
         CheckpointError: If it is damaged, or made to be misread.
         UntrustedFileError: If reading it runs code, and it is not trusted.
-        HookscopeError: Whatever `check` raises.
+        HookscopeError: Whatever `look` raises.
     """
     name = printable(str(path))
     if kind in _RUNNING_KINDS:
         _check_intact(path, kind, name)
         if not trust:
-            raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), ways_on)
-        return True
+            raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), remedy)
+        return RUNS_CODE
     if kind != "safetensors" and (what := _what_runs(path, kind, name)):
         if not trust:
-            raise _refusal(name, *what, ways_on)
-        return True
-    check(read_content(path, kind), name)
-    return False
+            raise _refusal(name, *what, remedy)
+        return RUNS_CODE
+    return look(path, kind, read_content(path, kind))
 
 
 def _check_intact(path: Path, kind: FileKind, name: str) -> None:
@@ -73,11 +74,7 @@ def _check_intact(path: Path, kind: FileKind, name: str) -> None:
 
 
 def _what_runs(path: Path, kind: FileKind, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return what in a file runs code, in words, and what it would import; None if there is nothing.
-
-    Raises:
-        CheckpointError: If it is damaged, or made to be misread.
-    """
+    """Return what in a file runs code, in words, and what it would import; None if there is nothing."""
     with open_regular(path) as file:
         if kind == "torch":
             check_checksums(file, name)
@@ -105,12 +102,12 @@ def _what_runs(path: Path, kind: FileKind, name: str) -> tuple[str, tuple[str, .
     return None
 
 
-def _refusal(name: str, what: str, imports: tuple[str, ...], ways_on: str) -> UntrustedFileError:
+def _refusal(name: str, what: str, imports: tuple[str, ...], remedy: str) -> UntrustedFileError:
     # TorchScript calls its own classes so, and the containers it knows.
     plain = [each.removeprefix("__torch__.") for each in imports if not each.startswith("torch.jit._pickle.")]
     named = [printable(each, 80) for each in plain[:5]]
     would = f"would import {', '.join(named)}{', …' if plain[5:] else ''}, which " if plain else ""
-    return UntrustedFileError(f"{name} {what}: reading it {would}can run code; {ways_on}.")
+    return UntrustedFileError(f"{name} {what}: reading it {would}can run code; {remedy}.")
 
 
 def _survey_archive(file: BinaryIO, name: str) -> tuple[PickleSurvey, dict[str, int]]:

@@ -13,7 +13,7 @@ from hookscope.checks import judge, refused
 from hookscope.checks.baseline import Baseline
 from hookscope.checks.measuring import Prepared, measure, prepare
 from hookscope.checks.settings import CheckSettings
-from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError
+from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError, is_out_of_memory
 from hookscope.models import LoadedModel
 from hookscope.results.check import CheckMeasurements, CheckReport
 
@@ -56,7 +56,7 @@ def check_checkpoint(
         report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:
         measured = None
-        lacks_memory = isinstance(error, ModelError) and _tells_of_lack(str(error))  # it could not even be built
+        lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # it could not even be built
         report = refused(name, _lack_of_memory(name) if lacks_memory else error, wanted)
     if measured is not None and on_measured is not None:
         on_measured(measured)
@@ -77,13 +77,8 @@ def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
     """
     for inspection in (measured.forward, measured.gradients):
         failure = inspection.failure if inspection is not None else None
-        if failure is not None and _tells_of_lack(failure.error):
+        if failure is not None and is_out_of_memory(failure.error):
             raise _lack_of_memory(name, f", in {failure.layer or '(model)'}")
-
-
-def _tells_of_lack(error: str) -> bool:
-    """Tell from what torch raises that it got no memory."""
-    return any(words in error for words in ("can't allocate memory", "out of memory"))
 
 
 def _lack_of_memory(name: str, where: str = "") -> InputError:

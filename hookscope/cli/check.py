@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hookscope.checks.settings import CheckSettings
-    from hookscope.cli.check_apart import Checked, CheckJob
+    from hookscope.cli.check_workers import Checked, CheckJob
     from hookscope.results.check import CheckReport
     from hookscope.sandbox import Limits
 
@@ -139,7 +139,7 @@ def check(
         return _inform(rules, explain, init)
     from hookscope.checks import wanted_rules
     from hookscope.checks.configuration import read_settings
-    from hookscope.cli.check_apart import CheckJob
+    from hookscope.cli.check_workers import CheckJob
     from hookscope.cli.checkpoints import find_checkpoints
 
     if not checkpoints:
@@ -215,7 +215,7 @@ def _with_options(settings: "CheckSettings", arch: str | None, baseline: Path | 
 
 def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
     """Refuse `--update-baseline` where it is not clear from what to write it, or whereto."""
-    from hookscope.cli.writing import check_writable
+    from hookscope.runs.atomic import check_writable
 
     if settings.baseline is None:
         raise UsageError("--update-baseline needs the file to write: give --baseline FILE.")
@@ -230,7 +230,7 @@ def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -
     Raises:
         OutputError: If one could not.
     """
-    from hookscope.cli.writing import check_writable
+    from hookscope.runs.atomic import check_writable
     from hookscope.runs.reports import check_report_target
 
     if junit is not None:
@@ -279,11 +279,11 @@ def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> 
 
 def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
     """Check all of them; return what came of each, in their order."""
-    from hookscope.cli.check_apart import check_apart
+    from hookscope.cli.check_workers import check_workers
 
     results: dict[int, Checked] = {}
     with progress_bar(messages, shown=True) as advance:
-        for position, checked in check_apart(work, limits, at_once):
+        for position, checked in check_workers(work, limits, at_once):
             results[position] = checked
             advance(len(results), len(work))
     return [results[position] for position in range(len(work))]
@@ -293,7 +293,7 @@ def _writers(
     reports: "Sequence[CheckReport]", junit: Path | None, page: Path | None, summary: str | None, seconds: float
 ) -> Iterator[Callable[[], None]]:
     """Yield what writes each file that is wanted; each may raise an OutputError, and the others are written still."""
-    from hookscope.cli.writing import append, write_whole
+    from hookscope.runs.atomic import append, write_whole
 
     if summary:
         from hookscope.render.check_markdown import checks_to_markdown
@@ -320,7 +320,7 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
         UsageError: If the checkpoint could not be examined.
         OutputError: If it cannot be written.
     """
-    from hookscope.cli.writing import write_whole
+    from hookscope.runs.atomic import write_whole
 
     assert settings.baseline is not None  # noqa: S101 - it was checked before
     path = safe_text(str(settings.baseline))

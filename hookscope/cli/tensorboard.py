@@ -10,10 +10,8 @@ Importing this imports torch and tensorboard, which is an optional package.
 """
 
 import os
-import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +25,7 @@ from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients
 from hookscope.results.statistics import TensorStatistics
+from hookscope.runs.atomic import new_token, reason_of, whole_file
 from hookscope.text import printable, safe_text
 
 # So many neighbouring bins of a distribution make one here. Our choice: each is then some 10 % wide, like those of
@@ -57,24 +56,17 @@ def write_run(folder: Path, inspection: Activations | Gradients, pictures: Seque
     """
     now = time.time()
     target = Path(os.path.realpath(folder))
-    token = f"{os.getpid()}-{secrets.token_hex(4)}"
-    partial = target / f".partial-{token}"
     try:
         target.mkdir(parents=True, exist_ok=True)
-        with partial.open("xb") as file:
+        with whole_file(target / f"events.out.tfevents.{now:.0f}.{new_token()}") as file:
             records = RecordWriter(file)
             records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
             for value in _values(inspection, pictures):
                 records.write(Event(wall_time=now, step=_STEP, summary=Summary(value=[value])).SerializeToString())
-        partial.rename(target / f"events.out.tfevents.{now:.0f}.{token}")
     except OSError as error:
-        reason = safe_text((error.strerror or str(error)).lower())
         raise OutputError(
-            f"Cannot write '{safe_text(str(folder))}': {reason}. Name another folder with --tensorboard."
+            f"Cannot write '{safe_text(str(folder))}': {reason_of(error)}. Name another folder with --tensorboard."
         ) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def _values(inspection: Activations | Gradients, pictures: Sequence[Path]) -> Iterator[Summary.Value]:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, UsageError
+from hookscope.errors import HookscopeError, UsageError, is_out_of_memory
 from hookscope.hooks.autograd import strided_copy
 from hookscope.hooks.dataflow import graph_leaves, graph_nodes
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch
-from hookscope.inspection.failures import error_line, failure_message, is_out_of_memory, locate, reraise_internal
+from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.gradient_rows import Gradient, GradientRecorder, merge_gradients
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
 from hookscope.inspection.rows import merge_observations
@@ -29,6 +29,7 @@ from hookscope.inspection.verification import Outcome, asks_for_identity, outcom
 from hookscope.losses import LossValue
 from hookscope.results.network import Failure
 from hookscope.statistics import Measured, Pending
+from hookscope.text import exception_line
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
 """Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
@@ -327,8 +328,8 @@ def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
 
 def _loss_failed(error: BaseException) -> str:
     if is_out_of_memory(error):
-        return f"The loss ran out of memory: give fewer inputs at a time (a smaller batch). {error_line(error)}"
-    return f"The loss raised {error_line(error)}"
+        return f"The loss ran out of memory: give fewer inputs at a time (a smaller batch). {exception_line(error)}"
+    return f"The loss raised {exception_line(error)}"
 
 
 def _backward(run: GradientRun, loss: Tensor) -> Break | None:
@@ -370,5 +371,5 @@ def _after_the_last_gradient(run: GradientRun, error: BaseException) -> Failure:
     arrived = [site for site in run.captured.gradients if site.arrival is not None]
     latest = max(arrived, key=lambda site: site.arrival or 0, default=None)
     if latest is None:
-        return Failure("", type(run.inspected.network).__name__, (), error_line(error))
-    return Failure(latest.layer, type(latest.module).__name__, (), error_line(error))
+        return Failure("", type(run.inspected.network).__name__, (), exception_line(error))
+    return Failure(latest.layer, type(latest.module).__name__, (), exception_line(error))

@@ -8,8 +8,10 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from hookscope.errors import is_out_of_memory
 from hookscope.hooks.pytree import tensors_in
 from hookscope.results.network import Failure
+from hookscope.text import exception_line
 
 # The rooms whose code runs inside the model's, in hooks: what is raised there is no error of the model.
 _HOOKSCOPES_OWN = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("hooks", "inspection", "statistics"))
@@ -34,18 +36,12 @@ def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
             inputs = tensors_in(frame.f_locals.get("args")) + tensors_in(frame.f_locals.get("kwargs"))
         trace = trace.tb_next
     shapes = tuple(f"{path} {_shape_text(tensor)}" for path, tensor in inputs)
-    return Failure(names[id(module)], type(module).__name__, shapes, error_line(error))
+    return Failure(names[id(module)], type(module).__name__, shapes, exception_line(error))
 
 
 def _shape_text(tensor: Tensor) -> str:
     with torch._C.DisableTorchFunctionSubclass():
         return f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape))
-
-
-def error_line(error: BaseException) -> str:
-    """Return "TypeName: first line of the message"."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def reraise_internal(error: BaseException) -> BaseException:
@@ -56,15 +52,6 @@ def reraise_internal(error: BaseException) -> BaseException:
             raise error
         trace = trace.tb_next
     return error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory has run out; on the CPU only its text does."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        text in str(error) for text in ("can't allocate memory", "not enough memory", "out of memory")
-    )
 
 
 def failure_message(model: str, failure: Failure, error: BaseException, phase: str = "forward") -> str:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.failures import error_line
 from hookscope.results.activations import Verification
 from hookscope.statistics.storage import stored_values
+from hookscope.text import exception_line
 
 
 class Outcome(NamedTuple):
@@ -54,7 +54,7 @@ def verify_outcome(
             return Verification("same")
         again = with_hooks(())
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-        return Verification("not repeatable", f"a second pass raises {error_line(error)}")
+        return Verification("not repeatable", f"a second pass raises {exception_line(error)}")
     if not same(reference, again):
         return Verification("not repeatable", difference(reference, again))
     low, high = 0, len(layers)  # hooks on the first `low` change nothing, those on the first `high` do

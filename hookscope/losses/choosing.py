@@ -23,7 +23,7 @@ from hookscope.losses.targets import (
     read_target,
     value_target,
 )
-from hookscope.text import safe_text, shape_text
+from hookscope.text import exception_line, safe_text, shape_text
 
 # Of several outputs, the one that a loss of one output takes: the first of these names that there is. Our choice, after
 # what torchvision, timm and Hugging Face call theirs.
@@ -275,6 +275,4 @@ def _place(function: Callable[..., object], error: BaseException) -> str:
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
     frame = next((each for each in reversed(frames) if each.filename == file), frames[-1])
-    lines = str(error).strip().splitlines()
-    message = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-    return safe_text(f"{Path(frame.filename).name}:{frame.lineno}: {message}")
+    return f"{safe_text(Path(frame.filename).name)}:{frame.lineno}: {exception_line(error)}"

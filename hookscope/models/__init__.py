@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hookscope.models.checkpoint import Checkpoint, read_checkpoint, read_state_dict
+from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel
 from hookscope.models.input_spec import example_shape, infer_channels, infer_input_shape
 from hookscope.models.python_source import load_function
@@ -27,7 +27,6 @@ __all__ = [
     "model_names",
     "parse_model",
     "read_checkpoint",
-    "read_state_dict",
 ]
 
 

@@ -112,13 +112,13 @@ def recognise(shapes: _Shapes) -> tuple[Candidate, ...]:
     with seeded(0), silenced_known_warnings():
         found = _fitting(_torchvision_networks(), forms)
         if found or not find_spec("timm"):
-            return _told_apart(found, "torchvision")
+            return _with_ties(found, "torchvision")
         started, networks = time.monotonic(), _timm_networks(forms)
         found = _fitting(_until(started + TIMM_SECONDS, networks), forms)
     left = f"{len(networks)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
     if networks and not found:
         raise ModelNotFoundError(f"No known network fits, but {left}; name it with --arch.")
-    candidates = _told_apart(found, "timm")
+    candidates = _with_ties(found, "timm")
     return tuple(replace(c, remarks=(*c.remarks, left)) for c in candidates) if networks else candidates
 
 
@@ -185,7 +185,7 @@ def _until(deadline: float, networks: list[_Network]) -> Iterator[_Network]:
         yield networks.pop(0)
 
 
-def _told_apart(found: list[Candidate], library: str) -> tuple[Candidate, ...]:
+def _with_ties(found: list[Candidate], library: str) -> tuple[Candidate, ...]:
     """Return the candidates with a remark each on the others."""
     told = []
     for candidate in found:
@@ -308,11 +308,7 @@ def _side(module: object, name: str) -> int | None:
 
 
 def _remarks(
-    network: _Network,
-    arguments: Mapping[str, Any],
-    channels: int | None,
-    own: _Shapes,
-    given: _Shapes,
+    network: _Network, arguments: Mapping[str, Any], channels: int | None, own: _Shapes, given: _Shapes
 ) -> tuple[str, ...]:
     which = "names and shapes of int8 convolutions and linear layers" if network.int8 else "names and shapes"
     remarks = [f"all {len(given)} {which} fit"]
@@ -348,7 +344,7 @@ def _float_shapes(module: nn.Module, given: _Shapes) -> _Shapes:
     return shapes
 
 
-class _StrangeError(BaseException):
+class _MismatchError(BaseException):
     """The network being built is not the one; a BaseException, since builders are asked to report other exceptions."""
 
 
@@ -356,12 +352,12 @@ def _built(network: _Network, arguments: Mapping[str, Any], channels: int | None
     """Build a network on the meta device, where it can; None if it cannot be built or is soon seen not to fit."""
     own = {"quantize": False} if network.int8 else {}
     # Fusing and packing have changed the shapes of an int8 file.
-    watching = nullcontext if network.int8 else partial(_stopped_when_strange, given)
+    watching = nullcontext if network.int8 else partial(_stopped_on_mismatch, given)
     for device in ("meta", "cpu"):  # RegNet computes its widths with tensors
         try:
             with watching(), torch.device(device), skipped_initialisation():
                 return network.build(own | dict(arguments), input_channels=channels)
-        except _StrangeError:
+        except _MismatchError:
             return None
         except Exception:  # noqa: BLE001, S112 - whatever it is, this is not how the network of the file was built
             continue
@@ -369,8 +365,8 @@ def _built(network: _Network, arguments: Mapping[str, Any], channels: int | None
 
 
 @contextmanager
-def _stopped_when_strange(given: _Shapes) -> Iterator[None]:
-    """Raise `_StrangeError` while a network is built with more parameters that are not among `given` than may be."""
+def _stopped_on_mismatch(given: _Shapes) -> Iterator[None]:
+    """Raise `_MismatchError` while a network is built with more parameters that are not among `given` than may be."""
     left = Counter(given.values())
     strange = familiar = 0
 
@@ -383,7 +379,7 @@ def _stopped_when_strange(given: _Shapes) -> Iterator[None]:
         strange += left[shape] < 0
         familiar += left[shape] >= 0
         if strange > min(_STRANGE_LIMIT, familiar + _STRANGE_EXCESS):
-            raise _StrangeError
+            raise _MismatchError
 
     handle = register_module_parameter_registration_hook(compare)
     try:

@@ -2,22 +2,22 @@
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from hookscope.checkpoints import isolation
-from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind, open_regular
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind, open_regular, read_weight_map
+from hookscope.checkpoints.isolation import read_verified
 from hookscope.errors import CheckpointError
 from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
-from hookscope.models.shards import check_names, read_index
 from hookscope.text import printable
 
-WAYS_ON = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
+REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
 """What to do about a file that runs code, for messages."""
 
 
@@ -59,16 +59,6 @@ def exists(text: str) -> bool:
         return False
 
 
-def read_state_dict(path: Path) -> dict[str, Any]:
-    """Return the state dict in a weights file: tensors by name, on the CPU.
-
-    Raises:
-        CheckpointError: If the file cannot be read, is damaged, or holds no state dict.
-        UntrustedFileError: If reading it would run code from the file.
-    """
-    return read_checkpoint(path).state
-
-
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
     """Return the weights in a file, with its digest. What the file is, its content decides.
 
@@ -87,10 +77,10 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     name = printable(str(path))
     kind, kinds = files_of(path)
     if path in kinds:
-        content = read_vetted(kinds, name, options)[path]
+        content = _read_verified(kinds, name, options)[path]
         weights, digest = weights_in(content, name, options.key), _digest(path)
         return Checkpoint(printable(path.name), weights.state, digest, kind, (), weights.module, weights.notes)
-    contents = read_vetted(kinds, name, replace(options, key=None))
+    contents = _read_verified(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
     joined, warnings = _joined(name, read_index(path), read)
     weights = weights_in(joined, name, options.key)
@@ -116,31 +106,10 @@ def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
     return kind, kinds
 
 
-def read_vetted(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, object]:
-    """Return what files hold, read after all have been gone through in a separate process.
-
-    Args:
-        kinds: What each file is.
-        name: What to call all of them in messages.
-        options: As for `read_checkpoint`.
-
-    Raises:
-        CheckpointError, UntrustedFileError, UsageError, NothingMatchedError: As for `read_checkpoint`.
-    """
+def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, object]:
     trusted = _read_trusted if options.trust else None
-    return isolation.read_vetted(kinds, name, _weights_check(options), ways_on=WAYS_ON, read_trusted=trusted)
-
-
-def vet_apart(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> list[bool]:
-    """Go through files in a separate process; return of each whether reading it runs code, as a trusted one's may.
-
-    Args and Raises: As for `read_vetted`.
-    """
-    return isolation.vet_apart(kinds, name, _weights_check(options), ways_on=WAYS_ON, trust=options.trust)
-
-
-def _weights_check(options: FileOptions) -> Callable[[object, str], object]:
-    return lambda content, name: weights_in(content, name, options.key)
+    check = partial(weights_in, key=options.key)
+    return read_verified(kinds, name, check, remedy=REMEDY, read_trusted=trusted)
 
 
 def _read_trusted(path: Path, kind: FileKind) -> object:
@@ -173,3 +142,73 @@ def _joined(
 def _digest(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_index(path: Path) -> dict[Path, list[str]]:
+    """Return the tensors' names by the file that holds them, shards in the order of their names.
+
+    Shards lie beside the index; where both are links (Hugging Face's cache), beside what the index links to.
+
+    Raises:
+        CheckpointError: If the index names anything else, a shard is missing, or a tensor is in two of them.
+    """
+    name = printable(str(path))
+    with open_regular(path) as file:
+        weight_map = read_weight_map(file, name)
+    by_shard: dict[str, list[str]] = {}
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{name} names no file for '{printable(tensor, 80)}'; download it again.")
+        by_shard.setdefault(shard, []).append(tensor)
+    shards = {_beside(path, shard, name): tensors for shard, tensors in sorted(by_shard.items())}
+    missing = [shard for shard in shards if not shard.exists()]
+    if missing:
+        raise CheckpointError(
+            f"{name} lacks {len(missing)} of its {len(shards)} files, such as '{printable(missing[0].name, 80)}'; "
+            "download them beside it."
+        )
+    return shards
+
+
+def _beside(index: Path, shard: str, name: str) -> Path:
+    """Return where a shard lies; refuse one that is outside of its index's folder."""
+    plain = shard not in ("", ".", "..") and shard.isprintable() and not {"/", "\\"} & set(shard)
+    if not plain:
+        raise CheckpointError(f"{name} names '{printable(shard, 80)}', which is not a file beside it; refused.")
+    path = index.with_name(shard)
+    try:
+        folder = path.resolve().parent
+        folders = {index.parent.resolve(), index.resolve().parent}
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{name} names '{printable(shard, 80)}', a link that leads nowhere; refused.") from error
+    if folder not in folders:
+        raise CheckpointError(f"{name} names '{printable(shard, 80)}', a link out of its folder; refused.")
+    return path
+
+
+def check_names(index: str, shard: Path, listed: list[str], held: Iterable[str], others: Container[str]) -> list[str]:
+    """Return the names of tensors in a shard that the index does not list.
+
+    Args:
+        index: What to call the index in messages.
+        shard: The shard's path.
+        listed: Names that the index says it holds.
+        held: Names that it holds.
+        others: Names that the index lists at all.
+
+    Raises:
+        CheckpointError: If it lacks one of its own, or holds one of another shard's.
+    """
+    shown = printable(shard.name, 80)
+    held = list(held)
+    if missing := sorted(set(listed) - set(held)):
+        raise CheckpointError(
+            f"{shown} lacks '{printable(missing[0], 80)}', which {index} says it holds"
+            f"{f' ({len(missing)} in all)' if missing[1:] else ''}; are both of the same download?"
+        )
+    surplus = [name for name in held if name not in set(listed)]
+    if twice := [name for name in surplus if name in others]:
+        raise CheckpointError(
+            f"'{printable(twice[0], 80)}' is in {shown} and in another file of {index}; they contradict each other."
+        )
+    return surplus

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
-from hookscope.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +136,26 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-# What torch and torchvision say about their own use of deprecated parts: nothing a user of a network can act on.
-_KNOWN_WARNINGS: dict[str, type[Warning]] = {
-    "torch.ao.quantization is deprecated": DeprecationWarning,
-    "torch.quantize_per_tensor, torch.quantize_per_channel and other quantized": UserWarning,
-    "must run observer before calling calculate_qparams": UserWarning,  # heads that evaluation does not reach
-    "TypedStorage is deprecated": UserWarning,
-    "The default weight initialization of": FutureWarning,
-}
+# What torch and torchvision say about their own use of what they give up, or about how a file was made: nothing that a
+# user of a network can act on.
+_KNOWN_WARNINGS = (
+    ("torch.ao.quantization is deprecated", DeprecationWarning),
+    ("torch.quantize_per_tensor, torch.quantize_per_channel and other quantized", UserWarning),
+    ("must run observer before calling calculate_qparams", UserWarning),  # heads that evaluation does not reach
+    ("TypedStorage is deprecated", UserWarning),
+    ("The default weight initialization of", FutureWarning),
+    (r"`?torch\.jit\.", FutureWarning),
+    (r"`?torch\.jit\.", DeprecationWarning),
+    ("This version of file is deprecated", UserWarning),
+    ("Attempted to insert a get_attr Node with no underlying reference", UserWarning),
+)
 
 
 @contextmanager
 def silenced_known_warnings() -> Iterator[None]:
-    """Silence what torch and torchvision are known to say about their own use of deprecated parts, and nothing else."""
+    """Silence what torch and torchvision are known to say about themselves, and nothing else."""
     with warnings.catch_warnings():
-        for message, category in _KNOWN_WARNINGS.items():
+        for message, category in _KNOWN_WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
         yield
 
@@ -171,7 +175,16 @@ def parameter_count(module: nn.Module) -> int:
     return count
 
 
-def exception_line(error: BaseException) -> str:
-    """Return "TypeName: first line of the message", safe to show."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {printable(lines[0].strip())}" if lines else type(error).__name__
+def model_info(
+    name: str,
+    module: nn.Module,
+    weights: str,
+    *,
+    random: bool = False,
+    sha256: str | None = None,
+    categories: tuple[str, ...] = (),
+    arguments: Mapping[str, Any] | None = None,
+) -> ModelInfo:
+    """Return what the record says of a network; see `ModelInfo`."""
+    kind, count = type(module).__name__, parameter_count(module)
+    return ModelInfo(name, kind, weights, random, sha256, count, categories, dict(arguments or {}))

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from torch import Tensor
 
 from hookscope.checkpoints.archive import open_archive
 from hookscope.checkpoints.fileformat import FileKind, open_regular
-from hookscope.checkpoints.isolation import look_apart
+from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.architecture import Candidate, recognise, state_shapes
-from hookscope.models.checkpoint import WAYS_ON, files_of
+from hookscope.models.checkpoint import REMEDY, check_names, files_of, read_index
 from hookscope.models.locate_state_dict import Part, parts_of
-from hookscope.models.shards import check_names, read_index
 from hookscope.models.values import ValueReader, Values
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import printable, shape_text
@@ -59,7 +59,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         raise UsageError(
             f"--key '{printable(key)}' is for a single file; {printable(path.name)} is an index of several."
         )
-    looked = look_apart(kinds, printable(str(path)), partial(_look, key), ways_on=WAYS_ON)
+    looked = inspect_isolated(kinds, printable(str(path)), partial(_look, key), remedy=REMEDY)
     found: dict[Path, dict[str, Any]] = dict(zip(kinds, looked, strict=True))
     warnings = [note for file in looked for note in file["warnings"]]
     warnings += _unlisted(path, found) if path not in kinds else []
@@ -91,6 +91,9 @@ def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[
     """Return what there is to list of one file, as JSON can hold it."""
     parts = parts_of(content, printable(str(path)), key)
     tensors = [tensor for part in parts for _, tensor in part.tensors]
+    absent = sum(tensor.is_meta for tensor in tensors)
+    what = "1 tensor has" if absent == 1 else f"{absent} tensors have"
+    warning = f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."
     rows = iter(zip(tensors, _values(path, kind, content, tensors), _tied(parts), strict=True))
     return {
         "parts": [
@@ -106,14 +109,8 @@ def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[
         "producer": _producer(path, kind, content),
         "entries": [] if any(part.is_weights and not part.key for part in parts) else _entries(content),
         "metadata": _metadata(path, kind),
-        "warnings": _without_data(path, tensors),
+        "warnings": [warning] * bool(absent),
     }
-
-
-def _without_data(path: Path, tensors: Sequence[Tensor]) -> list[str]:
-    count = sum(tensor.is_meta for tensor in tensors)
-    what = "1 tensor has" if count == 1 else f"{count} tensors have"
-    return [f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."] * bool(count)
 
 
 def _row(name: str, tensor: Tensor, values: Values | None, tied_to: str) -> dict[str, Any]:
@@ -134,11 +131,7 @@ def _row(name: str, tensor: Tensor, values: Values | None, tied_to: str) -> dict
 
 
 def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    """Hold what shards hold against their index; return a sentence for each that holds more.
-
-    Raises:
-        CheckpointError: If a tensor is missing, or in two of them.
-    """
+    """Hold what shards hold against their index; return a sentence for each that holds more."""
     name, listed = printable(str(index)), read_index(index)
     owners = {tensor: shard for shard, tensors in listed.items() for tensor in tensors}
     surplus = {}
@@ -170,23 +163,13 @@ def _architectures(
 
 def _common_prefix(names: Sequence[str]) -> str:
     """Return what all dotted names start with, of whole parts; "" for nothing, and for a single name."""
-    common: list[str] = []
-    for parts in zip(*(name.split(".") for name in names), strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return ".".join(common) if len(names) > 1 else ""
-
-
-# --- Values ----------------------------------------------------------------------------------------------------------
+    ordered = sorted(name.split(".") for name in names)
+    ends = zip(ordered[0], ordered[-1], strict=False) if len(names) > 1 else ()
+    return ".".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
 
 
 def _values(path: Path, kind: FileKind, content: object, tensors: Sequence[Tensor]) -> list[Values | None]:
-    """Return the statistics of each tensor; those of one that is there twice are read once.
-
-    Raises:
-        CheckpointError: If the file is cut short meanwhile.
-    """
+    """Return the statistics of each tensor; those of one that is there twice are read once."""
     base = _mapped_at(path, kind, content)
     views = [_view(tensor) or at for at, tensor in enumerate(tensors)]
     distinct: dict[object, Tensor] = {}
@@ -301,8 +284,9 @@ def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
     if kind == "legacy torch" or not tensors:
         return None
     if kind == "safetensors" and isinstance(content, dict):
-        begins = _safetensors_begins(path)
-        bases = {tensor.data_ptr() - begins[name] for name, tensor in content.items() if name in begins}
+        header, begin = _safetensors_header(path)
+        begins = {name: begin + header[name]["data_offsets"][0] for name in content}
+        bases = {each.data_ptr() - begins[name] for name, each in content.items() if each.numel()}
     else:
         offset_of = attrgetter("_checkpoint_offset")  # the one way
         try:
@@ -318,16 +302,6 @@ def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
     return bases.pop() if len(bases) == 1 else None
 
 
-def _safetensors_begins(path: Path) -> dict[str, int]:
-    """Return where in a safetensors file the bytes of each tensor that has any begin."""
-    header, begin = _safetensors_header(path)
-    return {
-        name: begin + entry["data_offsets"][0]
-        for name, entry in header.items()
-        if name != "__metadata__" and entry["data_offsets"][0] != entry["data_offsets"][1]
-    }
-
-
 def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of an intact safetensors file, and where the bytes after it begin.
 
@@ -337,9 +311,6 @@ def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))
     return header, 8 + length
-
-
-# --- What else there is ----------------------------------------------------------------------------------------------
 
 
 def _entries(content: object) -> list[tuple[str, str, str]]:
@@ -390,6 +361,5 @@ def _producer(path: Path, kind: FileKind, content: object) -> str:
 def _sentence(candidate: Candidate) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in candidate.arguments.items())
     remarks = "; ".join(candidate.remarks)
-    return printable(
-        f"{candidate.model}{f' ({arguments})' if arguments else ''}{f': {remarks}' if remarks else ''}", 400
-    )
+    text = f"{candidate.model}{f' ({arguments})' if arguments else ''}{f': {remarks}' if remarks else ''}"
+    return printable(text, 400)

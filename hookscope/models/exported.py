@@ -7,7 +7,6 @@ import hashlib
 import logging
 import pickle
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,12 +18,11 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.errors import CheckpointError
-from hookscope.models.construction import LoadedModel, exception_line, parameter_count, seeded
-from hookscope.models.importing import importable
+from hookscope.models.construction import LoadedModel, model_info, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
+from hookscope.models.python_source import importable
 from hookscope.results.inputs import Preprocessing
-from hookscope.results.network import ModelInfo
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 # What pickle says of a class, or function, that is no longer where it was.
 _MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
@@ -41,7 +39,7 @@ def read_pickle(path: Path) -> object:
     shown = printable(str(path))
     try:
         # By its name alone, torch would take some file for safetensors.
-        with path.open("rb") as file, importable(Path.cwd(), is_file=False), _known_warnings_silenced():
+        with path.open("rb") as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
             if file_kind(path) == "pickle":
                 return pickle.load(file)  # noqa: S301 - trusted
             return torch.load(file, map_location="cpu", weights_only=False)
@@ -67,11 +65,8 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
 
     `module.state_dict()` has the names of the original's, for an eager network to take over. Buffers that the original
-    kept out of its state dict are among them: TorchScript does not record which those were.
-
-    Args:
-        path: The file.
-        seed: Of the random number generators while it loads.
+    kept out of its state dict are among them: TorchScript does not record which those were. Code in it runs with
+    random number generators seeded by `seed`.
 
     Raises:
         CheckpointError: If it cannot be loaded.
@@ -84,14 +79,8 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
         with seeded(seed):
             return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
 
-    try:
-        with _known_warnings_silenced():
-            module, remarks = hookable(load)
-    except (Exception, SystemExit) as error:
-        shown = printable(str(path))
-        raise CheckpointError(
-            f"{shown} cannot be loaded as TorchScript: {exception_line(error)}; download or save it again."
-        ) from error
+    with _loading(path, "TorchScript", "save"):
+        module, remarks = hookable(load)
     return _described(path, module, default_preprocessing(module), remarks)
 
 
@@ -100,25 +89,15 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
 
     It runs once on its example inputs, if the file has them, to see that the tree computes the same.
 
-    Args:
-        path: The file.
-        seed: Of the random number generators while it loads and runs.
-
     Raises:
         CheckpointError: If it cannot be loaded.
     """
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
-    try:
-        with seeded(seed), path.open("rb") as file, _known_warnings_silenced(), _logged_failures() as failures:
-            program: Any = torch.export.load(file)
-            module, remarks = unflattened(program, seed)
-            shape = _input_shape(program)
-    except (Exception, SystemExit) as error:
-        shown, cause = printable(str(path)), exception_line(failures[0] if failures else error)
-        raise CheckpointError(
-            f"{shown} cannot be loaded as an exported program: {cause}; download or export it again."
-        ) from error
+    with _loading(path, "an exported program", "export"), seeded(seed), path.open("rb") as file:
+        program: Any = torch.export.load(file)
+        module, remarks = unflattened(program, seed)
+        shape = _input_shape(program)
     preprocessing = default_preprocessing(module)
     if shape is not None:
         preprocessing = _fitting(preprocessing, shape, path)
@@ -161,51 +140,29 @@ def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, rema
     name = printable(path.name)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    info = ModelInfo(
-        name=name,
-        kind=type(module).__name__,
-        weights=name,
-        random=False,
-        sha256=digest,
-        parameter_count=parameter_count(module),
-    )
+    info = model_info(name, module, name, sha256=digest)
     return LoadedModel(module, info, preprocessing, tuple(f"{name}: {remark}" for remark in remarks))
 
 
-# What torch says about its own use of what it gives up, or about how a file was made: nothing to act on here.
-_SAID_BY_TORCH = (
-    (r"`?torch\.jit\.", FutureWarning),
-    (r"`?torch\.jit\.", DeprecationWarning),
-    ("TypedStorage is deprecated", UserWarning),
-    ("This version of file is deprecated", UserWarning),
-    ("Attempted to insert a get_attr Node with no underlying reference", UserWarning),
-)
-
-
 @contextmanager
-def _known_warnings_silenced() -> Iterator[None]:
-    """Silence what torch is known to say about its own ways of loading."""
-    with warnings.catch_warnings():
-        for message, category in _SAID_BY_TORCH:
-            warnings.filterwarnings("ignore", message=message, category=category)
-        yield
-
-
-@contextmanager
-def _logged_failures() -> Iterator[list[BaseException]]:
-    """Collect the exceptions that torch.export logs, instead of showing them: what it raises afterwards is vague."""
-    failures: list[BaseException] = []
+def _loading(path: Path, what: str, make: str) -> Iterator[None]:
+    """Turn whatever loading a file raises into one line, with the cause that torch.export only logs."""
+    causes: list[BaseException] = []
 
     def collect(record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[1]:
-            failures.append(record.exc_info[1])
+            causes.append(record.exc_info[1])
         return False
 
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
     for logger in loggers:
         logger.addFilter(collect)
     try:
-        yield failures
+        with silenced_known_warnings():
+            yield
+    except (Exception, SystemExit) as error:
+        shown, cause = printable(str(path)), exception_line(causes[0] if causes else error)
+        raise CheckpointError(f"{shown} cannot be loaded as {what}: {cause}; download or {make} it again.") from error
     finally:
         for logger in loggers:
             logger.removeFilter(collect)

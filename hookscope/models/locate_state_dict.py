@@ -13,27 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import CheckpointError, ModelError, NothingMatchedError, UsageError
-from hookscope.models.construction import exception_line
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 # Where training scripts put the weights inside a checkpoint.
 _WEIGHTS_KEYS = {
-    "state_dict",
-    "model_state_dict",
-    "model_state",
-    "model",
-    "model_ema",
-    "model_ema_state_dict",
-    "state_dict_ema",
-    "ema",
-    "ema_state_dict",
-    "ema_model",
-    "module",
-    "net",
-    "network",
-    "params",
-    "params_ema",
-    "weights",
+    *("state_dict", "model_state_dict", "model_state", "model", "model_ema", "model_ema_state_dict", "state_dict_ema"),
+    *("ema", "ema_state_dict", "ema_model", "module", "net", "network", "params", "params_ema", "weights"),
 }
 
 _OPTIMISER = {"state", "param_groups"}  # the keys of every torch optimiser's state dict
@@ -54,13 +39,11 @@ class Weights:
 
     Attributes:
         state: Tensors by name, detached, and what else stands among them.
-        keys: That lead to them in the file; none where they are all it holds.
         module: The pickled Module that they are of, which only a trusted file can hold; else None.
         notes: Sentences about where they were, and what else there is.
     """
 
     state: "OrderedDict[str, Any]"
-    keys: tuple[object, ...]
     module: nn.Module | None
     notes: tuple[str, ...]
 
@@ -142,9 +125,7 @@ def _may_be_weights(keys: _Keys, found: object) -> bool:
 def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, Tensor]]:
     """Yield every tensor of nested dicts, lists and tuples: which part it is of, its path there, and itself, detached.
 
-    Args:
-        content: What a file holds; each container in it is entered once.
-        sets: Where each set of weights is, by the id of what holds it.
+    `sets` says where each set of weights is, by the id of what holds it.
     """
     seen: set[int] = set()
     waiting: list[tuple[object, tuple[str, bool], str]] = [(content, ("", False), "")]
@@ -214,7 +195,7 @@ def weights_in(content: object, name: str, key: str | None = None) -> Weights:
     state = _checked(_state_dict(module, name) if module else found, holds)
     rest = f"; ignored: {_listed(ignored)}" if ignored else ""
     notes = (f"{name}: weights taken from its key '{where}'{rest}.",) if where else ()
-    return Weights(state, keys, module, notes)
+    return Weights(state, module, notes)
 
 
 def _reach(content: object, keys: _Keys, prefix: str) -> tuple[object, list[str]]:
@@ -223,7 +204,7 @@ def _reach(content: object, keys: _Keys, prefix: str) -> tuple[object, list[str]
     if keys and isinstance(content, dict):
         ignored = [_shown(key) for key in dict.keys(content) if key is not keys[0]]
     for key in keys:
-        found = _item(found, key)
+        found = dict.__getitem__(found, key) if isinstance(found, dict) else None
     if not (prefix and isinstance(found, dict)):
         return found, ignored
     inner = {key for key in dict.keys(found) if isinstance(key, str) and key.startswith(prefix)}
@@ -235,22 +216,12 @@ def _state_dict(module: nn.Module, name: str) -> object:
     try:
         return module.state_dict()
     except Exception as error:
-        raise ModelError(
-            f"{name} holds a {type(module).__name__} without a state dict: {exception_line(error)}"
-        ) from error
-
-
-def _item(content: object, key: object) -> object:
-    return dict.__getitem__(content, key) if isinstance(content, dict) else None
+        kind = type(module).__name__
+        raise ModelError(f"{name} holds a {kind} without a state dict: {exception_line(error)}") from error
 
 
 def _find(content: object, name: str) -> _Keys:
-    """Return the keys that lead to the only weights there are; () for the content itself.
-
-    Raises:
-        CheckpointError: If there are none in a dict.
-        UsageError: If there are several.
-    """
+    """Return the keys that lead to the only weights there are; () for the content itself."""
     if not isinstance(content, dict):
         return ()
     if _is_optimiser(content):
@@ -288,11 +259,6 @@ def _candidates(content: dict[Any, Any]) -> Iterator[tuple[_Keys, object]]:
 
 
 def _walked(content: object, key: str, name: str) -> tuple[_Keys, str]:
-    """Return the first of the ways that `_walks` yields.
-
-    Raises:
-        NothingMatchedError: If there is none.
-    """
     way = next(_walks(content, key), None)
     if way is None:
         raise NothingMatchedError(f"--key '{printable(key)}' names nothing in {name}, which holds {_inside(content)}.")
@@ -311,7 +277,7 @@ def _walks(content: object, dotted: str) -> Iterator[tuple[_Keys, str]]:
         if dotted == key:
             yield (key,), ""
         elif dotted.startswith(f"{key}."):
-            for rest, prefix in _walks(_item(content, key), dotted[len(key) + 1 :]):
+            for rest, prefix in _walks(dict.__getitem__(content, key), dotted[len(key) + 1 :]):
                 yield (key, *rest), prefix
     prefix = dotted.rstrip(".") + "."
     if any(key.startswith(prefix) for key in keys):

@@ -15,20 +15,12 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from hookscope.text import printable
 
 _BORROWED = (
-    _ConvNd,
-    _NormBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.Linear,
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.Sequential,
-    nn.ModuleList,
-    nn.ModuleDict,
+    *(_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.Linear, nn.Embedding, nn.EmbeddingBag),
+    *(nn.RNNBase, nn.MultiheadAttention, nn.Sequential, nn.ModuleList, nn.ModuleDict),
 )
+
+MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "feature_dropout_": 2, "alpha_dropout": 2}
+"""ATen operators with a flag for training mode, and the flag's position among the arguments."""
 
 _classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 

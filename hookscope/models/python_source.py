@@ -1,4 +1,4 @@
-"""Networks out of a user's own Python: `net.py:build` and `package.module:build`."""
+"""Networks out of a user's own Python: `net.py:build` and `package.module:build`. Imports leave nothing behind."""
 
 import ast
 import copy
@@ -22,19 +22,12 @@ import torch
 from torch import nn
 
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
-from hookscope.models.construction import (
-    FileOptions,
-    LoadedModel,
-    exception_line,
-    parameter_count,
-    seeded,
-)
-from hookscope.models.importing import importable
+from hookscope.models.checkpoint import looks_like_file
+from hookscope.models.construction import LoadedModel, model_info, seeded
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.statedict import load_into
-from hookscope.results.network import ModelInfo
-from hookscope.text import printable
+from hookscope.models.weights import BuildOptions, ChosenWeights
+from hookscope.text import exception_line, printable
 
 _numbers = itertools.count()
 
@@ -60,70 +53,47 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def load_python(
-    source: str,
-    factory: str,
-    weights: str | Checkpoint,
-    arguments: Mapping[str, Any],
-    seed: int,
-    *,
-    on_meta: bool = False,
-    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
-) -> LoadedModel:
+def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel:
     """Build a network with a factory from a Python file or an importable module.
 
     Args:
         source: A path that ends in ".py", or a dotted module name, looked for in the current folder first.
         factory: Name in it, dots allowed, of a callable that returns a Module, or of a Module.
-        weights: "auto" and "none" leave the network as it was made; a state dict file, or one that has been read, is
-            loaded into it.
-        arguments: For the callable.
-        seed: Of the random number generators while the file is imported and the callable runs.
-        on_meta: Put the network on the meta device, and make it there if the factory can. Weights are read and have to
-            fit, but are not loaded.
-        options: How a file is read and loaded.
+        options: How it is built. Weights "auto" and "none" leave the network as it was made. On the meta device it is
+            made there if the factory can; a weights file is read and has to fit, but is not loaded.
 
     Raises:
         InputError: If the file does not exist or cannot be read.
         ModelNotFoundError: If there is no such module, or no such name in it.
         ModelError: If the user's code raises.
-        UsageError: If the factory does not take `arguments` or makes no Module, or `weights` is not a file.
+        UsageError: If the factory does not take the arguments or makes no Module, or the weights are not a file.
         CheckpointError: If the weights cannot be read or do not fit.
         UntrustedFileError: If reading the weights could run code.
     """
     is_file = source.endswith(".py")
     name = f"{Path(source).name if is_file else source}:{factory}"
+    weights = options.weights
     if isinstance(weights, str) and weights not in ("auto", "none") and not looks_like_file(weights):
         raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a state dict file.")
     if is_file:
         _check_readable(Path(source))
     with importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):
-        with seeded(seed):
+        with seeded(options.seed):
             home = _import_file(Path(source)) if is_file else _import_module(source)
         made = _attribute(home, factory, source)
-        with seeded(seed):
-            module = _make(made, arguments, name, on_meta=on_meta)
-    checkpoint = _checkpoint(weights, options)
-    notes = [*checkpoint.notes] if checkpoint else []
-    misfits = load_into(module, checkpoint.state, checkpoint.name, options, notes=notes) if checkpoint else ()
-    origin = "not loaded" if on_meta else checkpoint.name if checkpoint else f"as built by {name}"
-    info = ModelInfo(
-        name=name,
-        kind=type(module).__name__,
-        weights=origin,
-        random=False,
+        with seeded(options.seed):
+            module = _make(made, options.arguments, name, on_meta=options.on_meta)
+    chosen = options.file_weights() or ChosenWeights(f"as built by {name}")
+    checkpoint, notes = chosen.checkpoint, [*chosen.notes]
+    misfits = load_into(module, checkpoint.state, chosen.origin, options.file, notes=notes) if checkpoint else ()
+    info = model_info(
+        name,
+        module,
+        "not loaded" if options.on_meta else chosen.origin,
         sha256=checkpoint.sha256 if checkpoint else None,
-        parameter_count=parameter_count(module),
-        arguments=dict(arguments),
+        arguments=options.arguments,
     )
-    warnings_ = checkpoint.warnings + misfits if checkpoint else ()
-    return LoadedModel(module, info, default_preprocessing(module), warnings_, notes=tuple(notes))
-
-
-def _checkpoint(weights: str | Checkpoint, options: FileOptions) -> Checkpoint | None:
-    if isinstance(weights, Checkpoint):
-        return weights
-    return None if weights in ("auto", "none") else read_checkpoint(Path(weights), options)
+    return LoadedModel(module, info, default_preprocessing(module), chosen.warnings + misfits, notes=tuple(notes))
 
 
 def load_function(path: Path, name: str) -> Callable[..., Any]:
@@ -247,3 +217,37 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(("<", *installed))]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+
+
+# What a file's own folder gave to the last import. Another file's folder may have modules of the same names.
+_siblings: set[str] = set()
+
+
+@contextmanager
+def importable(folder: Path, *, is_file: bool) -> Iterator[None]:
+    """Let imports find what lies in `folder`, as if Python had been started there, and leave no bytecode in it."""
+    if is_file:
+        for sibling in _siblings:
+            sys.modules.pop(sibling, None)
+        _siblings.clear()
+    before_path, before_bytecode, before_modules = list(sys.path), sys.dont_write_bytecode, set(sys.modules)
+    folder = folder.resolve()
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before_path
+        sys.dont_write_bytecode = before_bytecode
+        if is_file:
+            _siblings.update(name for name in sys.modules.keys() - before_modules if _is_sibling(name, folder))
+
+
+def _is_sibling(name: str, folder: Path) -> bool:
+    """Say whether an imported module lies in `folder` and is neither hookscope's own nor installed there."""
+    module = sys.modules[name]
+    file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+    if not isinstance(file, str) or name.startswith("hookscope"):
+        return False
+    return Path(file).is_relative_to(folder) and not {"site-packages", "dist-packages"} & set(Path(file).parts)

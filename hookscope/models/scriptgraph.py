@@ -11,28 +11,16 @@ from typing import Any
 
 import torch
 
+from hookscope.models.module_stubs import MODAL
+
 # A traced module has one method per call: forward, forward1, forward2; an overloaded one forward__0, forward__1.
 _FORWARD = re.compile(r"forward(__)?\d*\Z")
 
 # Values that come back from Python as what they were. Objects of scripted classes, futures and the like do not.
-_PLAIN = frozenset(
-    {
-        "TensorType",
-        "IntType",
-        "FloatType",
-        "ComplexType",
-        "NumberType",
-        "BoolType",
-        "StringType",
-        "NoneType",
-        "DeviceObjType",
-        "OptionalType",
-        "UnionType",
-        "ListType",
-        "DictType",
-        "TupleType",
-    }
-)
+_PLAIN = {
+    *("TensorType", "IntType", "FloatType", "ComplexType", "NumberType", "BoolType", "StringType", "NoneType"),
+    *("DeviceObjType", "OptionalType", "UnionType", "ListType", "DictType", "TupleType"),
+}
 
 # How torch's schema language writes them. What is not here is returned as Any, and its type found by looking at it.
 _WRITTEN = {
@@ -46,32 +34,7 @@ _WRITTEN = {
     "DictType": "Dict({}, {})",
 }
 
-# Operators that take a flag for training, and where.
-_MODAL = {
-    "aten::batch_norm": 5,
-    "aten::dropout": 2,
-    "aten::dropout_": 2,
-    "aten::feature_dropout": 2,
-    "aten::feature_dropout_": 2,
-    "aten::alpha_dropout": 2,
-}
-
 _ATTENTION = "aten::_native_multi_head_attention"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a layer in a graph.
-
-    Attributes:
-        graph: The graph it stands in.
-        node: The call.
-        returns: What the operator in its place returns, in the schema language: one for each item of a longer tuple.
-    """
-
-    graph: Any
-    node: Any
-    returns: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -79,14 +42,15 @@ class Plan:
     """What is to be done to the graphs of a script, and what cannot be.
 
     Attributes:
-        calls: To be made through Python.
+        calls: To be made through Python: (graph, node, what the operator in its place returns, in the schema language:
+            one for each item of a longer tuple).
         skipped: Names of modules with a call that cannot be.
         traced_away: Names of modules whose call tracing has emptied.
         forced: How many operators are always in training mode.
         attentions: Fused attention, (graph, node).
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[tuple[Any, Any, tuple[str, ...]]] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
     traced_away: set[str] = field(default_factory=set)
     forced: int = 0
@@ -114,8 +78,8 @@ def planned(script: Any, twin: Callable[[], Any]) -> Plan:
                     continue
                 if _does_nothing(node):
                     plan.traced_away.update(_names(node.inputsAt(0), instances))
-                elif _may_cross(node, owners, twin):
-                    plan.calls.append(Call(graph, node, _returned(node.output().type())))
+                elif _can_run_in_python(node, owners, twin):
+                    plan.calls.append((graph, node, _returned(node.output().type())))
                 else:
                     plan.skipped.update(_names(node.inputsAt(0), instances))
             for node in graph.findAllNodes("prim::fork", True):  # runs what it is given in a thread of its own
@@ -144,10 +108,10 @@ def _is_forced(constant: Any) -> bool:
     """Tell whether a constant is the True by which an operator is always in training mode."""
     if constant.output().toIValue() is not True:
         return False
-    return any(_MODAL.get(use.user.kind()) == use.offset for use in constant.output().uses())
+    return any(MODAL.get(use.user.kind().removeprefix("aten::")) == use.offset for use in constant.output().uses())
 
 
-def _may_cross(call: Any, owners: dict[str, list[tuple[str, Any]]], twin: Callable[[], Any]) -> bool:
+def _can_run_in_python(call: Any, owners: dict[str, list[tuple[str, Any]]], twin: Callable[[], Any]) -> bool:
     """Tell whether a call can be made through Python without a difference."""
     receiver, *arguments = call.inputs()
     result = call.output().type()
@@ -213,9 +177,8 @@ def _written(kind: Any) -> str:
     return "Any" if pattern is None or "Any" in inner else pattern.format(*inner)
 
 
-def reroute(call: Call, operator: str) -> None:
+def reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> None:
     """Put an operator in place of a call, given the module, the method's name and a tuple of the arguments."""
-    graph, node = call.graph, call.node
     receiver, *arguments = node.inputs()
 
     def insert(kind: str, inputs: list[Any], count: int = 1) -> Any:
@@ -230,10 +193,10 @@ def reroute(call: Call, operator: str) -> None:
     packed = insert("prim::TupleConstruct", arguments)
     packed.output().setType(torch._C.TupleType([value.type() for value in arguments]))
     kind = node.output().type()
-    items = kind.containedTypes() if len(call.returns) > 1 else [kind]
+    items = kind.containedTypes() if len(returns) > 1 else [kind]
     routed = insert(operator, [receiver, method.output(), packed.output()], len(items))
     values = []
-    for value, item, written in zip(routed.outputs(), items, call.returns, strict=True):
+    for value, item, written in zip(routed.outputs(), items, returns, strict=True):
         if written == "Any":
             value.setType(torch._C.AnyType.get())
             cast = insert("prim::unchecked_cast", [value]).output()

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
-
-from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind
+from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint, vet_apart
-from hookscope.models.construction import FileOptions, LoadedModel, parameter_count
+from hookscope.models.checkpoint import REMEDY, Checkpoint, exists, looks_like_file, read_checkpoint
+from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.statedict import foreign_names
-from hookscope.results.network import ModelInfo
+from hookscope.models.weights import BuildOptions
 from hookscope.text import printable
 
 
@@ -90,6 +90,7 @@ def load_model(
     model_arguments: Sequence[str] = (),
     seed: int = 0,
     options: FileOptions = FileOptions(),  # noqa: B008 - frozen
+    on_meta: bool = False,
 ) -> LoadedModel:
     """Load the network that MODEL names, on the CPU, in the mode its builder leaves it in.
 
@@ -102,6 +103,7 @@ def load_model(
         model_arguments: "NAME=VALUE" each, for the function that builds the network.
         seed: Of random weights. The random number generators come out as they went in.
         options: How a weights file is read and loaded.
+        on_meta: See `build_on_meta`.
 
     Raises:
         ModelNotFoundError: If MODEL or `arch` names nothing, or no known network fits a weights file.
@@ -112,45 +114,12 @@ def load_model(
         UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.
     """
-    return _load(model, weights, arch, model_arguments, seed, options, on_meta=False)
-
-
-def build_on_meta(
-    model: str,
-    *,
-    weights: str = "auto",
-    arch: str | None = None,
-    model_arguments: Sequence[str] = (),
-    seed: int = 0,
-    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
-) -> LoadedModel:
-    """Build the network that `load_model` would load, with shapes but no values, on the meta device.
-
-    Nothing is downloaded, and trained weights are not read; a weights file is, and has to fit. A factory that fails on
-    the meta device runs on the CPU first. Quantised networks, and those that a trusted file holds, stay there with
-    values: the device of their state dict's tensors tells.
-
-    Args and Raises: As for `load_model`.
-    """
-    return _load(model, weights, arch, model_arguments, seed, options, on_meta=True)
-
-
-def _load(
-    model: str,
-    weights: str,
-    arch: str | None,
-    model_arguments: Sequence[str],
-    seed: int,
-    options: FileOptions,
-    *,
-    on_meta: bool,
-) -> LoadedModel:
     spec = parse_model(model)
-    arguments = parse_arguments(model_arguments)
+    build = BuildOptions(weights, parse_arguments(model_arguments), seed, on_meta, file=options)
     if spec.form == "weights":
         if weights != "auto":
             raise UsageError(f"--weights cannot be given as well: MODEL '{printable(spec.source)}' is the weights.")
-        return _load_file(spec.source, arch, arguments, seed, options, on_meta=on_meta)
+        return _load_file(spec.source, arch, build)
     if arch is not None:
         raise UsageError(f"--arch goes with a weights file; MODEL '{printable(model)}' is a network already.")
     if replace(options, trust=False) != FileOptions() and not looks_like_file(weights):
@@ -158,12 +127,19 @@ def _load(
             "--key, --allow-missing and --allow-unexpected go with a weights file; "
             f"MODEL '{printable(model)}' is loaded without one."
         )
-    return _load_network(spec, weights, arguments, None, seed, options, on_meta=on_meta)
+    return _load_network(spec, build)
 
 
-def _load_file(
-    source: str, arch: str | None, arguments: Mapping[str, Any], seed: int, options: FileOptions, *, on_meta: bool
-) -> LoadedModel:
+build_on_meta = partial(load_model, on_meta=True)
+"""Build the network that `load_model` would load, with shapes but no values, on the meta device.
+
+Nothing is downloaded, and trained weights are not read; a weights file is, and has to fit. A factory that fails on the
+meta device runs on the CPU first. Quantised networks, and those that a trusted file holds, stay there with values: the
+device of their state dict's tensors tells.
+"""
+
+
+def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedModel:
     """Load a weights file: into the network that `arch` or its names tell, or the network that it holds."""
     if not exists(source):
         raise CheckpointError(f"{printable(source)} does not exist.")
@@ -172,16 +148,21 @@ def _load_file(
         raise UsageError(f"--arch '{printable(arch or '')}' is a weights file; name a network, for example resnet34.")
     path = Path(source)
     kind = file_kind(path)
-    if network is None and options.trust and kind in ("torchscript", "exported program"):
-        _check_complete(path, arguments)
-        vet_apart({path: kind}, printable(source), options)
-        return _load_exported(path, kind, seed)
-    checkpoint = read_checkpoint(path, options)
-    if network is None and checkpoint.module is not None:
-        _check_complete(path, arguments)
-        return _loaded_module(checkpoint, checkpoint.module)
-    network, recognised, channels, notes = _network_of(checkpoint, network, arguments)
-    loaded = _load_network(network, checkpoint, {**recognised, **arguments}, channels, seed, options, on_meta=on_meta)
+    if network is None and options.file.trust and kind in ("torchscript", "exported program"):
+        from hookscope.models import exported  # noqa: PLC0415 (only for trusted files)
+
+        _check_complete(path, options)
+        inspect_isolated({path: kind}, printable(source), lambda *_: None, remedy=REMEDY, trust=True)
+        load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
+        return load(path, options.seed)
+    checkpoint = read_checkpoint(path, options.file)
+    if network is None and (module := checkpoint.module) is not None:
+        _check_complete(path, options)
+        info = model_info(checkpoint.name, module, checkpoint.name, sha256=checkpoint.sha256)
+        return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings, notes=checkpoint.notes)
+    network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
+    arguments = {**recognised, **options.arguments}
+    loaded = _load_network(network, replace(options, weights=checkpoint, arguments=arguments, input_channels=channels))
     name = f"{checkpoint.name} ({loaded.info.name})"
     return replace(loaded, info=replace(loaded.info, name=name), notes=(*notes, *loaded.notes))
 
@@ -191,15 +172,7 @@ def _network_of(
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
     """Return the network that weights belong to, with the arguments and input channels that make it fit them.
 
-    Args:
-        checkpoint: The weights.
-        named: The network that --arch names; None to recognise it.
-        given: Arguments that --model-arg gives, which win.
-
-    Raises:
-        ModelNotFoundError: If no known network fits.
-        UsageError: If several fit.
-        MisfitError: If the names are another framework's.
+    `named` is the network that --arch names, None to recognise it; arguments `given` by --model-arg win.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()
@@ -237,53 +210,18 @@ def _network_of(
     return parse_model(found.model), found.arguments, found.input_channels, (note,)
 
 
-def _check_complete(path: Path, arguments: Mapping[str, Any]) -> None:
-    if arguments:
+def _check_complete(path: Path, options: BuildOptions) -> None:
+    if options.arguments:
         raise UsageError(f"{printable(path.name)} holds a network already built, so it takes no --model-arg.")
 
 
-def _load_exported(path: Path, kind: FileKind, seed: int) -> LoadedModel:
-    from hookscope.models import exported  # noqa: PLC0415 (only for trusted files)
-
-    load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
-    return load(path, seed)
-
-
-def _loaded_module(checkpoint: Checkpoint, module: nn.Module) -> LoadedModel:
-    """Return the Module that a trusted file holds."""
-    info = ModelInfo(
-        name=checkpoint.name,
-        kind=type(module).__name__,
-        weights=checkpoint.name,
-        random=False,
-        sha256=checkpoint.sha256,
-        parameter_count=parameter_count(module),
-    )
-    return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings, notes=checkpoint.notes)
-
-
-def _load_network(
-    spec: ModelSpec,
-    weights: str | Checkpoint,
-    arguments: Mapping[str, Any],
-    input_channels: int | None,
-    seed: int,
-    options: FileOptions,
-    *,
-    on_meta: bool,
-) -> LoadedModel:
+def _load_network(spec: ModelSpec, options: BuildOptions) -> LoadedModel:
     if spec.form in ("file", "module"):
-        return load_python(spec.source, spec.factory, weights, arguments, seed, on_meta=on_meta, options=options)
+        return load_python(spec.source, spec.factory, options)
     if spec.form == "timm":
         from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
 
-        return timm_zoo.load_timm(
-            spec.source, weights, arguments, seed, on_meta=on_meta, options=options, input_channels=input_channels
-        )
+        return timm_zoo.load_timm(spec.source, options)
     from hookscope.models import zoo  # noqa: PLC0415 (torchvision takes as long to import as torch)
 
-    if spec.form == "demo":
-        return zoo.load_demo(weights, arguments, seed, on_meta=on_meta, options=options, input_channels=input_channels)
-    return zoo.load_torchvision(
-        spec.source, weights, arguments, seed, on_meta=on_meta, options=options, input_channels=input_channels
-    )
+    return zoo.load_demo(options) if spec.form == "demo" else zoo.load_torchvision(spec.source, options)

@@ -15,22 +15,8 @@ from hookscope.text import printable
 # What puts a network inside another: DistributedDataParallel and AveragedModel, compile, Lightning, Fabric, FSDP,
 # and the names training code likes for the attribute that holds it.
 _WRAPPERS = (
-    "module.",
-    "_orig_mod.",
-    "model.",
-    "_forward_module.",
-    "_fsdp_wrapped_module.",
-    "backbone.",
-    "net.",
-    "network.",
-    "encoder.",
-    "base_model.",
-    "base_encoder.",
-    "encoder_q.",
-    "ema_model.",
-    "ema.",
-    "student.",
-    "teacher.",
+    *("module.", "_orig_mod.", "model.", "_forward_module.", "_fsdp_wrapped_module.", "backbone.", "net.", "network."),
+    *("encoder.", "base_model.", "base_encoder.", "encoder_q.", "ema_model.", "ema.", "student.", "teacher."),
     "classifier.",
 )
 
@@ -149,42 +135,34 @@ def load_into(
         for key in reshaped
         if _matches(key, options.allow_missing) and _matches(original[key], options.allow_unexpected)
     ]
-    _refuse_misfits(
-        network,
-        origin,
-        removed,
-        missing=[key for key in missing if key not in absent],
-        shapes=[
-            (key, _shown_form(value, own[key]), _shown_form(own[key], value))
-            for key, value in reshaped.items()
-            if key not in replaced
-        ],
-        unexpected=[key for key in unexpected if key not in unused],
-    )
+    shapes = [
+        f"{printable(key, 80)}: file {_shown_form(value, own[key])}, network {_shown_form(own[key], value)}"
+        for key, value in reshaped.items()
+        if key not in replaced
+    ]
+    unknown = [key for key in unexpected if key not in unused]
+    groups = [
+        _group("missing", [printable(key, 80) for key in missing if key not in absent]),
+        _group("of another shape", shapes),
+        _group("unknown to the network", [printable(key, 80) for key in unknown]),
+    ]
+    if any(groups):
+        stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
+        hint = foreign_names(unknown) or "Is it another network's?"
+        misfits = ", ".join(filter(None, groups))
+        raise MisfitError(f"{origin}{stripped} does not fit {network}: {misfits}. {hint}")
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
-    if notes is not None:
-        notes += prefix
-    return tuple(
-        filter(
-            None,
-            [
-                *(prefix if notes is None else []),
-                _sentence(
-                    origin, "of its tensors are not used", unused + outside + [original[key] for key in replaced]
-                ),
-                _sentence(
-                    origin, "of the network's tensors are not in it and keep their initial values", absent + replaced
-                ),
-                *_idle(options.allow_missing, missing + list(reshaped), "--allow-missing", "no name that is missing"),
-                *_idle(
-                    options.allow_unexpected,
-                    unexpected + [original[key] for key in reshaped],
-                    "--allow-unexpected",
-                    "no name that the network does not know",
-                ),
-            ],
-        )
-    )
+    remarks: list[str] = []
+    (remarks if notes is None else notes).extend(prefix)
+    reshaped_there = [original[key] for key in reshaped]
+    unused += outside + [original[key] for key in replaced]
+    remarks.append(_sentence(origin, "of its tensors are not used", unused))
+    what = "of the network's tensors are not in it and keep their initial values"
+    remarks.append(_sentence(origin, what, absent + replaced))
+    remarks += _idle(options.allow_missing, [*missing, *reshaped], "--allow-missing", "no name that is missing")
+    nothing = "no name that the network does not know"
+    remarks += _idle(options.allow_unexpected, unexpected + reshaped_there, "--allow-unexpected", nothing)
+    return tuple(filter(None, remarks))
 
 
 def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -200,11 +178,7 @@ def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping
 def _best_form(
     own: Mapping[str, Any], state: Mapping[str, Any], options: FileOptions, misfit: str
 ) -> tuple[str, dict[str, str]]:
-    """Return the first reading of the file's names that fits, else the one that fits most of them.
-
-    Raises:
-        MisfitError: If a reading without a prefix fits, and another one would do as well with other tensors.
-    """
+    """Return the first reading of the file's names that fits, else the one that fits most of them."""
     needed = {key for key in own if not key.endswith(_COUNTER) and not _matches(key, options.allow_missing)}
     forms = stripped_forms(state)
     used = [{new: old for old, new in mapping.items() if new in own} for _, mapping in forms]
@@ -252,27 +226,6 @@ def foreign_names(names: Iterable[str]) -> str:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _refuse_misfits(
-    network: str,
-    origin: str,
-    removed: str,
-    *,
-    missing: list[str],
-    shapes: list[tuple[str, str, str]],
-    unexpected: list[str],
-) -> None:
-    groups = [
-        _group("missing", [printable(key, 80) for key in missing]),
-        _group("of another shape", [f"{printable(key, 80)}: file {file}, network {net}" for key, file, net in shapes]),
-        _group("unknown to the network", [printable(key, 80) for key in unexpected]),
-    ]
-    if any(groups):
-        misfits = ", ".join(filter(None, groups))
-        stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
-        hint = foreign_names(unexpected) or "Is it another network's?"
-        raise MisfitError(f"{origin}{stripped} does not fit {network}: {misfits}. {hint}")
 
 
 def _sentence(origin: str, what: str, names: list[str]) -> str:

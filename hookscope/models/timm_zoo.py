@@ -3,36 +3,34 @@
 import importlib
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from hookscope.errors import CheckpointError, MisfitError, ModelError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
-from hookscope.models.construction import (
-    FileOptions,
-    LoadedModel,
-    exception_line,
-    seeded,
-    silenced_known_warnings,
-    skipped_initialisation,
+from hookscope.errors import (
+    CheckpointError,
+    HookscopeError,
+    MisfitError,
+    ModelError,
+    ModelNotFoundError,
+    UsageError,
+    nearest,
 )
-from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
-from hookscope.models.input_spec import with_channels
-from hookscope.models.statedict import load_into
-from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
+from hookscope.models.checkpoint import Checkpoint, read_checkpoint
+from hookscope.models.construction import LoadedModel
+from hookscope.models.download import REMEDY, DownloadError, fetch, is_cached, unreachable
+from hookscope.models.weights import BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 # hookscope gives these itself, or they would be a way around --weights.
 _RESERVED_ARGUMENTS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
 
 _TRAINED = "timm "
-
-_REMEDY = "Fetch it where there is a network, and give the file with --weights."
 
 
 def _timm() -> ModuleType:
@@ -82,112 +80,63 @@ def names_in(layers: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...
 
 
 def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
-    """Build an untrained network of timm's.
+    """Build an untrained network of timm's, by its name with or without the tag of its weights.
 
-    Args:
-        name: Its name, the tag of weights included or not.
-        arguments: For `timm.create_model`.
-        input_channels: C of the pictures, if it is to be another than 3.
-
-    Raises:
-        UsageError: If timm is missing, or the network takes no such arguments.
-        ModelNotFoundError: If timm has no such network.
-        ModelError: If building it raises.
+    Args and Raises: As for `hookscope.models.zoo.build_torchvision`; UsageError, too, if timm is missing, and
+    ModelNotFoundError if it has no such network.
     """
     published(name)
     given = dict(arguments) if input_channels is None else dict(arguments) | {"in_chans": input_channels}
+    return _created(name, given, ModelError(f"timm:{name} cannot be built"), pretrained=False)
+
+
+def _created(name: str, given: Mapping[str, Any], otherwise: HookscopeError, **options: Any) -> nn.Module:
+    """Build a network; what that raises is the fault of the arguments given, or without any the error `otherwise`."""
     try:
-        module: nn.Module = _timm().create_model(name, pretrained=False, **given)
+        module: nn.Module = _timm().create_model(name, **options, **given)
     except Exception as error:
         if given:
             raise UsageError(f"timm:{name} cannot be built with {shown(given)}: {exception_line(error)}") from error
-        raise ModelError(f"timm:{name} cannot be built: {exception_line(error)}") from error
+        raise type(otherwise)(f"{otherwise}: {exception_line(error)}") from error
     return module
 
 
-def load_timm(
-    name: str,
-    weights: str | Checkpoint,
-    arguments: Mapping[str, Any],
-    seed: int,
-    *,
-    on_meta: bool = False,
-    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
-    input_channels: int | None = None,
-) -> LoadedModel:
+def load_timm(name: str, options: BuildOptions) -> LoadedModel:
     """Build a network of timm's.
 
     Args:
         name: Its name: "convnext_tiny", or with the tag of its weights: "convnext_tiny.fb_in22k".
-        weights: "auto", "none", the tag of trained weights, a state dict file, or one that has been read.
-        arguments: For `timm.create_model`, such as `num_classes`.
-        seed: Of random weights, which are those of `torch.manual_seed(seed); timm.create_model(name)`.
-        on_meta: Build what would be loaded, but without values, on the meta device. Nothing is downloaded.
-        options: How a file is read and loaded.
-        input_channels: C of the pictures; None for 3.
+        options: How it is built; `weights` may be the tag of trained weights.
 
     Raises:
-        UsageError: If timm is missing, there are no such weights, or the network takes no such arguments.
+        UsageError: If timm is missing.
         ModelNotFoundError: If timm has no such network.
-        CheckpointError: If the weights cannot be had, read, or do not fit.
-        UntrustedFileError: If reading the weights could run code.
-        ModelError: If building the network raises.
+        HookscopeError: As `hookscope.models.zoo.load_torchvision`.
     """
-    if reserved := _RESERVED_ARGUMENTS & arguments.keys():
+    if reserved := _RESERVED_ARGUMENTS & options.arguments.keys():
         raise UsageError(f"--model-arg {min(reserved)} is not for timm's networks; use --weights.")
-    default = published(name)
-    input_channels = arguments.get("in_chans", input_channels)
-    if weights == "none":
-        chosen = no_weights(f"timm:{name}", seed, on_meta=on_meta)
-    elif weights == "auto":
-        altered = bool(arguments) or input_channels is not None
-        chosen = _default_weights(name, default, seed, altered=altered, on_meta=on_meta)
-    elif isinstance(weights, Checkpoint) or looks_like_file(weights):
-        chosen = file_weights(weights, options)
-    else:
-        name = f"{name.partition('.')[0]}.{weights}"
+    config = published(name)
+    options = replace(options, input_channels=options.arguments.get("in_chans", options.input_channels))
+    trained = partial(_trained_weights, on_meta=options.on_meta)
+    chosen = options.usual_weights(f"timm:{name}", partial(trained, config))
+    if chosen is None:
+        name = f"{name.partition('.')[0]}.{options.weights}"
         try:
-            config = published(name)
+            chosen = trained(published(name))
         except ModelNotFoundError as error:
             raise UsageError(f"{error} Or give auto, none or a file.") from error
-        chosen = ChosenWeights("not loaded") if on_meta else _trained_weights(config)
-    is_trained = chosen.origin.startswith(_TRAINED)
-    notes = [*chosen.notes]
-    misfits: tuple[str, ...] = ()
-    with ExitStack() as stack:
-        stack.enter_context(seeded(seed))
-        stack.enter_context(silenced_known_warnings())
-        if not (chosen.random or options.allow_missing):
-            stack.enter_context(skipped_initialisation())
-        if chosen.checkpoint and is_trained:
-            module = _build_trained(name, chosen.checkpoint, arguments, input_channels)
-        else:
-            module = build_timm(name, arguments, input_channels=input_channels)
-            if chosen.checkpoint:
-                state, origin = chosen.checkpoint.state, chosen.origin
-                misfits = load_into(module, state, origin, options, name=name, notes=notes)
-    if on_meta:
-        module = module.to("meta")
-    info = model_info(f"timm:{name}", module, chosen, _categories(module) if is_trained else (), arguments)
-    preprocessing, remarks = _preprocessing(name, module)
-    preprocessing = with_channels(preprocessing, input_channels or 3)
-    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits + remarks, notes=tuple(notes))
+    is_trained = chosen.origin.startswith(_TRAINED) and not isinstance(options.weights, Checkpoint)
+    if chosen.checkpoint and is_trained:
+        build = partial(_build_trained, name, chosen.checkpoint, options)
+    else:
+        build = partial(build_timm, name, options.arguments, input_channels=options.input_channels)
+    describe = partial(_describe, name, is_trained)
+    return load_named(f"timm:{name}", chosen, options, build, describe, builder_loads=is_trained)
 
 
-def _default_weights(name: str, default: Any, seed: int, *, altered: bool, on_meta: bool) -> ChosenWeights:
-    """Return the weights timm recommends, or random ones with the reason why."""
+def _trained_weights(config: Any, *, on_meta: bool) -> ChosenWeights:
     if on_meta:  # timm builds the same network with all of its weights
         return ChosenWeights("not loaded")
-    reason = ALTERED
-    if not altered:
-        try:
-            return _trained_weights(default)
-        except DownloadError as error:
-            reason = str(error)
-    return no_weights(f"timm:{name}", seed, on_meta=False, reason=reason)
-
-
-def _trained_weights(config: Any) -> ChosenWeights:
     path = _weights_file(config)
     origin = f"{_TRAINED}{config.architecture}.{config.tag}" if config.tag else f"{_TRAINED}{config.architecture}"
     try:
@@ -197,11 +146,7 @@ def _trained_weights(config: Any) -> ChosenWeights:
 
 
 def _weights_file(config: Any) -> Path:
-    """Return the file of trained weights, downloaded if it is in no cache; timm itself may unpickle what it downloads.
-
-    Raises:
-        DownloadError: If there is none, or it cannot be had; without a network within 15 s.
-    """
+    """Return the file of trained weights, downloaded if need be; timm itself may unpickle what it downloads."""
     url = config.url if isinstance(config.url, str) and not config.url.endswith(".npz") else None
     if config.hf_hub_id:
         return _hub_file(config, url)
@@ -225,7 +170,7 @@ def _hub_file(config: Any, url: str | None) -> Path:
         return fetch(url)
     address = hf_hub_url(repository, safe, revision=revision or None)
     if reason := unreachable(address):
-        raise DownloadError(f"{address} cannot be downloaded: {reason}. {_REMEDY}")
+        raise DownloadError(f"{address} cannot be downloaded: {reason}. {REMEDY}")
     try:
         try:
             return Path(hf_hub_download(repository, safe, revision=revision or None))
@@ -234,23 +179,17 @@ def _hub_file(config: Any, url: str | None) -> Path:
         except EntryNotFoundError:
             return Path(hf_hub_download(repository, asked, revision=revision or None))
     except Exception as error:  # of several libraries below: no connection, no such file, no room on the disk
-        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {_REMEDY}") from error
+        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {REMEDY}") from error
 
 
-def _build_trained(
-    name: str, checkpoint: Checkpoint, arguments: Mapping[str, Any], input_channels: int | None
-) -> nn.Module:
+def _build_trained(name: str, checkpoint: Checkpoint, options: BuildOptions) -> nn.Module:
     """Let timm put its weights in (it renames keys and drops background classes), but not read them."""
-    config = published(name)
-    if input_channels is not None or arguments.get("num_classes", config.num_classes) != config.num_classes:
+    config, arguments = published(name), options.arguments
+    if options.input_channels is not None or arguments.get("num_classes", config.num_classes) != config.num_classes:
         raise UsageError(f"timm's weights of {name} are for {config.num_classes} classes and 3 input channels.")
     overlay = {"state_dict": dict(checkpoint.state)}
-    try:
-        module: nn.Module = _timm().create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
-    except Exception as error:
-        if arguments:
-            raise UsageError(f"timm:{name} cannot be built with {shown(arguments)}: {exception_line(error)}") from error
-        raise MisfitError(f"timm's weights of {name} do not fit it: {exception_line(error)}") from error
+    misfit = MisfitError(f"timm's weights of {name} do not fit it")
+    module = _created(name, arguments, misfit, pretrained=True, pretrained_cfg_overlay=overlay)
     getattr(module, "pretrained_cfg", {}).pop("state_dict", None)  # it would hold the weights a second time
     return module
 
@@ -264,7 +203,7 @@ def _categories(module: nn.Module) -> tuple[str, ...]:
     return tuple(info.index_to_description(index) for index in range(info.num_classes()))
 
 
-def _preprocessing(name: str, module: nn.Module) -> tuple[Preprocessing, tuple[str, ...]]:
+def _describe(name: str, is_trained: bool, module: nn.Module) -> Description:
     """Return what timm's own evaluation transforms do, and a warning where that cannot be had."""
     config = importlib.import_module("timm.data").resolve_model_data_config(module)
     built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
@@ -281,4 +220,5 @@ def _preprocessing(name: str, module: nn.Module) -> tuple[Preprocessing, tuple[s
         std=tuple(config["std"]),
         source=f"timm's configuration of {name}",
     )
-    return preprocessing, (border,) if config["crop_mode"] == "border" else ()
+    warnings = (border,) if config["crop_mode"] == "border" else ()
+    return preprocessing, _categories(module) if is_trained else (), warnings

@@ -125,7 +125,7 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
     try:
         plan = planned(script, cache(load))
         for call in plan.calls:
-            reroute(call, _operator(call.returns))
+            reroute(*call, _operator(call[2]))
         for graph, node in plan.attentions:
             define_weights(graph, node)
         limit = "" if plan.calls or _is_one_layer(script) else "the file does not say where its layers are called"

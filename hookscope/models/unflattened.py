@@ -22,13 +22,10 @@ from torch.export.unflatten import InterpreterModule, InterpreterModuleDispatche
 from torch.utils._pytree import tree_leaves
 
 from hookscope.models.construction import replaced, seeded
-from hookscope.models.module_stubs import always_training, layer_class, set_sizes, some_layers
+from hookscope.models.module_stubs import MODAL, always_training, layer_class, set_sizes, some_layers
 
 # A module, since torch.export has a function of the same name.
 _torchs_own = importlib.import_module("torch.export.unflatten")
-
-# Operators that take a flag for training, and where.
-_MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "feature_dropout_": 2, "alpha_dropout": 2}
 
 
 # What has a graph: layers, and what ran under autocast or no_grad (a GraphModule, without layers of its own).
@@ -85,7 +82,7 @@ def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[s
     root = _laid_out(program)
     if root is not None and _agrees(root, program, seed):
         for module in list(root.modules()):
-            _dress(module)
+            _name_and_size(module)
         if absent := _absent(root):
             remarks.append(f"absent from the exported graph: {some_layers(absent)}.")
     else:
@@ -136,10 +133,9 @@ def _keep_constants(root: nn.Module) -> None:
 
 
 def _join_calls(bodies: Sequence[nn.Module]) -> None:
-    """Among the children, make the modules that stand for calls of one layer into calls of one, all the way down.
+    """Make the children that stand for calls of one layer into one, all the way down.
 
-    Args:
-        bodies: A layer and the modules of its further calls, whose graphs name the children.
+    `bodies` are a layer and the modules of its further calls, whose graphs name the children.
     """
     calls: dict[str, dict[int, nn.Module]] = {}
     for body in bodies:
@@ -222,7 +218,7 @@ def _closed(program: ExportedProgram) -> nn.Module:
     return module
 
 
-def _dress(module: nn.Module) -> None:
+def _name_and_size(module: nn.Module) -> None:
     """Give a module the class name and the sizes of the layer it stands for."""
     written_as = vars(module).get("_ty")
     if not isinstance(written_as, str):
@@ -247,7 +243,7 @@ def _operator(node: Any) -> str:
 
 def _is_forced(node: Any) -> bool:
     """Tell whether a node is an operator such as dropout in training mode."""
-    position = _MODAL.get(_operator(node), len(node.args))
+    position = MODAL.get(_operator(node), len(node.args))
     return len(node.args) > position and node.args[position] is True
 
 

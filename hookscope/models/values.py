@@ -7,7 +7,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from hookscope.sandbox import is_lack_of_memory
+from hookscope.errors import is_out_of_memory
 from hookscope.statistics import Reducer, Reduction, collect, merge
 
 # As float32 about what a processor's own cache holds; measured.
@@ -50,15 +50,12 @@ class ValueReader:
         self._space = bytearray()
 
     def in_file(self, file: BinaryIO, begin: int, layout: Tensor) -> Values | None:
-        """Return the statistics of a strided tensor whose bytes lie in a file.
+        """Return the statistics of a strided tensor in a file; None for a view too scattered to be gathered.
 
         Args:
             file: Open for reading; its position is moved.
             begin: Where in the file the tensor's storage begins, in bytes.
             layout: A tensor on any device, whose dtype, sizes, strides and offset say which bytes are its own.
-
-        Returns:
-            Its statistics; None if it is a view too scattered to be gathered.
 
         Raises:
             EOFError: If the file ends before the tensor does.
@@ -120,7 +117,7 @@ class ValueReader:
                     extremes += (int(numbers.min()), int(numbers.max()))
                 total = merge(total, found)
         except (RuntimeError, TypeError, ValueError) as error:  # a dtype without arithmetic
-            if is_lack_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             return Values(0, 0) if is_whole or dtype in _ALWAYS_FINITE else None
         nan_count = nan_count if dtype.is_complex else total.nan_count

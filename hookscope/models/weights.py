@@ -1,19 +1,91 @@
-"""Which weights go into a network that has a name, and what the record says of them."""
+"""What all networks with a name share: how they are built, which weights go in, and what the record says of them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torchvision.models import WeightsEnum
 
-from hookscope.models.checkpoint import Checkpoint, read_checkpoint
-from hookscope.models.construction import FileOptions, parameter_count
-from hookscope.results.network import ModelInfo
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
+from hookscope.models.construction import (
+    FileOptions,
+    LoadedModel,
+    model_info,
+    seeded,
+    silenced_known_warnings,
+    skipped_initialisation,
+)
+from hookscope.models.download import DownloadError
+from hookscope.models.input_spec import with_channels
+from hookscope.models.statedict import load_into
+from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
 
-ALTERED = "trained ones are not tried together with --model-arg or other input channels."
+if TYPE_CHECKING:
+    from torchvision.models import WeightsEnum
+
+_ALTERED = "trained ones are not tried together with --model-arg or other input channels."
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How a network is built, and what is loaded into it.
+
+    Attributes:
+        weights: "auto", "none", the name of trained weights, a state dict file, or one that has been read.
+        arguments: For the function that builds it, such as `num_classes`.
+        seed: Of random weights, which are those of `torch.manual_seed(seed)` and the library's own builder.
+        on_meta: Build what would be loaded, but without values, on the meta device; nothing is downloaded. A quantised
+            network, which cannot live there, gets random values on the CPU.
+        input_channels: C of the pictures; None for as many as the network is built for.
+        file: How a weights file is read and loaded.
+    """
+
+    weights: str | Checkpoint = "auto"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    on_meta: bool = False
+    input_channels: int | None = None
+    file: FileOptions = field(default_factory=FileOptions)
+
+    @property
+    def are_altered(self) -> bool:
+        """Whether the network is to differ from the one that trained weights are for."""
+        return bool(self.arguments) or self.input_channels is not None
+
+    def file_weights(self) -> "ChosenWeights | None":
+        """Return the weights of the file that `weights` names or is; None if it is neither."""
+        if isinstance(self.weights, str):
+            if self.weights in ("auto", "none") or not looks_like_file(self.weights):
+                return None
+            read = read_checkpoint(Path(self.weights), self.file)
+        else:
+            read = self.weights
+        return ChosenWeights(read.name, checkpoint=read, warnings=read.warnings, notes=read.notes)
+
+    def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]") -> "ChosenWeights | None":
+        """Return what "auto", "none" and a file stand for; None for the name of trained weights.
+
+        Args:
+            name: The network's.
+            trained: Returns the weights that its library recommends; raises DownloadError if they cannot be had.
+        """
+        reason = ""
+        if self.weights == "auto":
+            reason = _ALTERED
+            if not self.are_altered:
+                try:
+                    return trained()
+                except DownloadError as error:
+                    reason = str(error)
+        elif self.weights != "none":
+            return self.file_weights()
+        if self.on_meta:
+            return ChosenWeights("not loaded")
+        loud = f"{name}: weights are RANDOM (seed {self.seed}), so activations show no learnt features: {reason}"
+        return ChosenWeights(f"random, seed {self.seed}", random=True, warnings=(loud,) if reason else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,53 +102,64 @@ class ChosenWeights:
     """
 
     origin: str
-    enum: WeightsEnum | None = None
+    enum: "WeightsEnum | None" = None
     checkpoint: Checkpoint | None = None
     random: bool = False
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def model_info(
-    name: str, module: nn.Module, chosen: ChosenWeights, categories: tuple[str, ...], arguments: Mapping[str, Any]
-) -> ModelInfo:
-    """Return what the record says of a named network."""
-    return ModelInfo(
-        name=name,
-        kind=type(module).__name__,
-        weights=chosen.origin,
-        random=chosen.random,
-        sha256=chosen.checkpoint.sha256 if chosen.checkpoint else None,
-        parameter_count=parameter_count(module),
-        categories=categories,
-        arguments=dict(arguments),
-    )
+Description = tuple[Preprocessing, tuple[str, ...], tuple[str, ...]]
+"""Of a network that is built: how an image becomes its input, class names by index, sentences a reader must see."""
 
 
-def no_weights(name: str, seed: int, *, on_meta: bool, reason: str | None = None) -> ChosenWeights:
-    """Return random weights; on the meta device there are no values at all.
+def load_named(
+    name: str,
+    chosen: ChosenWeights,
+    options: BuildOptions,
+    build: Callable[[], nn.Module],
+    describe: Callable[[nn.Module], Description],
+    *,
+    builder_loads: bool = False,
+    quantised: bool = False,
+) -> LoadedModel:
+    """Build a network that has a name, and load its weights.
 
     Args:
-        name: The network's.
-        seed: Of the weights.
-        on_meta: Whether the network has no values.
-        reason: Why they are random though trained ones were wanted; None if random ones were asked for.
+        name: For messages and the record.
+        chosen: Its weights.
+        options: How it is built.
+        build: Builds it.
+        describe: Given the network.
+        builder_loads: Whether `build` loads the weights.
+        quantised: Whether building calibrates on what the parameters hold, and the network must stay on the CPU.
     """
-    if on_meta:
-        return ChosenWeights("not loaded")
-    loud = f"{name}: weights are RANDOM (seed {seed}), so activations show no learnt features: {reason}"
-    return ChosenWeights(f"random, seed {seed}", random=True, warnings=(loud,) if reason else ())
-
-
-def file_weights(weights: str | Checkpoint, options: FileOptions) -> ChosenWeights:
-    """Return the weights of a file, reading it unless that has been done.
-
-    Raises:
-        CheckpointError: If it cannot be read.
-        UntrustedFileError: If reading it could run code.
-    """
-    checkpoint = weights if isinstance(weights, Checkpoint) else read_checkpoint(Path(weights), options)
-    return ChosenWeights(checkpoint.name, checkpoint=checkpoint, warnings=checkpoint.warnings, notes=checkpoint.notes)
+    notes: list[str] = [*chosen.notes]
+    misfits: tuple[str, ...] = ()
+    with ExitStack() as stack:
+        stack.enter_context(seeded(options.seed))
+        stack.enter_context(silenced_known_warnings())
+        if not (chosen.random or quantised or options.file.allow_missing):
+            stack.enter_context(skipped_initialisation())
+        module = build()
+        if chosen.checkpoint and not builder_loads:
+            state, plain = chosen.checkpoint.state, name.removeprefix("timm:")
+            misfits = load_into(module, state, chosen.origin, options.file, name=plain, notes=notes)
+    if options.on_meta and not quantised:
+        module = module.to("meta")
+    preprocessing, categories, warnings = describe(module)
+    info = model_info(
+        name,
+        module,
+        chosen.origin,
+        random=chosen.random,
+        sha256=chosen.checkpoint.sha256 if chosen.checkpoint else None,
+        categories=categories,
+        arguments=options.arguments,
+    )
+    if options.input_channels is not None:
+        preprocessing = with_channels(preprocessing, options.input_channels)
+    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits + warnings, notes=tuple(notes))
 
 
 def shown(arguments: Mapping[str, Any]) -> str:

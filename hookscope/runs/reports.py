@@ -1,12 +1,11 @@
 """Write a report whole or not at all, and never over anything that is not a report of ours."""
 
 import os
-import secrets
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 from hookscope.errors import OutputError
+from hookscope.runs.atomic import reason_of, whole_file
 from hookscope.text import safe_text
 
 MARK = "<!doctype html>\n<!-- hookscope report -->\n"
@@ -39,7 +38,7 @@ def check_report_target(target: Path) -> None:
     except ValueError as error:
         raise OutputError(_refusal(target, "no file can have such a name")) from error
     except OSError as error:
-        raise OutputError(_refusal(target, _reason(error))) from error
+        raise OutputError(_refusal(target, reason_of(error))) from error
 
 
 def write_report(target: Path, page: str) -> None:
@@ -52,20 +51,12 @@ def write_report(target: Path, page: str) -> None:
     Raises:
         OutputError: If it cannot be written, or the target has become something else; an earlier report stays.
     """
-    token = f".{os.getpid()}-{secrets.token_hex(4)}"
-    partial = target.with_name(f".report{token}")
     try:
-        with partial.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        _refuse_foreign(target)
-        partial.replace(target)
+        with whole_file(target) as file:
+            file.write(page.encode())
+            _refuse_foreign(target)
     except OSError as error:
-        raise OutputError(_refusal(target, _reason(error))) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+        raise OutputError(_refusal(target, reason_of(error))) from error
 
 
 def _refuse_foreign(target: Path) -> None:
@@ -82,10 +73,6 @@ def _refuse_foreign(target: Path) -> None:
             if file.read(len(MARK)) == MARK.encode():
                 return
     raise OutputError(_refusal(target, "it exists and is not a hookscope report"))
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror.lower() if error.strerror else str(error)
 
 
 def _refusal(target: Path, reason: str) -> str:

@@ -1,25 +1,39 @@
-"""Run work over items, each in a separate process with limits: whatever happens to one, the others finish. No torch.
+"""Run work in processes with limits: whatever happens there, this process goes on. No torch.
 
-A *host* is a process that imports what the work needs, once, and then forks a *worker* for each item. The host runs
-nothing of an item's, so it outlives a worker that crashes; a worker that hangs is killed with its host. Everything runs
-in the host's process group, so that one signal ends all of it; a host whose parent is gone ends by itself. Where Python
-cannot fork safely (Windows, macOS), the host does the work itself, and serves one item.
+There is one way: `worker.fork_worker` forks this process; the child sets itself limits, does the work, and writes
+one message to a pipe: its answer as JSON, or how it failed. Answers are never pickles, since a worker that has read a
+hostile file may answer anything. Two functions use it:
 
-`multiprocessing` would not do: its helper processes look for modules in the current folder first, where files of
-unknown origin lie, and import the program's main module.
+`run_forked` runs one function in a fork of this process, which has loaded torch already: a checkpoint is read there
+first (`hookscope.checkpoints.isolation`).
+
+`run_jobs` runs a function over items (`hookscope check`), some at a time, from a process without torch. It starts
+*hosts*: processes that import what the work needs, once, and then fork a worker for each item. A host runs none of the
+work, so it outlives a worker that crashes; a worker that hangs is killed with its host. All processes of a host are in
+one process group, so that one signal ends them; a host whose parent is gone ends by itself.
+
+A worker of `check` forks again when it reads a file: reading has limits that follow from the file's size, and a file
+that exceeds them, or crashes its reader, is refused in seconds as a bad file. The check around it may take minutes and
+most of the memory, and would report a crash or a timeout instead. The fork costs 60 to 90 ms on two busy cores with
+torch and torchvision loaded, of the seconds that a check takes.
+
+Where Python cannot fork safely (Windows, macOS), `run_forked` works in this process, without limits, and a host does
+the work itself, for one item. `multiprocessing` would not do: its helper processes look for modules in the current
+folder first, where files of unknown origin lie, and import the program's main module.
 """
 
-from hookscope.sandbox.machine import machine_memory_bytes, usable_cores
-from hookscope.sandbox.memory import CAN_LIMIT_MEMORY, is_lack_of_memory, limit_memory
-from hookscope.sandbox.running import Limits, WorkerFailure, run_jobs
+from hookscope.sandbox.jobs import run_jobs
+from hookscope.sandbox.limits import CAN_LIMIT_MEMORY, Limits, limit_memory, machine_memory_bytes, usable_cores
+from hookscope.sandbox.worker import CAN_FORK, WorkerFailure, run_forked
 
 __all__ = [
+    "CAN_FORK",
     "CAN_LIMIT_MEMORY",
     "Limits",
     "WorkerFailure",
-    "is_lack_of_memory",
     "limit_memory",
     "machine_memory_bytes",
+    "run_forked",
     "run_jobs",
     "usable_cores",
 ]

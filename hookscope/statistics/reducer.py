@@ -20,6 +20,7 @@ from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
 from hookscope.statistics.torch_reductions import completed, reduce_on_device, reduce_rows
+from hookscope.text import exception_line
 
 # Up to this size a tensor is copied and reduced with others; measured.
 _SMALL = 2**17
@@ -119,7 +120,7 @@ class Reducer:
             small = stored_count <= (_SMALL if values.is_cpu else _SMALL_THERE) and values.dtype in _STAGED_DTYPES
             return self._copy(values, known) if small else self._reduce_now(values, known)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            return Reduction(shape, dtype, element_count, unmeasured=_first_line(error))
+            return Reduction(shape, dtype, element_count, unmeasured=exception_line(error))
 
     def settle(self) -> None:
         """Reduce what is staged: after it `collect` can finish all that `reduce` returned."""
@@ -138,7 +139,7 @@ class Reducer:
                 self._reduce_on_device(rows, self._staged_view, staged)
         except RuntimeError as error:  # out of memory
             for each in staged:
-                each.reduction = each.known._replace(unmeasured=_first_line(error))
+                each.reduction = each.known._replace(unmeasured=exception_line(error))
 
     def _copy(self, values: Tensor, known: Reduction) -> Pending:
         """Copy the values behind those that are staged, in memory order and as float32."""
@@ -186,10 +187,6 @@ def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
     reduction = reducer.reduce(tensor, channel_axis)
     reducer.settle()
     return collect([reduction])[0]
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 def collect(measured: Sequence[Measured]) -> list[Reduction]:

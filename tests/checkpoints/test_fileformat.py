@@ -92,9 +92,6 @@ def test_first_bytes_of_a_file_are_called_truncated_or_no_weights(tmp_path: Path
         assert "truncated" in refusal(path), length
 
 
-# ---------------------------------------------------------------------------------------------------- something else
-
-
 @pytest.mark.parametrize(
     ("start", "phrase"),
     [
@@ -134,6 +131,7 @@ def test_missing_file_folder_loop_and_fifo_are_refused_without_waiting(tmp_path:
     assert "symbolic links" in refusal(tmp_path / "loop")
     os.mkfifo(tmp_path / "pipe.pt")
     assert "not a regular file" in refusal(tmp_path / "pipe.pt")
+    assert "a device, not a regular file" in refusal(Path("/dev/zero"))
     assert "cannot be read" in refusal(Path("a\0b"))
 
 
@@ -175,34 +173,20 @@ def test_huge_index_is_not_parsed(tmp_path: Path) -> None:
     assert "JSON text" in refusal(tmp_path / "model.index.json")
 
 
-def test_dangling_link_names_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").symlink_to(tmp_path / "gone.pt")
+def test_a_link_to_a_file_is_that_file_and_a_dangling_one_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").symlink_to(tmp_path / "real.pt")
     message = refusal(tmp_path / "model.pt")
     assert "dangling link" in message
-    assert "gone.pt" in message
-
-
-def test_link_to_a_file_is_that_file(tmp_path: Path) -> None:
+    assert "real.pt" in message
     torch.save(STATE, tmp_path / "real.pt")
-    (tmp_path / "model.pt").symlink_to(tmp_path / "real.pt")
     assert file_kind(tmp_path / "model.pt") == "torch"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"])
 def test_folder_suggests_the_file_in_it(tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").touch()
-    (tmp_path / name).touch()
+    for each in ("config.json", "zz-shard.safetensors" if name.endswith("json") else "zz.txt", name):
+        (tmp_path / each).touch()  # an index is suggested before the shards beside it
     assert f"/{name}'" in refusal(tmp_path)
-
-
-def test_index_is_suggested_before_the_shards_beside_it(tmp_path: Path) -> None:
-    for name in ("model-1.safetensors", "model.safetensors.index.json"):
-        (tmp_path / name).touch()
-    assert "index.json'" in refusal(tmp_path)
-
-
-def test_device_is_not_read() -> None:
-    assert "a device, not a regular file" in refusal(Path("/dev/zero"))
 
 
 def test_fifo_that_appears_after_the_first_look_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +195,6 @@ def test_fifo_that_appears_after_the_first_look_does_not_block(tmp_path: Path, m
     os.mkfifo(tmp_path / "pipe.pt")
     monkeypatch.setattr(Path, "stat", lambda *_, **__: regular)
     assert "named pipe" in refusal(tmp_path / "pipe.pt")
-
-
-# ---------------------------------------------------------------------------------------------------------------- zip
 
 
 @pytest.fixture
@@ -264,9 +245,12 @@ def test_member_that_is_there_twice_is_refused_whatever_its_case(saved: Path, na
     assert "there twice" in refusal(saved)
 
 
-def test_compressed_member_is_refused(saved: Path) -> None:
-    write_zip(saved, members(saved), zipfile.ZIP_DEFLATED)
+def test_a_compressed_member_and_a_second_pickle_are_refused(saved: Path) -> None:
+    whole = members(saved)
+    write_zip(saved, whole, zipfile.ZIP_DEFLATED)
     assert "compressed" in refusal(saved)
+    write_zip(saved, whole | {"other/data.pkl": b""})
+    assert "2 files data.pkl" in refusal(saved)
 
 
 def test_encrypted_archive_is_refused(saved: Path) -> None:
@@ -275,11 +259,6 @@ def test_encrypted_archive_is_refused(saved: Path) -> None:
     body[position + 8] |= 1  # the general purpose flags of the first member, in the directory
     saved.write_bytes(body)
     assert "encrypted" in refusal(saved)
-
-
-def test_second_pickle_is_refused(saved: Path) -> None:
-    write_zip(saved, members(saved) | {"other/data.pkl": b""})
-    assert "2 files data.pkl" in refusal(saved)
 
 
 def test_members_that_share_their_bytes_are_refused(saved: Path) -> None:

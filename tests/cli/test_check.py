@@ -581,7 +581,7 @@ def test_mistakes_are_told_before_any_work(
     def refuse(*_arguments: object, **_options: object) -> None:
         pytest.fail("work has begun")
 
-    monkeypatch.setattr("hookscope.cli.check_apart.run_jobs", refuse)
+    monkeypatch.setattr("hookscope.cli.check_workers.run_jobs", refuse)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "good.pt/summary.md")
     monkeypatch.chdir(folder)
     before = names_below(folder)
@@ -614,7 +614,7 @@ def test_a_bug_is_reported_as_one_and_injects_nothing(
 ) -> None:
     from hookscope.cli.app import run
 
-    monkeypatch.setattr("hookscope.cli.check_apart._PRELOAD", ("net_that_is_not\n::error::injected",))
+    monkeypatch.setattr("hookscope.cli.check_workers._PRELOAD", ("net_that_is_not\n::error::injected",))
     monkeypatch.chdir(folder)
     assert run(["check", "net.py:Sound", "--format", "json"]) == 70
     captured = capfd.readouterr()

@@ -64,7 +64,7 @@ NEVER_SAID = ("weights_only", "allowlist", "add_safe_globals", "safe_globals", "
 LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
 
 AGAIN = "(download|save|write) it again"
-WAYS_ON = ("state_dict", "--trust")
+REMEDY = ("state_dict", "--trust")
 MISFIT = "does not fit"
 
 
@@ -144,7 +144,7 @@ def exported(kind: str) -> Callable[[Path], bytes]:
 
 RUNNING = [
     *(
-        Case(f"{name} in a {kind} file", payload(name, write), 4, (IMPORTED.get(name, re.escape(name)), *WAYS_ON))
+        Case(f"{name} in a {kind} file", payload(name, write), 4, (IMPORTED.get(name, re.escape(name)), *REMEDY))
         for kind, write in (("torch", torch_bytes), ("legacy", legacy_bytes))
         for name in PAYLOADS
     ),
@@ -153,7 +153,7 @@ RUNNING = [
             f"protocol {protocol} in a torch file",
             payload("os.system", protocol=protocol),
             4,
-            (IMPORTED["os.system"], *WAYS_ON),
+            (IMPORTED["os.system"], *REMEDY),
         )
         for protocol in (0, 1, 3, 4, 5)
     ),
@@ -162,12 +162,12 @@ RUNNING = [
             f"protocol {protocol} in a legacy file",
             payload("os.system", legacy_bytes, protocol=protocol),
             4,
-            (IMPORTED["os.system"], *WAYS_ON),
+            (IMPORTED["os.system"], *REMEDY),
         )
         for protocol in (3, 4, 5)
     ),
     *(
-        Case(f"bare pickle of protocol {protocol}", bare(protocol), 4, ("pickle", IMPORTED["os.system"], *WAYS_ON))
+        Case(f"bare pickle of protocol {protocol}", bare(protocol), 4, ("pickle", IMPORTED["os.system"], *REMEDY))
         for protocol in range(6)
     ),
     *(
@@ -175,7 +175,7 @@ RUNNING = [
             f"opcode {name}",
             lambda path, write=write: zip_bytes(torch_members(write(canary_of(path)))),  # type: ignore[misc]
             4,
-            ("" if name == "STACK_GLOBAL out of the memo" else r"system|argparse\.Namespace|\bmap\b|tuple", *WAYS_ON),
+            ("" if name == "STACK_GLOBAL out of the memo" else r"system|argparse\.Namespace|\bmap\b|tuple", *REMEDY),
         )
         for name, write in ASSEMBLED.items()
     ),
@@ -184,29 +184,29 @@ RUNNING = [
             f"legacy, payload in part {part}",
             functools.partial(_legacy_parts, evil=part),
             4,
-            (IMPORTED["os.system"], *WAYS_ON),
+            (IMPORTED["os.system"], *REMEDY),
         )
         for part in range(5)
     ),
-    Case("torch's old tar", lambda path: hostile.tar_bytes(canary_of(path)), 4, ("tar", *WAYS_ON)),
+    Case("torch's old tar", lambda path: hostile.tar_bytes(canary_of(path)), 4, ("tar", *REMEDY)),
     Case(
         "tar that starts like a legacy file",
         lambda path: hostile.tar_bytes(canary_of(path), LEGACY_START),
         4,
-        ("tar", *WAYS_ON),
+        ("tar", *REMEDY),
     ),
     Case(
         "TorchScript with __setstate__",
         lambda path: hostile.torchscript_bytes(canary_of(path)),
         4,
-        ("TorchScript", *WAYS_ON),
+        ("TorchScript", *REMEDY),
     ),
     *(
-        Case(f".pt2 with {kind}", exported(kind), 4, ("exported program", *WAYS_ON), file=file)
+        Case(f".pt2 with {kind}", exported(kind), 4, ("exported program", *REMEDY), file=file)
         for kind, file in zip(EXPORTED, ("model.pt2", "model.pt", "model.pt2", "model.bin", "model.pt2"), strict=True)
     ),
     *(
-        case(f"pickled {name}", torch_bytes({**GOOD, "extra": thing}), 4, phrase, *WAYS_ON)
+        case(f"pickled {name}", torch_bytes({**GOOD, "extra": thing}), 4, phrase, *REMEDY)
         for name, thing, phrase in (
             ("Module", nn.Linear(2, 2), r"torch\.nn\.modules\.linear\.Linear"),
             ("Namespace", argparse.Namespace(width=2), r"argparse\.Namespace"),
@@ -220,14 +220,14 @@ RUNNING = [
             ("class", argparse.ArgumentParser, r"argparse\.ArgumentParser"),
         )
     ),
-    case("pickled Module, whole", torch_bytes(nn.Linear(2, 2)), 4, r"torch\.nn\.modules\.linear\.Linear", *WAYS_ON),
-    case("pickled Module, whole, legacy", legacy_bytes(nn.Linear(2, 2)), 4, r"linear\.Linear", *WAYS_ON),
-    case("plain tensors in protocol 4", torch_bytes(GOOD, protocol=4), 4, *WAYS_ON),
+    case("pickled Module, whole", torch_bytes(nn.Linear(2, 2)), 4, r"torch\.nn\.modules\.linear\.Linear", *REMEDY),
+    case("pickled Module, whole, legacy", legacy_bytes(nn.Linear(2, 2)), 4, r"linear\.Linear", *REMEDY),
+    case("plain tensors in protocol 4", torch_bytes(GOOD, protocol=4), 4, *REMEDY),
     Case(
         "a shard that runs code",
         lambda path: shards_with(path, lambda _, folder: (folder / FIRST_BIN).write_bytes(payload("os.system")(path))),
         4,
-        (IMPORTED["os.system"], *WAYS_ON),
+        (IMPORTED["os.system"], *REMEDY),
         file="model.bin.index.json",
     ),
 ]
@@ -637,7 +637,7 @@ SAFETENSORS = [
         "safetensors: a pickle that runs code under its name",
         payload("os.system"),
         4,
-        (IMPORTED["os.system"], *WAYS_ON),
+        (IMPORTED["os.system"], *REMEDY),
         file="model.safetensors",
     ),
     *(
@@ -899,7 +899,7 @@ SHARDS = [
         lambda _, folder: (folder / FIRST_BIN).write_bytes(hostile.torchscript_bytes(canary_of(folder / "x"))),
         4,
         "TorchScript",
-        *WAYS_ON,
+        *REMEDY,
         file="model.bin.index.json",
     ),
     index("no tensors", index_bytes({}), NO_INDEX),

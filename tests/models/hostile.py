@@ -49,8 +49,6 @@ def good_state() -> dict[str, torch.Tensor]:
 
 GOOD = good_state()
 
-# ------------------------------------------------------------------------------------------------------- plain formats
-
 
 def torch_bytes(content: object, protocol: int = 2) -> bytes:
     """What torch.save writes today: a zip archive."""
@@ -90,9 +88,6 @@ def tensor_entry(start: int, stop: int, shape: Sequence[int], dtype: str = "F32"
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
 
 
-# ------------------------------------------------------------------------------------------------------------- pickles
-
-
 class Call:
     """Unpickling it calls a function."""
 
@@ -128,18 +123,13 @@ PAYLOADS: dict[str, Callable[[Path], Any]] = {
     "subprocess.run": lambda canary: Call(subprocess.run, ["touch", str(canary)]),
     "builtins.eval": lambda canary: Call(eval, _script(canary)),
     "builtins.exec": lambda canary: Call(exec, _script(canary)),
-    "__import__": lambda canary: Call(
-        Call(getattr, Call(__import__, "os"), "system"),
-        _touch(canary),
-    ),
+    "__import__": lambda canary: Call(Call(getattr, Call(__import__, "os"), "system"), _touch(canary)),
     "importlib.import_module": lambda canary: Call(
-        Call(getattr, Call(importlib.import_module, "os"), "system"),
-        _touch(canary),
+        Call(getattr, Call(importlib.import_module, "os"), "system"), _touch(canary)
     ),
     "runpy.run_path": lambda canary: Call(runpy.run_path, _module_that_touches(canary)),
     "operator.attrgetter": lambda canary: Call(
-        Call(Call(operator.attrgetter, "system"), Call(importlib.import_module, "os")),
-        _touch(canary),
+        Call(Call(operator.attrgetter, "system"), Call(importlib.import_module, "os")), _touch(canary)
     ),
     "operator.methodcaller": lambda canary: Call(Call(operator.methodcaller, "touch"), canary),
     "functools.partial": lambda canary: Call(functools.partial(os.system, _touch(canary))),
@@ -187,9 +177,6 @@ ASSEMBLED: dict[str, Callable[[Path], bytes]] = {
     ),
     "a call hidden behind POP": lambda canary: b"\x80\x02cos\nsystem\n" + unicode_opcode(_touch(canary)) + b"\x85R0}.",
 }
-
-
-# -------------------------------------------------------------------------------------------- archives, part by part
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,9 +309,6 @@ def bomb(name: str, mebibytes: int = 2048) -> Member:
     return Member(name, deflated_zeros(mebibytes), method=8, size=mebibytes * 2**20, crc=0)
 
 
-# --------------------------------------------------------------------------------------- tensors that claim to be more
-
-
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A reference to a storage of `count` elements under "data/<key>"."""
@@ -418,9 +402,6 @@ def with_shadows(names: Mapping[str, str], state: "OrderedDict[str, torch.Tensor
         assert unicode_opcode("~" + name[1:]) in data
         data = data.replace(unicode_opcode("~" + name[1:]), unicode_opcode(name))
     return zip_bytes(changed(body, "data.pkl", body=data))
-
-
-# -------------------------------------------------------------------------------------- formats that cannot be safe
 
 
 def tar_bytes(canary: Path, start: bytes = b"") -> bytes:
@@ -580,9 +561,6 @@ EXPORTED: dict[str, Callable[[dict[str, bytes], Path], None]] = {
     "a shape that is Python": _evil_expression,
     "a compiled library": _evil_library,
 }
-
-
-# ------------------------------------------------------------------------------------------------------------- shards
 
 
 def index_bytes(weight_map: object) -> bytes:

@@ -1,5 +1,6 @@
 """Small networks of twelve families, saved in the ways that take trust to load, and what their calls show."""
 
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -182,3 +184,22 @@ def witness(network: nn.Module, args: tuple[Any, ...]) -> tuple[Witness, list[Te
         for handle in handles:
             handle.remove()
     return seen, [output.detach() for output in outputs]
+
+
+@contextmanager
+def random_numbers_untouched() -> Iterator[None]:
+    """Check that torch's, NumPy's and Python's random numbers go on as if the block were not there."""
+
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+    def seed() -> None:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+
+    seed()
+    expected = draw()
+    seed()
+    yield
+    assert draw() == expected

@@ -67,9 +67,6 @@ def all_shapes() -> dict[str, Shapes]:
     return {name: shapes_of(name) for name in FLOAT}
 
 
-# -------------------------------------------------------------------------------------------------------- every network
-
-
 @pytest.mark.parametrize("name", FLOAT)
 def test_network_with_ten_classes_is_recognised_as_itself_or_as_a_true_tie(
     name: str, all_shapes: dict[str, Shapes]
@@ -130,9 +127,6 @@ def test_slow_networks_take_less_than_three_seconds_of_one_processor(all_shapes:
         assert time.process_time() - started < 3
 
 
-# ------------------------------------------------------------------------------------------------------ forms of files
-
-
 @pytest.mark.parametrize(
     ("name", "options", "arguments"),
     [
@@ -183,9 +177,6 @@ def test_remarks_say_how_sure_it_is(all_shapes: dict[str, Shapes]) -> None:
 
 def test_order_of_the_file_does_not_matter(all_shapes: dict[str, Shapes]) -> None:
     assert models(recognise(dict(reversed(all_shapes["squeezenet1_1"].items())))) == ["squeezenet1_1"]
-
-
-# ----------------------------------------------------------------------------------------------------------- unrelated
 
 
 def bert() -> Shapes:
@@ -246,9 +237,6 @@ def test_changed_network_is_recognised_as_nothing(change: str, monkeypatch: pyte
 def test_other_networks_and_factories_are_not_adapted(all_shapes: dict[str, Shapes]) -> None:
     assert adapt("resnet50", all_shapes["resnet34"]) is None
     assert adapt("net.py:build", all_shapes["resnet34"]) is None
-
-
-# ---------------------------------------------------------------------------------------------------------------- timm
 
 
 @pytest.mark.parametrize(
@@ -315,9 +303,6 @@ def test_running_out_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     (candidate,) = recognise(timm_shapes(first))
     assert candidate.model == f"timm:{first}"
     assert "as 20 s had passed" in candidate.remarks[-1]
-
-
-# ------------------------------------------------------------------------------------------------------------ no traces
 
 
 def test_recognising_leaves_random_numbers_hooks_and_initialisation_alone(all_shapes: dict[str, Shapes]) -> None:

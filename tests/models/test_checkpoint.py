@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hookscope.checkpoints import worker
+from hookscope.checkpoints import isolation
 from hookscope.errors import CheckpointError, UntrustedFileError
-from hookscope.models import FileOptions, read_checkpoint, read_state_dict
+from hookscope.models import FileOptions, read_checkpoint
 from hookscope.models.checkpoint import looks_like_file
 from tests.byteorder import save_big_endian
+from tests.models.hostile import Call
 
 STATE = {"conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2), "count": torch.tensor(7), "half": torch.ones(3).half()}
 
@@ -60,19 +61,6 @@ def rezip(path: Path, change: Callable[[dict[str, bytes]], Any], compression: in
             archive.writestr(name, body)
 
 
-class Touch:
-    """Unpickling it creates a file."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.canary}",)
-
-
-# ---------------------------------------------------------------------------------------------------------------- good
-
-
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", ["model.pt", "m\udcff.pt"])  # the second cannot be mapped
 def test_a_file_of_a_big_endian_machine_has_the_values_it_was_saved_with(tmp_path: Path, name: str) -> None:
@@ -80,7 +68,7 @@ def test_a_file_of_a_big_endian_machine_has_the_values_it_was_saved_with(tmp_pat
     dtypes = [getattr(torch, dtype) for dtype in (names + " uint16 uint32 uint64 float8_e5m2").split()]
     state = {str(dtype): (torch.arange(12).reshape(3, 4) * 300).to(dtype) for dtype in dtypes}
     path = save_big_endian({"model": state, "epoch": 3}, tmp_path / name)
-    read = read_state_dict(path)
+    read = read_checkpoint(path).state
     for dtype, saved in state.items():
         assert bytes(read[dtype].contiguous().untyped_storage()) == bytes(saved.untyped_storage()), dtype
 
@@ -97,7 +85,7 @@ def test_content_decides_how_a_file_is_read(tmp_path: Path, writer: str, name: s
         assert checkpoint.state[key].dtype == tensor.dtype
     assert checkpoint.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert checkpoint.warnings == ()
-    assert read_state_dict(path).keys() == STATE.keys()
+    assert read_checkpoint(path).state.keys() == STATE.keys()
 
 
 @settings(max_examples=30, deadline=None)
@@ -112,7 +100,7 @@ def test_any_state_dict_comes_back(
     path = tmp_path_factory.mktemp("state") / "model.bin"
     state = {name: torch.randn(shape) for name in names if name != "__metadata__"} or {"w": torch.ones(1)}
     WRITERS[writer](state, path)
-    read = read_state_dict(path)
+    read = read_checkpoint(path).state
     assert read.keys() == state.keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
 
@@ -120,7 +108,7 @@ def test_any_state_dict_comes_back(
 def test_module_versions_travel_with_the_state_dict(tmp_path: Path) -> None:
     network = nn.BatchNorm2d(3)
     torch.save(network.state_dict(), tmp_path / "model.pt")
-    assert read_state_dict(tmp_path / "model.pt")._metadata == network.state_dict()._metadata
+    assert read_checkpoint(tmp_path / "model.pt").state._metadata == network.state_dict()._metadata
 
 
 def test_tensors_saved_on_an_accelerator_come_to_the_cpu(tmp_path: Path) -> None:
@@ -131,7 +119,7 @@ def test_tensors_saved_on_an_accelerator_come_to_the_cpu(tmp_path: Path) -> None
         lambda m: m.update({n: b.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0") for n, b in m.items()}),
     )
     assert b"cuda:0" in path.read_bytes()
-    assert read_state_dict(path)["w"].device.type == "cpu"
+    assert read_checkpoint(path).state["w"].device.type == "cpu"
 
 
 def test_shadowed_methods_hide_nothing(tmp_path: Path) -> None:
@@ -149,7 +137,7 @@ def test_shadowed_methods_hide_nothing(tmp_path: Path) -> None:
     trap = torch.load(path, weights_only=True)
     assert not trap.items()
     assert not trap["b"].detach()
-    read = read_state_dict(path)
+    read = read_checkpoint(path).state
     assert list(read.items())[1][0] == "b"
     assert torch.equal(read["b"].detach(), torch.ones(2))
 
@@ -165,9 +153,6 @@ def test_what_other_packages_allow_to_unpickle_does_not_count(tmp_path: Path) ->
     assert set(torch.serialization.get_safe_globals()) == before
 
 
-# ------------------------------------------------------------------------------------------------------------- refused
-
-
 def test_flipped_bit_in_the_weights_of_a_zip_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"w": torch.zeros(1000)}, path)
@@ -179,7 +164,8 @@ def test_flipped_bit_in_the_weights_of_a_zip_is_noticed(tmp_path: Path) -> None:
 
 
 def test_edited_pickles_with_right_checksums_never_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "CAN_FORK", False)  # 400 processes take their time
+    monkeypatch.setattr(isolation, "run_forked", lambda work, _: work())  # 400 processes take their time
+    monkeypatch.setattr(isolation, "CAN_FORK", False)
     path = tmp_path / "model.pt"
     torch.save({"layer.weight": torch.randn(4), "layer.bias": torch.randn(4)}, path)
     whole = path.read_bytes()
@@ -196,7 +182,7 @@ def test_edited_pickles_with_right_checksums_never_escape(tmp_path: Path, monkey
         path.write_bytes(whole)
         rezip(path, edit)
         try:
-            read_state_dict(path)
+            read_checkpoint(path)
         except (CheckpointError, UntrustedFileError) as error:
             messages.append(str(error))
     assert len(messages) > 100
@@ -206,96 +192,58 @@ def test_edited_pickles_with_right_checksums_never_escape(tmp_path: Path, monkey
 @pytest.mark.parametrize("save", [torch.save, save_legacy])
 def test_code_in_a_pickle_is_named_and_not_run(tmp_path: Path, save: Callable[[Any, Path], None]) -> None:
     canary = tmp_path / "canary"
-    save({"w": torch.ones(1), "x": Touch(canary)}, tmp_path / "model.pt")
+    save({"w": torch.ones(1), "x": Call(os.system, f"touch {canary}")}, tmp_path / "model.pt")
     assert "posix.system" in refusal(tmp_path / "model.pt", UntrustedFileError)
     assert not canary.exists()
 
 
-def test_pickled_module_is_named_with_what_to_do(tmp_path: Path) -> None:
-    torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
-    message = refusal(tmp_path / "model.pt", UntrustedFileError)
-    assert "torch.nn.modules.linear.Linear" in message
-    assert "state_dict()" in message
-
-
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_bare_pickle_is_refused_unread(tmp_path: Path, protocol: int) -> None:
-    (tmp_path / "model.pt").write_bytes(pickle.dumps(Touch(tmp_path / "canary"), protocol))
+def test_a_bare_pickle_is_refused_unread_and_one_that_is_cut_is_called_truncated(tmp_path: Path, protocol: int) -> None:
+    content = pickle.dumps(Call(os.system, f"touch {tmp_path / 'canary'}"), protocol)
+    (tmp_path / "model.pt").write_bytes(content)
     assert "bare pickle" in refusal(tmp_path / "model.pt", UntrustedFileError)
+    (tmp_path / "model.pt").write_bytes(content[:-4])
+    assert "truncated" in refusal(tmp_path / "model.pt")
     assert not (tmp_path / "canary").exists()
 
 
-def test_bare_pickle_that_is_cut_is_called_truncated(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(pickle.dumps(Touch(tmp_path / "canary"), 4)[:-4])
-    assert "truncated" in refusal(tmp_path / "model.pt")
-
-
-def test_newer_pickle_protocol_inside_a_zip_is_refused(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(1)}, tmp_path / "model.pt", pickle_protocol=4)
-    refusal(tmp_path / "model.pt", UntrustedFileError)
-
-
-def test_tar_is_refused(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "model.tar", "w") as archive:
+def save_tar(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
         archive.addfile(tarfile.TarInfo("storages"), io.BytesIO())
-    assert "tar archive" in refusal(tmp_path / "model.tar", UntrustedFileError)
 
 
-def test_torchscript_is_refused(tmp_path: Path) -> None:
+RUNNING: dict[str, Callable[[Path], object]] = {
+    "torch.nn.modules.linear.Linear": lambda path: torch.save(nn.Linear(2, 2), path),
+    "state_dict()": lambda path: torch.save(nn.Linear(2, 2), path),
+    "protocol 4": lambda path: torch.save({"w": torch.ones(1)}, path, pickle_protocol=4),
+    "tar archive": save_tar,
+    "TorchScript": lambda path: torch.jit.script(nn.Linear(2, 2)).save(path),
+    "exported program": lambda path: torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)), path),
+}
+
+
+@pytest.mark.parametrize("phrase", RUNNING)
+def test_what_runs_code_is_refused_with_what_it_is(tmp_path: Path, phrase: str) -> None:
+    path = tmp_path / "model.pt2"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "model.pt")
-    assert "TorchScript" in refusal(tmp_path / "model.pt", UntrustedFileError)
+        RUNNING[phrase](path)
+    assert phrase in refusal(path, UntrustedFileError)
 
 
-def test_exported_program_is_refused(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "model.pt2")
-    assert "exported program" in refusal(tmp_path / "model.pt2", UntrustedFileError)
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "64 MiB": lambda path: rezip(path, lambda members: members.update({"model/data.pkl": bytes(65 * 2**20)})),
+    "damaged": lambda path: rezip(path, lambda members: members.pop("model/data/0")),
+    "no tensors": lambda path: safetensors.torch.save_file({}, path),
+}
 
 
-def test_other_zip_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "arrays.npz", a=np.ones(2))
-    assert "not one that torch.save wrote" in refusal(tmp_path / "arrays.npz")
-
-
-def test_compressed_members_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("phrase", DAMAGED)
+def test_what_torch_save_would_not_write_is_refused(tmp_path: Path, phrase: str) -> None:
     path = tmp_path / "model.pt"
     torch.save(STATE, path)
-    rezip(path, lambda _: None, zipfile.ZIP_DEFLATED)
-    assert "compressed" in refusal(path)
-
-
-def test_second_member_of_the_same_name_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save(STATE, path)
-    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        archive.writestr("model/data.pkl", b"")
-    assert "there twice" in refusal(path)
-
-
-def test_oversized_pickle_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save(STATE, path)
-    rezip(path, lambda members: members.update({"model/data.pkl": bytes(65 * 2**20)}))
-    assert "64 MiB" in refusal(path)
-
-
-def test_missing_storage_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save(STATE, path)
-    rezip(path, lambda members: members.pop("model/data/0"))
-    assert "damaged" in refusal(path)
-
-
-def test_empty_safetensors_is_an_error(tmp_path: Path) -> None:
-    safetensors.torch.save_file({}, tmp_path / "model.safetensors")
-    assert "no tensors" in refusal(tmp_path / "model.safetensors")
-
-
-# ------------------------------------------------------------------------------------------------------------- shards
+    DAMAGED[phrase](path)
+    assert phrase in refusal(path)
 
 
 def shard(folder: Path, parts: dict[str, dict[str, torch.Tensor]], **changed: str) -> Path:
@@ -343,27 +291,18 @@ def test_links_into_one_folder_are_followed_as_a_download_cache_has_them(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["../one.safetensors", "/etc/passwd", "sub/one.safetensors", "..", "", "a\nb", "a\\b"])
-def test_shard_elsewhere_than_beside_the_index_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_shard_or_its_link_outside_of_the_indexs_folder_is_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     safetensors.torch.save_file(A, tmp_path / "one.safetensors")
     assert "not a file beside it" in refusal(shard(folder, {}, a=name))
-
-
-def test_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    safetensors.torch.save_file(A, tmp_path / "one.safetensors")
     (folder / "one.safetensors").symlink_to(tmp_path / "one.safetensors")
     assert "link out of its folder" in refusal(shard(folder, {}, a="one.safetensors"))
 
 
-def test_missing_shard_is_named(tmp_path: Path) -> None:
+def test_a_missing_shard_and_a_tensor_that_its_shard_does_not_hold_are_named(tmp_path: Path) -> None:
     message = refusal(shard(tmp_path, {"one.safetensors": A}, x="two.safetensors"))
     assert "lacks 1 of its 2 files, such as 'two.safetensors'" in message
-
-
-def test_tensor_that_its_shard_does_not_hold_is_named(tmp_path: Path) -> None:
     assert "one.safetensors lacks 'x'" in refusal(shard(tmp_path, {"one.safetensors": A}, x="one.safetensors"))
 
 
@@ -384,7 +323,7 @@ def test_tensors_that_the_index_does_not_list_are_reported(tmp_path: Path) -> No
 
 def test_every_shard_is_checked_like_a_single_file(tmp_path: Path) -> None:
     index = shard(tmp_path, {"one.bin": A, "two.bin": B})
-    torch.save({**B, "x": Touch(tmp_path / "canary")}, tmp_path / "two.bin")
+    torch.save({**B, "x": Call(os.system, f"touch {tmp_path / 'canary'}")}, tmp_path / "two.bin")
     assert "posix.system" in refusal(index, UntrustedFileError)
     (tmp_path / "two.bin").write_bytes(index.read_bytes())
     assert "an index itself" in refusal(index)
@@ -394,27 +333,13 @@ def test_every_shard_is_checked_like_a_single_file(tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
-# --------------------------------------------------------------------------------------------------------------- trust
-
-
-def test_trusted_module_gives_its_weights_and_itself(tmp_path: Path) -> None:
-    network = nn.BatchNorm2d(3)
-    torch.save(network, tmp_path / "model.pt")
-    checkpoint = read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True))
-    assert isinstance(checkpoint.module, nn.BatchNorm2d)
-    assert checkpoint.state.keys() == network.state_dict().keys()
-
-
-def test_trusted_module_inside_a_checkpoint_is_found(tmp_path: Path) -> None:
-    torch.save({"epoch": 1, "model": nn.Linear(2, 2), "ema": None}, tmp_path / "model.pt")
+@pytest.mark.parametrize("content", [nn.Linear(2, 2), {"epoch": 1, "model": nn.Linear(2, 2), "ema": None}])
+@pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
+def test_a_trusted_module_gives_its_weights_and_itself(tmp_path: Path, content: Any, save: Any) -> None:
+    save(content, tmp_path / "model.pt")
     checkpoint = read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True))
     assert isinstance(checkpoint.module, nn.Linear)
     assert list(checkpoint.state) == ["weight", "bias"]
-
-
-def test_trusted_bare_pickle_is_read(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(pickle.dumps({"w": torch.ones(2)}))
-    assert read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True)).state["w"].tolist() == [1, 1]
 
 
 def test_trust_does_not_make_a_damaged_file_good(tmp_path: Path) -> None:
@@ -435,15 +360,12 @@ def test_trusted_plain_file_is_still_read_without_running_anything(
     assert read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True)).state.keys() == STATE.keys()
 
 
-# -------------------------------------------------------------------------------------------------------------- memory
-
-
 @pytest.mark.parametrize("writer", ["zip", "safetensors"])
 def test_tensors_are_the_mapped_file_and_copies_of_it_when_written_to(tmp_path: Path, writer: str) -> None:
     path = tmp_path / "model.bin"
     WRITERS[writer]({"w": torch.zeros(4096)}, path)
     before = path.read_bytes()
-    tensor = read_state_dict(path)["w"]
+    tensor = read_checkpoint(path).state["w"]
     assert str(path) in Path("/proc/self/maps").read_text()
     tensor.fill_(1)
     assert path.read_bytes() == before
@@ -457,7 +379,7 @@ def test_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, monkeypa
         torch.save(STATE | {"more": torch.ones(1)}, path)
         return [False]
 
-    monkeypatch.setattr("hookscope.checkpoints.isolation.attempt", write_meanwhile)
+    monkeypatch.setattr("hookscope.checkpoints.isolation.run_forked", write_meanwhile)
     assert "changed while it was read" in refusal(path)
 
 

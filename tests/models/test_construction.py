@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.models.construction import (
-    exception_line,
-    parameter_count,
-    replaced,
-    seeded,
-    skipped_initialisation,
-)
+from hookscope.models.construction import parameter_count, replaced, seeded, skipped_initialisation
 
 
 def draw() -> tuple[float, float, float]:
@@ -105,8 +99,3 @@ def test_parameter_count_counts_a_tied_parameter_once() -> None:
 
 def test_parameter_count_leaves_out_lazy_parameters() -> None:
     assert parameter_count(nn.Sequential(nn.LazyLinear(7), nn.Linear(7, 2))) == 7 * 2 + 2
-
-
-def test_exception_line_takes_the_first_line() -> None:
-    assert exception_line(ValueError("one\ntwo")) == "ValueError: one"
-    assert exception_line(KeyError()) == "KeyError"

@@ -12,10 +12,10 @@ import torchvision
 from torch import nn
 
 from hookscope.checkpoints import isolation
-from hookscope.checkpoints.worker import attempt
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models.contents import list_contents
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
+from hookscope.sandbox import run_forked
 from tests.byteorder import save_big_endian
 
 Kind = Literal["torch", "legacy torch", "safetensors"]
@@ -192,12 +192,7 @@ def test_every_set_of_weights_is_listed_and_the_key_chooses(tmp_path: Path) -> N
     checkpoint |= {"teacher": {"v": torch.ones(3)}, "metrics": {"best": torch.tensor(0.5)}, "epoch": 3}
     path = saved(tmp_path / "several.pt", "torch", checkpoint)
     contents = list_contents(path)
-    assert by_part(contents) == {
-        "model": ["a.w", "a.b"],
-        "ema": ["a.w", "a.b"],
-        "teacher": ["v"],
-        "metrics": ["best"],
-    }
+    assert by_part(contents) == {"model": ["a.w", "a.b"], "ema": ["a.w", "a.b"], "teacher": ["v"], "metrics": ["best"]}
     assert [part.is_weights for part in contents.parts] == [True, True, True, False]
     assert [part.prefix for part in contents.parts] == ["a", "a", "", ""]
     assert [tensor.tied_to for tensor in contents.parts[1].tensors] == ["", "model.a.b"]
@@ -360,9 +355,9 @@ def test_a_file_that_is_written_meanwhile_is_an_error(tmp_path: Path, monkeypatc
 
     def write_meanwhile(*arguments: Any, **options: Any) -> Any:
         path.write_bytes(path.read_bytes() + b" ")
-        return attempt(*arguments, **options)
+        return run_forked(*arguments, **options)
 
-    monkeypatch.setattr(isolation, "attempt", write_meanwhile)
+    monkeypatch.setattr(isolation, "run_forked", write_meanwhile)
     with pytest.raises(CheckpointError):
         list_contents(path)
 

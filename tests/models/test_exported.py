@@ -9,7 +9,6 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +17,9 @@ from hookscope.errors import CheckpointError, UntrustedFileError
 from hookscope.models import load_model
 from hookscope.models.construction import FileOptions
 from hookscope.models.exported import read_pickle
+from tests.models.hostile import Call
 from tests.models.saved import save_exported, save_scripted, tensors_of
 from tests.networks import conv_net
-
-# -------------------------------------------------------------------------------------------------------------- pickles
 
 
 def save_legacy(content: object, path: Path) -> None:
@@ -108,16 +106,6 @@ def test_a_missing_class_is_named_with_what_to_do(elsewhere: Path, monkeypatch: 
     )
 
 
-class Raises:
-    """Raises while it is unpickled."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return raise_, (self.kind,)
-
-
 def raise_(kind: str) -> None:
     if kind == "attribute":
         raise AttributeError("no such\nthing")
@@ -132,7 +120,7 @@ def raise_(kind: str) -> None:
 def test_whatever_unpickling_raises_becomes_one_line(
     tmp_path: Path, save: Callable[[object, Path], None], kind: str, phrase: str
 ) -> None:
-    save(Raises(kind), tmp_path / "model.pt")
+    save(Call(raise_, kind), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=phrase) as caught:
         read_pickle(tmp_path / "model.pt")
     assert str(caught.value).isprintable()
@@ -146,23 +134,10 @@ def test_a_tar_that_is_not_torchs_is_one_line(tmp_path: Path) -> None:
         read_pickle(tmp_path / "model.tar")
 
 
-# ---------------------------------------------------------------------------------------------------------------- trust
-
-
-class Touch:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
 @pytest.mark.parametrize("save", [torch.save, save_legacy, save_bare])
 def test_a_pickle_runs_with_trust_and_not_without(tmp_path: Path, save: Callable[[object, Path], None]) -> None:
     canary = tmp_path / "canary"
-    save({"model": conv_net(), "x": Touch(canary)}, tmp_path / "model.pt")
+    save({"model": conv_net(), "x": Call(os.mkdir, str(canary))}, tmp_path / "model.pt")
     with pytest.raises(UntrustedFileError):
         load_model(str(tmp_path / "model.pt"))
     assert not canary.exists()

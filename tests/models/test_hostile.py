@@ -23,8 +23,6 @@ from hookscope.models import load_into, read_checkpoint
 from tests.models import hostile
 from tests.models.hostile import ASSEMBLED, EXPORTED, GOOD, PAYLOADS
 
-# --------------------------------------------------------------------------- the files do what the tests say they would
-
 
 def appears(canary: Path) -> bool:
     """Wait for what a payload creates, perhaps in a separate process."""
@@ -102,29 +100,11 @@ def test_python_and_torch_can_be_shown_different_weights(hide: Callable[..., byt
     assert torch.equal(read["0.bias"], other["0.bias"])
 
 
-# ------------------------------------------------------------------------------------------------ nothing can be hidden
-
 METHODS = ("items", "keys", "values", "get", "__iter__", "copy", "update", "pop", "setdefault", "__len__")
 TENSOR_METHODS = (
-    "detach",
-    "isfinite",
-    "isnan",
-    "is_floating_point",
-    "numel",
-    "element_size",
-    "untyped_storage",
-    "size",
-    "dim",
-    "stride",
-    "clone",
-    "to",
-    "copy_",
-    "is_complex",
-    "cpu",
-    "contiguous",
-    "__torch_function__",
-    "__len__",
-    "__class_getitem__",
+    *("detach", "isfinite", "isnan", "is_floating_point", "numel", "element_size", "untyped_storage", "size", "dim"),
+    *("stride", "clone", "to", "copy_", "is_complex", "cpu", "contiguous"),
+    *("__torch_function__", "__len__", "__class_getitem__"),
 )
 
 
@@ -166,8 +146,6 @@ def test_all_shadows_at_once_inside_a_training_checkpoint(tmp_path: Path) -> Non
     assert_nan_is_seen(read_checkpoint(path).state)
 
 
-# --------------------------------------------------------------------------------------------------------- every damage
-
 FORMATS: dict[str, Callable[[Any], bytes]] = {
     "torch": hostile.torch_bytes,
     "legacy": hostile.legacy_bytes,
@@ -203,7 +181,8 @@ def without_worker() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**31, before[1]))  # a damaged length can claim any memory
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hookscope.checkpoints.worker.CAN_FORK", False)
+            for module in ("sandbox.worker", "checkpoints.isolation"):
+                patch.setattr(f"hookscope.{module}.CAN_FORK", False)
             yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

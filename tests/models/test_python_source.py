@@ -1,24 +1,16 @@
 import os
-import random
 import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from hookscope.errors import (
-    CheckpointError,
-    InputError,
-    ModelError,
-    ModelNotFoundError,
-    UntrustedFileError,
-    UsageError,
-)
+from hookscope.errors import CheckpointError, InputError, ModelError, ModelNotFoundError, UntrustedFileError, UsageError
 from hookscope.models import LoadedModel, build_on_meta, load_model
 from hookscope.models.python_source import parse_arguments
+from tests.models.saved import random_numbers_untouched
 
 NET = """
 import torch
@@ -54,9 +46,6 @@ def load(source: str, factory: str = "build", **options: Any) -> LoadedModel:
     return load_model(f"{source}:{factory}", **options)
 
 
-# ----------------------------------------------------------------------------------------------------------- arguments
-
-
 def test_arguments_are_literals_or_else_text() -> None:
     texts = ["width=2", "rate=1e-3", "sizes=[1, 2]", "pool=None", "flag=True", "name=relu", "equation=a=b", "empty="]
     assert parse_arguments(texts) == {
@@ -81,9 +70,6 @@ def test_malformed_and_repeated_arguments_are_usage_errors(texts: list[str]) -> 
         parse_arguments(texts)
 
 
-# ---------------------------------------------------------------------------------------------------------------- good
-
-
 @pytest.mark.parametrize("factory", ["build", "Net"])
 def test_function_and_class_are_called_with_the_arguments(tmp_path: Path, factory: str) -> None:
     loaded = load(write(tmp_path, NET), factory, model_arguments=["width=2", "channels=1"])
@@ -100,14 +86,10 @@ def test_function_and_class_are_called_with_the_arguments(tmp_path: Path, factor
     assert loaded.module.training
 
 
-def test_module_in_the_file_is_taken_as_it_is(tmp_path: Path) -> None:
-    loaded = load(write(tmp_path, NET), "ready")
-    assert loaded.module.conv.out_channels == 2
-
-
-def test_dotted_factory_is_followed(tmp_path: Path) -> None:
-    source = NET + "class Zoo:\n    small = staticmethod(lambda: Net(1))\n"
-    assert load(write(tmp_path, source), "Zoo.small").module.conv.out_channels == 1
+def test_a_module_in_the_file_is_taken_as_it_is_and_a_dotted_factory_followed(tmp_path: Path) -> None:
+    source = write(tmp_path, NET + "class Zoo:\n    small = staticmethod(lambda: Net(1))\n")
+    assert load(source, "ready").module.conv.out_channels == 2
+    assert load(source, "Zoo.small").module.conv.out_channels == 1
 
 
 def test_weights_are_those_of_the_users_own_seeded_script(tmp_path: Path) -> None:
@@ -120,19 +102,8 @@ def test_weights_are_those_of_the_users_own_seeded_script(tmp_path: Path) -> Non
 
 def test_random_numbers_outside_go_on_as_if_nothing_was_built(tmp_path: Path) -> None:
     source = write(tmp_path, NET + "import random, numpy\nrandom.random(); numpy.random.rand()\n")
-
-    def draw() -> tuple[float, float, float]:
-        return torch.rand(()).item(), float(np.random.rand()), random.random()
-
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
-    expected = draw()
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
-    load(source)
-    assert draw() == expected
+    with random_numbers_untouched():
+        load(source)
 
 
 def test_file_imports_its_siblings_and_leaves_no_trace_in_the_path(tmp_path: Path) -> None:
@@ -204,9 +175,6 @@ def test_installed_module_is_found() -> None:
     assert loaded.module.weight.shape == (3, 2)
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
-
-
 def test_state_dict_file_goes_into_the_network(tmp_path: Path) -> None:
     source = write(tmp_path, NET)
     trained = load(source, seed=9).module
@@ -222,25 +190,16 @@ def test_state_dict_file_goes_into_the_network(tmp_path: Path) -> None:
     assert loaded.info.name == "trained.pt (net.py:build)"
 
 
-def test_state_dict_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path, NET)
-    torch.save(load(source).module.state_dict(), tmp_path / "trained.pt")
+def test_weights_that_do_not_fit_or_run_code_or_are_no_file_are_refused(tmp_path: Path) -> None:
+    source, weights = write(tmp_path, NET), str(tmp_path / "trained.pt")
+    torch.save(load(source).module.state_dict(), weights)
     with pytest.raises(CheckpointError, match=r"file \(4, 3, 3, 3\), network \(2, 3, 3, 3\)"):
-        load(source, weights=str(tmp_path / "trained.pt"), model_arguments=["width=2"])
-
-
-def test_weights_name_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no weights 'IMAGENET1K_V1'"):
-        load(write(tmp_path, NET), weights="IMAGENET1K_V1")
-
-
-def test_pickled_module_as_weights_is_refused(tmp_path: Path) -> None:
-    torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")
+        load(source, weights=weights, model_arguments=["width=2"])
+    torch.save(torch.nn.Linear(1, 1), weights)
     with pytest.raises(UntrustedFileError):
-        load(write(tmp_path, NET), weights=str(tmp_path / "module.pt"))
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
+        load(source, weights=weights)
+    with pytest.raises(UsageError, match="no weights 'IMAGENET1K_V1'"):
+        load(source, weights="IMAGENET1K_V1")
 
 
 @pytest.mark.parametrize(
@@ -282,16 +241,16 @@ def test_missing_factory_names_the_nearest(tmp_path: Path) -> None:
 
 
 def test_missing_file_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        load(str(tmp_path / "absent.py"))
     (tmp_path / "folder.py").mkdir()
-    with pytest.raises(InputError, match="not a file"):
-        load(str(tmp_path / "folder.py"))
     os.mkfifo(tmp_path / "pipe.py")
-    with pytest.raises(InputError, match="not a file"):
-        load(str(tmp_path / "pipe.py"))
-    with pytest.raises(InputError, match="not a path"):
-        load("a\0.py")
+    for name, what in {
+        "absent": "No such file",
+        "folder": "not a file",
+        "pipe": "not a file",
+        "a\0": "not a path",
+    }.items():
+        with pytest.raises(InputError, match=what):
+            load(str(tmp_path / f"{name}.py"))
 
 
 @pytest.mark.parametrize(
@@ -315,18 +274,20 @@ def test_arguments_that_the_factory_does_not_take_are_usage_errors(tmp_path: Pat
         load(write(tmp_path, NET), "needs", model_arguments=arguments)
 
 
-def test_factory_that_makes_something_else_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="returned a list"):
-        load(write(tmp_path, "def build(): return [1]\n"))
-    with pytest.raises(UsageError, match="returned a NoneType"):
-        load(write(tmp_path, "def build(): pass\n"))
-    with pytest.raises(UsageError, match="is a int"):
-        load(write(tmp_path, NET), "number")
-    with pytest.raises(UsageError, match="takes no --model-arg"):
-        load(write(tmp_path, NET), "ready", model_arguments=["width=2"])
-
-
-# ---------------------------------------------------------------------------------------------------------------- meta
+@pytest.mark.parametrize(
+    ("source", "factory", "arguments", "what"),
+    [
+        ("def build(): return [1]\n", "build", [], "returned a list"),
+        ("def build(): pass\n", "build", [], "returned a NoneType"),
+        (NET, "number", [], "is a int"),
+        (NET, "ready", ["width=2"], "takes no --model-arg"),
+    ],
+)
+def test_factory_that_makes_something_else_is_a_usage_error(
+    tmp_path: Path, source: str, factory: str, arguments: list[str], what: str
+) -> None:
+    with pytest.raises(UsageError, match=what):
+        load(write(tmp_path, source), factory, model_arguments=arguments)
 
 
 def test_network_is_made_on_the_meta_device(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hookscope.models import architecture, load_model
 from hookscope.models.construction import silenced_known_warnings
+from tests.models.saved import tensors_of
 
 from .test_zoo import build
 
@@ -110,15 +111,9 @@ def _recognised_once() -> Iterator[None]:
         yield
 
 
-def tensors_in(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    return [tensor for part in (output.values() if isinstance(output, dict) else output) for tensor in tensors_in(part)]
-
-
 def output_of(network: nn.Module, name: str) -> list[Tensor]:
     with torch.no_grad():
-        return tensors_in(network.eval()(*INPUTS[name]()))
+        return tensors_of(network.eval()(*INPUTS[name]()))
 
 
 @pytest.fixture(scope="module", params=INPUTS)

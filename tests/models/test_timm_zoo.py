@@ -18,6 +18,7 @@ from hookscope.errors import CheckpointError, ModelNotFoundError, NothingMatched
 from hookscope.inputs import load_input
 from hookscope.models import build_on_meta, load_model, model_names, timm_zoo
 from hookscope.models.download import cached_file
+from tests.models.hostile import Call
 
 from .conftest import Server
 
@@ -52,9 +53,6 @@ def assert_same(first: nn.Module, second: nn.Module) -> None:
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-# --------------------------------------------------------------------------------------------------------------- names
-
-
 def test_names_are_listed_only_when_timm_is_asked_for() -> None:
     assert not any(name.startswith("timm:") for name in model_names())
     assert "resnet34" in model_names("resnet34")
@@ -78,9 +76,6 @@ def test_without_timm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         load_model("timm:resnet18")
     with pytest.raises(UsageError, match=r"pip install 'hookscope\[timm\]'"):
         model_names("timm:")
-
-
-# ------------------------------------------------------------------------------------------------------ random weights
 
 
 @pytest.mark.parametrize("name", [SMALL, "test_vit", "test_efficientnet", "test_convnext", "mobilevit_xxs"])
@@ -120,9 +115,6 @@ def test_arguments_that_timm_does_not_take_are_usage_errors(argument: str) -> No
         load_model(f"timm:{SMALL}", weights="none", model_arguments=[argument])
 
 
-# ----------------------------------------------------------------------------------------------------- trained weights
-
-
 @pytest.mark.parametrize("weights", ["auto", "r160_in1k"])
 def test_cached_weights_are_loaded(face_cache: Path, weights: str) -> None:
     original = network(9)
@@ -140,14 +132,10 @@ def test_cached_weights_are_loaded(face_cache: Path, weights: str) -> None:
 
 
 def test_cached_pickle_is_read_safely(face_cache: Path, tmp_path: Path) -> None:
-    class Touch:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "canary",)
-
     path = cached(face_cache, "pytorch_model.bin")
     torch.save(network(9).state_dict(), path)
     assert_same(load_model(f"timm:{SMALL}").module, network(9))
-    torch.save({"x": Touch()}, path)
+    torch.save({"x": Call(Path.touch, tmp_path / "canary")}, path)
     with pytest.raises(UntrustedFileError):
         load_model(f"timm:{SMALL}")
     assert not (tmp_path / "canary").exists()
@@ -196,9 +184,6 @@ def test_weights_asked_for_by_name_are_had_or_an_error(face_cache: Path) -> None
         load_model(f"timm:{SMALL}", weights="r160_in1k", model_arguments=["num_classes=7"])
 
 
-# -------------------------------------------------------------------------------------------------------- file weights
-
-
 def test_file_with_other_counts_is_recognised_and_loaded(tmp_path: Path) -> None:
     original = network(9, num_classes=7, in_chans=4)
     torch.save(original.state_dict(), tmp_path / "mine.pt")
@@ -223,9 +208,6 @@ def test_network_on_meta_has_its_shapes_and_nothing_is_downloaded() -> None:
     assert on_meta.module.eval()(torch.zeros(1, 3, 64, 64, device="meta")).shape == (1, 7)
     assert on_meta.info.weights == "not loaded"
     assert on_meta.warnings == ()
-
-
-# ------------------------------------------------------------------------------------------------------- preprocessing
 
 
 @pytest.mark.parametrize(
@@ -261,6 +243,6 @@ def test_preprocessing_follows_the_size_a_transformer_is_built_for() -> None:
 def test_border_padding_that_hookscope_does_not_do_is_said() -> None:
     padded = network()
     padded.pretrained_cfg["crop_mode"] = "border"
-    _, warnings = timm_zoo._preprocessing(SMALL, padded)
+    *_, warnings = timm_zoo._describe(SMALL, False, padded)
     assert "pads pictures" in warnings[0]
-    assert timm_zoo._preprocessing(SMALL, network())[1] == ()
+    assert timm_zoo._describe(SMALL, False, network())[2] == ()

@@ -1,5 +1,6 @@
 """A network saved whole, in each way there is, computes what it did once it is loaded with trust."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ def test_output_is_the_originals(tmp_path: Path, form: str, name: str) -> None:
     path = tmp_path / "model.pt"
     SAVERS[form](network, args, path)
     loaded = load_model(str(path), options=TRUST)
-    assert loaded.info.name == "model.pt"
+    assert loaded.info.name == loaded.info.weights == "model.pt"
+    assert loaded.info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert loaded.info.kind == type(network).__name__
     assert not loaded.info.random
     assert loaded.info.parameter_count == sum(parameter.numel() for parameter in network.parameters())

@@ -1,7 +1,5 @@
 """Exported programs under hooks: what they see is what they see of the eager network."""
 
-import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,116 +12,13 @@ from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models import unflattened
 from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_exported_program
-from hookscope.models.input_spec import example_shape, infer_input_shape
-from tests.models.saved import EIGHT, assert_near, build, quiet, save_exported, witness
+from tests.models.saved import quiet, save_exported, witness
 from tests.networks import conv_net
-
-# Networks are compared in double precision.
-TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class Case:
-    """A network, and the same out of a file."""
-
-    name: str
-    eager: nn.Module
-    args: tuple[Any, ...]
-    loaded: LoadedModel
-
-
-@pytest.fixture(scope="module", params=EIGHT)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    eager, args = build(EIGHT[request.param])
-    eager, args = eager.double(), (args[0].double(),)  # what differs then is not rounding
-    path = tmp_path_factory.mktemp("exported") / "model.pt2"
-    save_exported(eager, args, path)
-    return Case(request.param, eager, args, load_exported_program(path, 0))
 
 
 def load(network: nn.Module, folder: Path, *args: Any) -> LoadedModel:
     save_exported(network.eval(), args, folder / "model.pt2")
     return load_exported_program(folder / "model.pt2", 0)
-
-
-# ------------------------------------------------------------------------------------------------- as the eager network
-
-
-def test_names_of_modules_and_tensors_are_the_original_ones(case: Case) -> None:
-    module = case.loaded.module
-    kinds = {name: type(each).__name__ for name, each in case.eager.named_modules()}
-    assert dict(module.named_modules()).keys() <= kinds.keys()
-    assert [name for name, _ in module.named_parameters()] == [name for name, _ in case.eager.named_parameters()]
-    assert module.state_dict().keys() == case.eager.state_dict().keys()
-    for name, tensor in case.eager.state_dict().items():
-        assert torch.equal(module.state_dict()[name], tensor)
-    assert not any(each.training for each in module.modules())
-
-
-def test_every_call_has_the_activation_and_the_gradient_that_the_eager_one_has(case: Case) -> None:
-    expected, outputs = witness(case.eager, case.args)
-    seen, again = witness(case.loaded.module, case.args)
-    # Calls that changed nothing are in no graph.
-    missing = expected.activations.keys() - seen.activations.keys()
-    assert missing <= expected.passed_through
-    assert seen.activations.keys() <= expected.activations.keys()
-    assert seen.kinds.items() <= expected.kinds.items()
-    assert seen.gradients.keys() == expected.gradients.keys() - missing
-    assert sum(bool(gradient.any()) for gradient in seen.gradients.values()) > 20
-    for key, tensor in seen.activations.items():
-        assert_near(tensor, expected.activations[key], TOLERANCE)
-    for key, tensor in seen.gradients.items():
-        assert_near(tensor, expected.gradients[key], TOLERANCE)
-    for first, second in zip(again, outputs, strict=True):
-        assert_near(first, second, TOLERANCE)
-    parameters = dict(case.loaded.module.named_parameters())
-    for name, parameter in case.eager.named_parameters():
-        assert_near(parameters[name].grad, parameter.grad, TOLERANCE)
-
-
-def test_an_inspection_shows_the_rows_of_the_eager_network(case: Case) -> None:
-    expected = {row.label: row for row in inspect(case.eager, case.args[0], ["*"]).rows}
-    rows = inspect(case.loaded, case.args[0], ["*"]).rows
-    # Attention returns one tensor in the graph, without the None beside it.
-    labels = {f"{row.label}[0]" if f"{row.label}[0]" in expected else row.label: row for row in rows}
-    assert labels.keys() <= expected.keys()
-    assert all("pass-through" in expected[label].flags for label in expected.keys() - labels.keys())
-    for label, row in labels.items():
-        wanted = expected[label]
-        assert (row.kind, row.parameter_count, row.flags) == (wanted.kind, wanted.parameter_count, wanted.flags)
-        for name in ("shape", "dtype", "element_count", "channel_axis", "channel_count"):
-            assert getattr(row.activation, name) == getattr(wanted.activation, name), (label, name)
-        assert row.activation.l2 == pytest.approx(wanted.activation.l2, rel=1e-6)
-
-
-def test_layers_that_are_not_in_the_graph_are_counted_and_named(case: Case) -> None:
-    calls = {layer for layer, _, _ in witness(case.loaded.module, case.args)[0].activations}
-    absent = [name for name, module in case.loaded.module.named_modules() if not _any_called(name, module, calls)]
-    outermost = [name for name in absent if not any(name.startswith(f"{other}.") for other in absent)]
-    warnings = [warning for warning in case.loaded.warnings if "absent" in warning]
-    if outermost:
-        shown = ", ".join(outermost[:3]) + (", …" if len(outermost) > 3 else "")
-        plural = "" if len(outermost) == 1 else "s"
-        assert warnings == [f"model.pt2: absent from the exported graph: {len(outermost)} layer{plural} ({shown})."]
-    else:
-        assert warnings == []
-
-
-def _any_called(name: str, module: nn.Module, calls: set[str]) -> bool:
-    return any(f"{name}.{below}".strip(".") in calls for below, _ in module.named_modules())
-
-
-def test_preprocessing_makes_what_the_program_was_exported_for(case: Case) -> None:
-    assert example_shape(case.loaded.module, case.loaded.preprocessing) == (1, *case.args[0].shape[1:])
-    assert infer_input_shape(case.loaded.module) == infer_input_shape(case.eager)
-    batch = [warning for warning in case.loaded.warnings if "batches" in warning]
-    count, *sizes = case.args[0].shape
-    text = f"({', '.join(map(str, (count, *sizes)))})"
-    said = f"model.pt2: exported for inputs of shape {text}, so it takes batches of exactly {count}."
-    assert batch == ([] if count == 1 else [said])
-
-
-# ------------------------------------------------------------------------------------------------------- repeated calls
 
 
 class Rows(nn.Module):
@@ -217,9 +112,6 @@ def test_signatures_that_the_export_preserved_do_not_hide_layers(tmp_path: Path)
     assert list(seen.activations) == list(expected.activations)
     for key, tensor in expected.activations.items():
         torch.testing.assert_close(seen.activations[key], tensor)
-
-
-# --------------------------------------------------------------------------------------------------------------- inputs
 
 
 def test_a_size_that_may_vary_is_no_reason_to_warn(tmp_path: Path) -> None:
@@ -335,12 +227,3 @@ def test_a_program_that_cannot_be_read_is_one_line_with_the_cause(tmp_path: Path
         load_exported_program(tmp_path / "model.pt2", 0)
     assert str(caught.value).isprintable()
     assert "warnings above" not in str(caught.value)
-
-
-def test_any_suffix_will_do_and_the_digest_is_the_files(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    save_exported(conv_net(), (torch.randn(1, 3, 8, 8),), path)
-    loaded = load_exported_program(path, 0)
-    assert loaded.info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert (loaded.info.name, loaded.info.kind, loaded.info.weights) == ("model.pt", "Sequential", "model.pt")
-    assert loaded.info.parameter_count == sum(each.numel() for each in conv_net().parameters())

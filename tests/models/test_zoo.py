@@ -1,12 +1,10 @@
 import hashlib
 import inspect
-import random
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -21,7 +19,10 @@ from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFile
 from hookscope.models import build_on_meta, load_model, model_names
 from hookscope.models.construction import FileOptions, replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
+from hookscope.models.weights import BuildOptions
 from hookscope.models.zoo import load_torchvision
+from tests.models.hostile import Call
+from tests.models.saved import random_numbers_untouched
 
 from .conftest import Server
 
@@ -98,9 +99,6 @@ def assert_same(first: nn.Module, second: nn.Module) -> None:
         assert getattr(first, switch, None) == getattr(second, switch, None)
 
 
-# --------------------------------------------------------------------------------------------------------------- names
-
-
 def test_names_are_the_demo_and_torchvisions() -> None:
     assert model_names() == ["demo", *torchvision.models.list_models()]
 
@@ -118,9 +116,6 @@ def test_pattern_without_a_match_names_the_nearest() -> None:
         model_names("resnet43")
 
 
-# ------------------------------------------------------------------------------------------------------ random weights
-
-
 @pytest.mark.parametrize("name", [*FAMILIES, "inception_v3", "vit_b_32", "convnext_tiny"])
 def test_random_weights_are_those_of_the_users_own_seeded_script(name: str) -> None:
     torch.manual_seed(3)
@@ -129,20 +124,10 @@ def test_random_weights_are_those_of_the_users_own_seeded_script(name: str) -> N
 
 
 def test_building_leaves_random_numbers_and_the_int8_engine_alone() -> None:
-    def draw() -> tuple[float, float, float]:
-        return torch.rand(()).item(), float(np.random.rand()), random.random()
-
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
-    expected = draw()
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
     engine = torch.backends.quantized.engine
-    loaded = load_model("quantized_mobilenet_v2", weights="none")
+    with random_numbers_untouched():
+        loaded = load_model("quantized_mobilenet_v2", weights="none")
     assert torch.backends.quantized.engine == engine
-    assert draw() == expected
     with torch.no_grad():  # runs under whichever engine is set
         assert loaded.module(torch.rand(1, 3, 32, 32)).shape == (1, 1000)
 
@@ -174,9 +159,6 @@ def test_auto_with_arguments_is_random_with_the_reason() -> None:
     assert "--model-arg" in loaded.warnings[0]
     assert loaded.module.num_classes == 7
     assert loaded.info.arguments == {"num_classes": 7}
-
-
-# ----------------------------------------------------------------------------------------------------- trained weights
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -218,42 +200,28 @@ def test_weights_are_found_by_name(weights: str) -> None:
     assert load_model(SMALL, weights=weights).info.weights == "SqueezeNet1_1_Weights.IMAGENET1K_V1"
 
 
-def test_weights_asked_for_by_name_are_had_or_an_error() -> None:
+def test_weights_asked_for_by_name_are_had_or_an_error_that_names_those_there_are() -> None:
     with pytest.raises(CheckpointError, match="cannot be downloaded"):
         load_model(SMALL, weights="IMAGENET1K_V1")
-
-
-def test_unknown_weights_name_those_there_are() -> None:
     with pytest.raises(UsageError, match="IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT"):
         load_model("resnet50", weights="IMAGENET22K_V1")
 
 
-def test_weights_are_downloaded_where_there_is_a_network(
+def test_weights_are_downloaded_and_a_download_that_is_cut_off_leaves_no_file_and_random_weights(
     server: Server, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = get_model_weights(SMALL).DEFAULT
     body = put_in_cache(SMALL).read_bytes()
     cached_file(weights.url).unlink()
-    server.bodies["/weights.pth"] = body
     monkeypatch.setattr(weights.value, "url", f"{server.url}/weights.pth")
-    loaded = load_model(SMALL)
-    assert loaded.info.weights == "SqueezeNet1_1_Weights.IMAGENET1K_V1"
-    assert [p.name for p in hub_cache.iterdir()] == ["weights.pth"]
-
-
-def test_download_that_is_cut_off_leaves_no_file_and_random_weights(
-    server: Server, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = get_model_weights(SMALL).DEFAULT
-    body = put_in_cache(SMALL).read_bytes()
-    cached_file(weights.url).unlink()
-    server.bodies["/weights.pth"] = body[: len(body) // 2]
-    server.sizes["/weights.pth"] = len(body)
-    monkeypatch.setattr(weights.value, "url", f"{server.url}/weights.pth")
+    server.bodies["/weights.pth"], server.sizes["/weights.pth"] = body[: len(body) // 2], len(body)
     assert load_model(SMALL).info.random
     with pytest.raises(CheckpointError, match="cannot be downloaded"):
         load_model(SMALL, weights="IMAGENET1K_V1")
     assert list(hub_cache.iterdir()) == []
+    server.bodies["/weights.pth"] = body
+    assert load_model(SMALL).info.weights == "SqueezeNet1_1_Weights.IMAGENET1K_V1"
+    assert [p.name for p in hub_cache.iterdir()] == ["weights.pth"]
 
 
 def test_damaged_cached_file_is_an_error_that_says_what_to_delete() -> None:
@@ -265,26 +233,15 @@ def test_damaged_cached_file_is_an_error_that_says_what_to_delete() -> None:
     assert path.exists()
 
 
-def test_cached_file_is_not_unpickled(tmp_path: Path) -> None:
-    class Touch:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "canary",)
-
-    path = put_in_cache(SMALL)
-    torch.save({"w": torch.ones(1), "x": Touch()}, path)
-    with pytest.raises(UntrustedFileError):
-        load_model(SMALL)
-    assert not (tmp_path / "canary").exists()
-
-
-def test_cached_file_of_another_network_is_an_error() -> None:
+def test_cached_file_of_another_network_is_an_error_and_none_is_unpickled(tmp_path: Path) -> None:
     path = put_in_cache(SMALL)
     torch.save(trained_state("mnasnet0_5"), path)
     with pytest.raises(CheckpointError, match="does not fit"):
         load_model(SMALL)
-
-
-# --------------------------------------------------------------------------------------------------------- file weights
+    torch.save({"w": torch.ones(1), "x": Call(Path.touch, tmp_path / "canary")}, path)
+    with pytest.raises(UntrustedFileError):
+        load_model(SMALL)
+    assert not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "quantized_mobilenet_v3_large"])
@@ -301,14 +258,6 @@ def test_file_of_trained_weights_fits_its_network(name: str, tmp_path: Path) -> 
             assert torch.equal(own[key], state[key]), key
     assert own.keys() == state.keys()
     assert loaded.info.categories == ()
-
-
-def test_file_of_a_network_with_frozen_batchnorm_gives_that_network(tmp_path: Path) -> None:
-    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
-    torch.save(trained_state(name), tmp_path / "mine.pt")
-    kinds = {type(m).__name__ for m in load_model(name, weights=str(tmp_path / "mine.pt")).module.modules()}
-    assert "FrozenBatchNorm2d" in kinds
-    assert "BatchNorm2d" not in kinds
 
 
 def test_safetensors_file_fits_a_network_with_versions(tmp_path: Path) -> None:
@@ -336,17 +285,17 @@ def test_file_with_another_class_count_makes_its_network(tmp_path: Path) -> None
     assert any("recognised as squeezenet1_1" in w and "7 classes instead of 1000" in w for w in loaded.notes)
 
 
-def test_file_of_a_detector_fine_tuned_on_frozen_batchnorm_gives_frozen_batchnorm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("classes", [91, 3])
+def test_file_of_a_detector_with_frozen_batchnorm_gives_frozen_batchnorm(tmp_path: Path, classes: int) -> None:
     name = "fasterrcnn_mobilenet_v3_large_320_fpn"
-    state = build(name, num_classes=3).state_dict()
-    for key in [key for key in state if key.endswith("num_batches_tracked")]:
-        del state[key]
-    torch.save(state, tmp_path / "mine.pt")
-    loaded = load_model(str(tmp_path / "mine.pt"), arch=name)
+    state = build(name, num_classes=classes).state_dict()
+    path = str(tmp_path / "mine.pt")
+    torch.save({key: value for key, value in state.items() if not key.endswith("num_batches_tracked")}, path)
+    loaded = load_model(name, weights=path) if classes == 91 else load_model(path, arch=name)
     kinds = {type(m).__name__ for m in loaded.module.modules()}
     assert "FrozenBatchNorm2d" in kinds
     assert "BatchNorm2d" not in kinds
-    assert loaded.module.roi_heads.box_predictor.cls_score.out_features == 3
+    assert loaded.module.roi_heads.box_predictor.cls_score.out_features == classes
 
 
 def test_file_of_other_heads_and_sizes_fits_its_network(tmp_path: Path) -> None:
@@ -380,16 +329,13 @@ def test_what_a_reader_must_see_of_loading_is_among_the_warnings(tmp_path: Path)
     assert loaded.notes == ("mine.pt: the prefix 'module.' was removed from its names.",)
 
 
-# ------------------------------------------------------------------------------------------------------ input channels
-
-
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize(
     "name", [SMALL, "mnasnet0_5", "mc3_18", "lraspp_mobilenet_v3_large", "ssdlite320_mobilenet_v3_large", "raft_small"]
 )
 def test_network_for_other_channels_takes_them_and_keeps_everything_else(name: str, channels: int) -> None:
-    ours = load_torchvision(name, "none", {}, 0, input_channels=channels)
-    usual = load_torchvision(name, "none", {}, 0)
+    ours = load_torchvision(name, BuildOptions("none", input_channels=channels))
+    usual = load_torchvision(name, BuildOptions("none"))
     assert ours.preprocessing.channels == channels
     assert len(ours.preprocessing.mean) in (0, channels)
     differing = [
@@ -424,13 +370,13 @@ def test_file_for_grey_pictures_makes_its_network(tmp_path: Path) -> None:
 
 def test_trained_weights_are_not_for_other_channels() -> None:
     put_in_cache(SMALL)
-    loaded = load_torchvision(SMALL, "auto", {}, 0, input_channels=1)
+    loaded = load_torchvision(SMALL, BuildOptions(input_channels=1))
     assert loaded.info.random
     assert "input channels" in loaded.warnings[0]
     with pytest.raises(UsageError, match="1 channels"):
-        load_torchvision(SMALL, "IMAGENET1K_V1", {}, 0, input_channels=1)
+        load_torchvision(SMALL, BuildOptions("IMAGENET1K_V1", input_channels=1))
     with pytest.raises(UsageError, match="no convolution over 3 channels"):
-        load_torchvision("quantized_shufflenet_v2_x0_5", "none", {}, 0, input_channels=1)
+        load_torchvision("quantized_shufflenet_v2_x0_5", BuildOptions("none", input_channels=1))
 
 
 @pytest.mark.parametrize(
@@ -446,9 +392,6 @@ def test_arguments_that_contradict_the_weights_are_a_usage_error() -> None:
     put_in_cache(SMALL)
     with pytest.raises(UsageError, match="num_classes"):
         load_model(SMALL, weights="IMAGENET1K_V1", model_arguments=["num_classes=7"])
-
-
-# ------------------------------------------------------------------------------------------------------- preprocessing
 
 
 def test_classifier_takes_its_weights_transforms() -> None:
@@ -509,9 +452,6 @@ def test_flow_takes_frames_that_eight_divides() -> None:
     assert preprocessing.mean == preprocessing.std == (0.5, 0.5, 0.5)
 
 
-# ---------------------------------------------------------------------------------------------------------------- meta
-
-
 @pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("quantized_")])
 @pytest.mark.parametrize("cached", [False, True])
 def test_network_on_meta_is_the_one_that_would_be_loaded(name: str, cached: bool) -> None:
@@ -543,9 +483,6 @@ def test_patches_for_building_are_gone_afterwards() -> None:
     with pytest.raises(UsageError):
         load_model(SMALL, model_arguments=["no_such_argument=1"])
     assert before == (nn.Module.load_state_dict, torchvision.models.WeightsEnum.get_state_dict, nn.init.trunc_normal_)
-
-
-# ---------------------------------------------------------------------------------------------------------------- demo
 
 
 def test_demo_sees_the_shipped_cat_with_the_published_probabilities(pytestconfig: pytest.Config) -> None:
@@ -614,6 +551,8 @@ def test_what_a_file_may_lack_keeps_the_values_of_the_seed(tmp_path: Path) -> No
     kept = {name: value + 1 for name, value in whole.items() if not name.startswith("classifier.")}
     torch.save(kept, tmp_path / "headless.pt")
     options = FileOptions(allow_missing=("classifier.*",))
-    state = load_torchvision("squeezenet1_1", str(tmp_path / "headless.pt"), {}, 5, options=options).module.state_dict()
+    state = load_torchvision(
+        "squeezenet1_1", BuildOptions(str(tmp_path / "headless.pt"), seed=5, file=options)
+    ).module.state_dict()
     assert torch.equal(state["classifier.1.weight"], whole["classifier.1.weight"])
     assert torch.equal(state["features.0.weight"], kept["features.0.weight"])

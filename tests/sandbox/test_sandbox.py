@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hookscope.sandbox import Limits, WorkerFailure, machine_memory_bytes, run_jobs, running, usable_cores
+from hookscope.sandbox import Limits, WorkerFailure, jobs, machine_memory_bytes, run_jobs, usable_cores
 
 ENOUGH = Limits(seconds=60)
 
@@ -164,12 +164,10 @@ def test_a_worker_that_is_killed_says_by_what_and_the_others_finish(number: sign
 @pytest.mark.parametrize(("item", "code"), [(("leave", 0), 0), (("leave", 3), 3), (("exit_politely",), 4)])
 def test_a_worker_that_leaves_without_a_result_is_told_from_one_that_has_none(item: tuple[Any, ...], code: int) -> None:
     left, after = outcomes(item, ("square", 3))
-    assert left == WorkerFailure("killed", f"it ended with exit code {code} before it had a result")
+    assert left == WorkerFailure(
+        "killed", f"it ended with exit code {code} before it had a result", ending=f"exit code {code}"
+    )
     assert after == 9
-
-
-def test_a_result_of_none_is_a_result() -> None:
-    assert outcomes(("variable", "HOOKSCOPE_TEST_UNSET")) == [None]
 
 
 def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish(tmp_path: Path) -> None:
@@ -196,18 +194,6 @@ def test_the_memory_limit_is_on_top_of_what_the_imports_take() -> None:
     assert outcomes(("take", taken), limits=limits, preload=["torch"]) == [taken]
 
 
-def test_torch_running_out_of_memory_is_told_from_a_bug() -> None:
-    limits = Limits(seconds=60, memory_bytes=512 * 2**20)
-    (ended,) = outcomes(("torch_zeros", 2**30), limits=limits, preload=["torch"])
-    assert ended == WorkerFailure("memory", "it needs more memory than 0.5 GiB")
-
-
-def torch_zeros(byte_count: int) -> None:
-    import torch
-
-    torch.zeros(byte_count, dtype=torch.uint8)
-
-
 def test_what_a_worker_raises_comes_with_its_traceback() -> None:
     raised, after = outcomes(("raise_error", "no such key"), ("square", 3))
     assert raised.cause == "raised"
@@ -219,7 +205,7 @@ def test_what_a_worker_raises_comes_with_its_traceback() -> None:
 def test_a_result_that_cannot_be_sent_is_reported() -> None:
     raised, after = outcomes(("give_function",), ("square", 3))
     assert raised.cause == "raised"
-    assert "lambda" in raised.traceback
+    assert "function is not JSON serializable" in raised.traceback
     assert after == 9
 
 
@@ -300,10 +286,10 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def test_where_python_cannot_fork_every_item_has_a_host_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_CAN_FORK", False)
+    monkeypatch.setattr(jobs, "CAN_FORK", False)
     first, killed, second = outcomes(("own_process",), ("kill_itself", int(signal.SIGSEGV)), ("own_process",))
     assert len({os.getpid(), first, second}) == 3
-    assert killed == WorkerFailure("killed", "it was ended by SIGSEGV")
+    assert killed == WorkerFailure("killed", "it was ended by SIGSEGV", ending="SIGSEGV")
 
 
 def test_workers_run_with_stderr_closed(tmp_path: Path) -> None:

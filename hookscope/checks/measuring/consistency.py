@@ -21,11 +21,11 @@ from hookscope.checks.measuring.outputs import (
 )
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, copy_of, part_of
-from hookscope.inspection.failures import error_line, reraise_internal
+from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import OutputValues
-from hookscope.text import printable
+from hookscope.text import exception_line
 
 # Inputs of the first batch that are run alone. Our choice: one might be the one that a fault leaves alone.
 _ALONE = 2
@@ -136,7 +136,7 @@ def _pass(subject: InspectedNetwork, batch: Batch, seed: int) -> Returned | str:
         try:
             return _run(subject, batch)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-            return printable(error_line(reraise_internal(error)))
+            return exception_line(reraise_internal(error))
 
 
 def _repeat(subject: InspectedNetwork, batch: Batch, returned: Returned, seed: int, compared: Compared) -> None:
@@ -150,7 +150,7 @@ def _repeat(subject: InspectedNetwork, batch: Batch, returned: Returned, seed: i
                 passes.append(_run(subject, batch))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             passes.append({})
-            line = printable(error_line(reraise_internal(error)))
+            line = exception_line(reraise_internal(error))
             compared.warnings.append(f"The network raised when it was given the first batch again: {line}")
     for again in passes[1:]:
         for path, tensor in returned.items():

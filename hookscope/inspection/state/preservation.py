@@ -13,8 +13,8 @@ from torch import nn
 
 from hookscope.errors import ModelError
 from hookscope.inspection.state.snapshot import Problem, Snapshot, take
-from hookscope.models.construction import exception_line, seed_generators, seeded
-from hookscope.text import printable
+from hookscope.models.construction import seed_generators, seeded
+from hookscope.text import exception_line, printable
 
 Mode = Literal["eval", "train"]
 

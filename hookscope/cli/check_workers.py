@@ -3,8 +3,9 @@
 import os
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hookscope.checks import refused
 from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
@@ -58,7 +59,7 @@ class Checked:
     traceback: str = ""
 
 
-def check_apart(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
+def check_workers(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
     """Check checkpoints; yield the position of each and what came of it, as they finish.
 
     Args:
@@ -71,11 +72,26 @@ def check_apart(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Gener
     running = run_jobs(_check, jobs, limits, at_once=at_once, preload=_PRELOAD, environment=environment)
     with closing(running):
         for position, outcome in running:
-            yield position, _unfinished(jobs[position], outcome) if isinstance(outcome, WorkerFailure) else outcome
+            failed = isinstance(outcome, WorkerFailure)
+            yield position, _unfinished(jobs[position], outcome) if failed else _read(jobs[position], outcome)
 
 
-def _check(job: CheckJob) -> Checked:
-    """Check one checkpoint: in the worker."""
+def _read(job: CheckJob, answer: object) -> Checked:
+    """Return what a worker says came of its job; one that was taken over by a file may have answered anything."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Checked).validate_python(answer)
+    except ValidationError:
+        return _unfinished(job, WorkerFailure("killed", "its answer is damaged"))
+
+
+def _check(job: CheckJob) -> dict[str, Any]:
+    """Check one checkpoint, in the worker; return a `Checked` as JSON can hold it."""
+    return asdict(_checked(job))
+
+
+def _checked(job: CheckJob) -> Checked:
     from hookscope.checks.checkpoint import check_checkpoint
 
     measured: list[CheckMeasurements] = []

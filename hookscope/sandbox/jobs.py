@@ -1,4 +1,4 @@
-"""Hosts and the work they are given, as the parent sees them."""
+"""Work over many items: hosts and their workers, as the parent sees them."""
 
 import json
 import os
@@ -11,74 +11,41 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from queue import SimpleQueue
-from typing import Any, Literal, TypeVar
+from typing import IO, Any, TypeVar
 
-from hookscope.sandbox.host import read_frame, write_frame
-from hookscope.sandbox.memory import CAN_LIMIT_MEMORY
+from hookscope.sandbox.limits import Limits
+from hookscope.sandbox.worker import CAN_FORK, WorkerFailure, ended, read_frame, result_of, write_frame
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-_CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"  # whose libraries may crash in the child
 
 # Python looks for nothing in the current folder; the module search path is the parent's own.
 _HOST_PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from hookscope.sandbox.host import serve
-serve(json.loads(sys.argv[2]), forks=json.loads(sys.argv[3]))
+from hookscope.sandbox.limits import Limits
+serve(json.loads(sys.argv[2]), Limits(*json.loads(sys.argv[3])), forks=json.loads(sys.argv[4]))
 """
-
-_RAISED = "internal error"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one worker may take.
-
-    Attributes:
-        seconds: From its start to its result, by the clock.
-        memory_bytes: Address space on top of what is mapped after the imports; None for no limit, and without effect
-            unless `CAN_LIMIT_MEMORY`.
-    """
-
-    seconds: float
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailure:
-    """How a worker ended that has no result.
-
-    Attributes:
-        cause: "raised": the work raised an unexpected error; "killed": a signal, or an exit in the midst of it;
-            "memory" and "time": over the limit.
-        reason: For people, as the end of a sentence: "it was ended by SIGSEGV".
-        traceback: Of what it raised; "" otherwise.
-    """
-
-    cause: Literal["raised", "killed", "memory", "time"]
-    reason: str
-    traceback: str = ""
 
 
 def run_jobs(
-    work: Callable[[Item], Result],
+    work: Callable[[Item], Any],
     items: Sequence[Item],
     limits: Limits,
     *,
     at_once: int = 1,
     preload: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-) -> Generator[tuple[int, Result | WorkerFailure], None, None]:
+) -> Generator[tuple[int, Any], None, None]:
     """Do `work` on every item, each in a separate process; what it prints goes to stderr.
 
     Leaving early, by an exception or by closing the iterator, kills every process.
 
     Args:
-        work: A function of a module, picklable like its items and results; they are unpickled in the worker only.
+        work: A function of a module, picklable like its items, which are unpickled in the worker only. It returns what
+            JSON can hold; tuples come back as lists.
         items: What to work on, begun in this order.
         limits: Of each worker.
         at_once: Workers at a time.
@@ -86,9 +53,9 @@ def run_jobs(
         environment: Variables that the workers have besides this process's own.
 
     Yields:
-        The position of an item and its result, or how its worker ended, as they finish.
+        The position of an item and its result, or a `WorkerFailure`, as they finish.
     """
-    team = _Team(tuple(preload), {**os.environ, **(environment or {})})
+    team = _Team(tuple(preload), limits, {**os.environ, **(environment or {})})
     waiting = deque(enumerate(items))
     finished: SimpleQueue[tuple[int, Any]] = SimpleQueue()
 
@@ -101,11 +68,11 @@ def run_jobs(
                 return
             outcome: Any
             try:
-                request = pickle.dumps((work, item, limits.memory_bytes))
+                request = pickle.dumps((work, item))
                 host = host if host is not None and host.is_alive else team.start()
-                outcome = host.outcome(request, limits)
+                outcome = host.outcome(request)
             except Exception:  # noqa: BLE001 - a thread's exception would be lost, and the item with it
-                outcome = WorkerFailure("raised", _RAISED, traceback.format_exc())
+                outcome = WorkerFailure("raised", "internal error", traceback.format_exc())
             finished.put((position, outcome))
 
     threads = [threading.Thread(target=work_off, daemon=True) for _ in range(min(at_once, len(items)))]
@@ -125,9 +92,10 @@ def run_jobs(
 class _Team:
     """The hosts of one `run_jobs`."""
 
-    def __init__(self, preload: tuple[str, ...], environment: dict[str, str]) -> None:
+    def __init__(self, preload: tuple[str, ...], limits: Limits, environment: dict[str, str]) -> None:
         self.dismissed = False
         self._preload = preload
+        self._limits = limits
         self._environment = environment
         self._hosts: list[_Host] = []
         self._lock = threading.Lock()
@@ -136,8 +104,9 @@ class _Team:
         with self._lock:  # so that none is started after the others have been killed
             if self.dismissed:
                 raise RuntimeError("the work was broken off")
+            arguments = sys.path, self._preload, astuple(self._limits), CAN_FORK
             process = subprocess.Popen(  # noqa: S603 - this Python, and our own program
-                [sys.executable, "-P", "-c", _HOST_PROGRAM, *map(json.dumps, (sys.path, self._preload, _CAN_FORK))],
+                [sys.executable, "-P", "-c", _HOST_PROGRAM, *map(json.dumps, arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=_standard_error(),
@@ -145,7 +114,7 @@ class _Team:
                 start_new_session=True,  # Ctrl-C is for this process, which kills the others
                 bufsize=0,
             )
-            self._hosts.append(_Host(process))
+            self._hosts.append(_Host(process, self._limits))
             return self._hosts[-1]
 
     def dismiss(self) -> None:
@@ -167,11 +136,13 @@ class _Host:
 
     Attributes:
         process: Speaks through its stdin and stdout.
+        limits: Of its workers.
         is_ready: Whether it has finished its imports.
         is_late: Whether its worker took more time than it may.
     """
 
     process: "subprocess.Popen[bytes]"
+    limits: Limits
     is_ready: bool = False
     is_late: bool = False
 
@@ -189,69 +160,46 @@ class _Host:
         self.process.kill()
         self.process.wait()
 
-    def outcome(self, request: bytes, limits: Limits) -> Any:
+    def outcome(self, request: bytes) -> Any:
         """Have a worker answer `request`; return its result, or a `WorkerFailure`."""
         if not self.is_ready:
-            answer = self._answer()
-            if answer is None or answer[0] != "ready":
+            begun = self._result()
+            if isinstance(begun, WorkerFailure):
                 self.kill()
-                return self._ending(answer, limits)
+                return begun
             self.is_ready = True
-        clock = threading.Timer(limits.seconds, self._out_of_time)
+        clock = threading.Timer(self.limits.seconds, self._out_of_time)
         clock.daemon = True
         clock.start()
         try:
-            answer = self._ask(request)
+            with suppress(OSError):  # a host that is gone says so by its missing answer
+                write_frame(_descriptor(self.process.stdin), request)
+            result = self._result()
         finally:
             clock.cancel()
             clock.join()  # or it could kill the host in the midst of the next item
-        if not _CAN_FORK:  # the host has done what it can
+        if not CAN_FORK:  # the host has done what it can
             self.process.wait()
-        return answer[1] if answer is not None and answer[0] == "result" else self._ending(answer, limits)
+        return result
 
     def _out_of_time(self) -> None:
         self.is_late = True
         self.kill()
 
-    def _ask(self, request: bytes) -> tuple[str, Any] | None:
-        assert self.process.stdin is not None  # noqa: S101 - it was started with a pipe
-        with suppress(OSError):  # a host that is gone says so by its missing answer
-            write_frame(self.process.stdin.fileno(), request)
-        return self._answer()
-
-    def _answer(self) -> tuple[str, Any] | None:
-        assert self.process.stdout is not None  # noqa: S101
-        frame = read_frame(self.process.stdout.fileno())
-        answer: tuple[str, Any] | None = None if frame is None else pickle.loads(frame)  # noqa: S301 - by our own host
-        return answer
-
-    def _ending(self, answer: tuple[str, Any] | None, limits: Limits) -> WorkerFailure:
-        """Say how a worker ended that gave no result: None for an answer means that its host is gone too."""
-        if answer is None:
+    def _result(self) -> Any:
+        """Read a result, or a failure; that nothing comes means that the host is gone too."""
+        message = read_frame(_descriptor(self.process.stdout))
+        if message is None:
             self.kill()  # where the system has ended the host, its worker is left
-            if self.is_late:
-                return WorkerFailure("time", f"it was not done after {limits.seconds:g} s")
-            return WorkerFailure("killed", _exit_text(self.process.wait()))
-        kind, detail = answer
-        if kind == "raised":
-            return WorkerFailure("raised", _RAISED, detail)
-        if kind == "memory":
-            limited = CAN_LIMIT_MEMORY and limits.memory_bytes is not None
-            limit = f"than {(limits.memory_bytes or 0) / 2**30:.3g} GiB" if limited else "than there is"
-            return WorkerFailure("memory", f"it needs more memory {limit}")
-        return WorkerFailure("killed", _exit_text(detail))
+            if not self.is_late:
+                return ended(self.process.wait())
+            message = json.dumps({"time": None}).encode()
+        return result_of(message, self.limits)
 
 
-def _exit_text(code: int) -> str:
-    """Say what an exit code means; a negative one is a signal's number."""
-    if code >= 0:
-        return f"it ended with exit code {code} before it had a result"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # a real-time signal
-        name = f"signal {-code}"
-    remark = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-    return f"it was ended by {name}{remark}"
+def _descriptor(pipe: IO[bytes] | None) -> int:
+    assert pipe is not None  # noqa: S101 - the host was started with pipes
+    return pipe.fileno()
 
 
 def _standard_error() -> int:

@@ -1,0 +1,125 @@
+"""Write files whole or not at all: beside their place under a hidden name, then renamed. Folders: `runs.directory`."""
+
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from hookscope.errors import OutputError
+from hookscope.text import safe_text
+
+
+def new_token() -> str:
+    """Return what makes the name of something unfinished unique: "4711-0a1b2c3d"."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[BinaryIO]:
+    """Open a file to write; it takes the place of `target` when the block ends, and is gone if that raises.
+
+    Raises:
+        OSError: If it cannot be written; `target` is as it was.
+    """
+    partial = target.with_name(f".partial-{new_token()}")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+        sync(target.parent)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def sync(path: Path) -> None:
+    """Have the operating system write a file, or the names in a folder, to the disk."""
+    if sys.platform == "win32":  # folders cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot do this for a folder.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, text: str, option: str) -> None:
+    """Write `text` as UTF-8: a reader sees all of it, or what was there before. Links are followed.
+
+    Args:
+        path: Where; folders that are missing are made.
+        text: What.
+        option: What named the path, for the message.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    with _reported(path, option):
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():  # a pipe or a terminal takes what it gets
+            target.write_bytes(text.encode())
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(target) as file:
+            file.write(text.encode())
+
+
+def append(path: Path, text: str, option: str) -> None:
+    """Add `text` as UTF-8 to a file that others write too.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    with _reported(path, option), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Refuse a place that a file could not be written to, without changing anything: before the long work.
+
+    Args:
+        path: Where the file goes; folders that are missing would be made.
+        option: What named it, for the message.
+
+    Raises:
+        OutputError: If it is a folder, lies where nothing can be written, or cannot be a name.
+    """
+    with _reported(path, option):
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise _refusal(path, "it is a folder", option)
+        standing = target if os.path.lexists(target) else next(each for each in target.parents if each.exists())
+        if standing != target and not standing.is_dir():
+            raise _refusal(path, f"'{safe_text(str(standing))}' is not a folder", option)
+        if not os.access(standing, os.W_OK):
+            raise _refusal(path, f"no permission to write '{safe_text(str(standing))}'", option)
+
+
+def reason_of(error: OSError) -> str:
+    """Return why something cannot be written, for a message: "no space left on device"."""
+    return safe_text(error.strerror.lower() if error.strerror else str(error))
+
+
+@contextmanager
+def _reported(path: Path, option: str) -> Iterator[None]:
+    """Turn an operating system error into one line about the file."""
+    try:
+        yield
+    except OSError as error:
+        raise _refusal(path, reason_of(error), option) from error
+    except ValueError as error:
+        raise _refusal(path, "no file can have such a name", option) from error
+
+
+def _refusal(path: Path, reason: str, option: str) -> OutputError:
+    return OutputError(f"Cannot write '{safe_text(str(path))}': {reason}. Name another file with {option}.")

@@ -1,0 +1,231 @@
+"""One worker: a fork of this process that sets itself limits, does one piece of work, and answers in JSON."""
+
+import faulthandler
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from hookscope import errors
+from hookscope.errors import HookscopeError, is_out_of_memory
+from hookscope.sandbox.limits import CAN_LIMIT_MEMORY, Limits, limit_memory
+
+CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"  # whose libraries may crash in the child
+
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """How a worker ended that has no result.
+
+    Attributes:
+        cause: "raised": the work raised an unexpected error; "killed": a signal, or an exit in the midst of it;
+            "memory" and "time": over the limit.
+        reason: For people, as the end of a sentence: "it was ended by SIGSEGV".
+        traceback: Of what it raised; "" otherwise.
+        ending: For "killed", the name of the signal or "exit code 3"; "" otherwise.
+        error: What it raised, if that is one of hookscope's own errors.
+    """
+
+    cause: Literal["raised", "killed", "memory", "time"]
+    reason: str
+    traceback: str = ""
+    ending: str = ""
+    error: HookscopeError | None = None
+
+
+def run_forked(work: Callable[[], Any], limits: Limits) -> Any:
+    """Return what `work` returns in a fork of this process, or a `WorkerFailure`.
+
+    The worker prints nothing, and its other threads are gone. Without `CAN_FORK`, `work` runs here, without limits.
+
+    Args:
+        work: Returns what JSON can hold; tuples come back as lists.
+        limits: What it may take.
+
+    Raises:
+        HookscopeError: Whatever of these `work` raises.
+    """
+    if not CAN_FORK:
+        return work()
+    result = result_of(fork_worker(work, limits, deadline=time.monotonic() + limits.seconds), limits)
+    if isinstance(result, WorkerFailure) and result.error is not None:
+        raise result.error
+    return result
+
+
+def fork_worker(
+    work: Callable[[], Any], limits: Limits, *, deadline: float | None = None, parent: tuple[int, int] | None = None
+) -> bytes:
+    """Do `work` in a fork of this process; return the worker's message, or one about how it ended.
+
+    Args:
+        work: As for `run_forked`.
+        limits: What the worker sets itself.
+        deadline: When to kill it, by `time.monotonic`; None leaves that to the parent of this process.
+        parent: In a host, the pipes from and to its parent. The worker may print; when the parent closes its pipe,
+            the whole process group is killed.
+    """
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # About other threads, whose locks stay taken in the child: it takes none of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        worker = os.fork()
+    if worker == 0:
+        for descriptor in (reading, *(parent or ())):  # what outlives the worker must not keep the parent waiting
+            os.close(descriptor)
+        _work_and_leave(work, limits, writing, prints=parent is not None)
+    os.close(writing)
+    answer = None
+    try:
+        answer = read_frame(reading, deadline, parent and parent[0])
+    except TimeoutError:
+        answer = json.dumps({"time": None}).encode()
+        os.kill(worker, signal.SIGKILL)
+    except BaseException:  # Ctrl-C
+        os.kill(worker, signal.SIGKILL)
+        raise
+    finally:
+        os.close(reading)
+        code = 0
+        with suppress(ChildProcessError):  # the parent process lets the system wait for children
+            code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    return json.dumps({"ended": code}).encode() if answer is None else answer
+
+
+def _work_and_leave(work: Callable[[], Any], limits: Limits, writing: int, *, prints: bool) -> NoReturn:
+    """Answer, and leave without doing anything on the parent's behalf."""
+    code = 1
+    try:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+        gc.freeze()  # or it would finalise what the parent has thrown away
+        if not prints:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):  # a crash prints; the parent says it better
+                os.dup2(nowhere, stream)
+            faulthandler.disable()
+        answer = answer_to(work, limits)
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        write_frame(writing, answer)
+        code = 0
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else code
+    finally:
+        os._exit(code)
+
+
+def answer_to(work: Callable[[], Any], limits: Limits) -> bytes:
+    """Do the work within limits; return what came of it as a message, which `result_of` reads."""
+    try:
+        limits.set()
+        return json.dumps({"value": work()}).encode()
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the parent reports it
+        if CAN_LIMIT_MEMORY:
+            limit_memory(None)  # saying what happened takes some
+        if isinstance(error, HookscopeError):
+            answer: dict[str, Any] = {"raised": traceback.format_exc(), "error": [type(error).__name__, str(error)]}
+        elif is_out_of_memory(error):
+            answer = {"memory": None}
+        else:
+            answer = {"raised": traceback.format_exc()}
+        return json.dumps(answer).encode()
+
+
+def result_of(message: bytes, limits: Limits) -> Any:
+    """Return the result in a worker's message, or a `WorkerFailure`; a worker taken over by a file writes anything."""
+    try:
+        answer = dict(json.loads(message))
+    except (ValueError, TypeError, RecursionError):
+        answer = {}
+    match answer:
+        case {"value": value}:
+            return value
+        case {"raised": str(trace)}:
+            return WorkerFailure("raised", "internal error", trace, error=_own_error(answer.get("error")))
+        case {"memory": _}:
+            limited = CAN_LIMIT_MEMORY and limits.memory_bytes is not None
+            limit = f"than {(limits.memory_bytes or 0) / 2**30:.3g} GiB" if limited else "than there is"
+            return WorkerFailure("memory", f"it needs more memory {limit}")
+        case {"time": _}:
+            return WorkerFailure("time", f"it was not done after {limits.seconds:g} s")
+        case {"ended": int(code)}:
+            return ended(code)
+    return WorkerFailure("killed", "its answer is damaged", ending="a damaged answer")
+
+
+def _own_error(parts: object) -> HookscopeError | None:
+    """Return the error that a worker names with its message, if it is one of hookscope's that takes a message only."""
+    match parts:
+        case [str(name), str(message)]:
+            kind = vars(errors).get(name)
+            if isinstance(kind, type) and issubclass(kind, HookscopeError) and "__init__" not in vars(kind):
+                return kind(message)
+    return None
+
+
+def ended(code: int) -> WorkerFailure:
+    """Return the failure that an exit code stands for; a negative one is a signal's number."""
+    if code >= 0:
+        reason, name = f"it ended with exit code {code} before it had a result", f"exit code {code}"
+    else:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # a real-time signal
+        remark = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+        reason = f"it was ended by {name}{remark}"
+    return WorkerFailure("time" if name == "SIGXCPU" else "killed", reason, ending=name)
+
+
+def write_frame(descriptor: int, content: bytes) -> None:
+    """Write a message with its length before it."""
+    rest = memoryview(len(content).to_bytes(_LENGTH_BYTES, "big") + content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def read_frame(descriptor: int, deadline: float | None = None, parent: int | None = None) -> bytes | None:
+    """Return what `write_frame` has written; None if the other side ends before all of it is there.
+
+    Args:
+        descriptor: Where to read.
+        deadline: When to give up, by `time.monotonic`; None to wait for ever.
+        parent: A pipe from this process's parent. Nothing is asked before the answer is there, so whatever comes
+            through it is its end, and the process group is killed.
+
+    Raises:
+        TimeoutError: If the deadline passes.
+    """
+    length = _read_exactly(descriptor, _LENGTH_BYTES, deadline, parent)
+    return None if length is None else _read_exactly(descriptor, int.from_bytes(length, "big"), deadline, parent)
+
+
+def _read_exactly(descriptor: int, count: int, deadline: float | None, parent: int | None) -> bytes | None:
+    parts: list[bytes] = []
+    while count:
+        if deadline is not None or parent is not None:
+            waiting = [descriptor] if parent is None else [descriptor, parent]
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = select.select(waiting, [], [], left)[0]
+            if not ready:
+                raise TimeoutError
+            if parent in ready:
+                os.killpg(0, signal.SIGKILL)
+        part = os.read(descriptor, min(count, 2**20))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
