@@ -26,11 +26,11 @@ from hookscope.inspection.gradient_rows import (
     named_parameters,
     parameter_rows,
 )
+from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.network import inspected_network, queue_of
 from hookscope.inspection.rows import Recorder, feature_maps, layer_rows, uncalled
 from hookscope.inspection.run import Break, choose
 from hookscope.inspection.state.preservation import Mode, preserved
-from hookscope.losses import choose_loss
 from hookscope.models import LoadedModel
 from hookscope.results.gradients import Gradients
 from hookscope.statistics import Reducer
@@ -85,8 +85,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         model: The network, on its device, or what `load_model` returned.
         inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device. They are
             copied, so that a model which overwrites its input leaves them alone.
-        loss: What to differentiate: a name in `hookscope.losses.LOSSES`, what `choose_loss` returns, or a function of
-            the output and the batch that returns a 0-d tensor.
+        loss: What to differentiate: a name in `LOSSES`, what `choose_loss` returns, or a function of the output and the
+            batch that returns a 0-d tensor.
         target: For a loss given by name: what the output is compared with, as `choose_loss` takes it.
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
         include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all

@@ -21,12 +21,12 @@ from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.gradient_rows import Gradient, GradientRecorder, merge_gradients
+from hookscope.inspection.losses import LossValue
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
 from hookscope.inspection.rows import merge_observations
 from hookscope.inspection.run import Break, Run, verified
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, asks_for_identity, outcome_of
-from hookscope.losses import LossValue
 from hookscope.results.network import Failure
 from hookscope.statistics import Measured, Pending
 from hookscope.text import exception_line

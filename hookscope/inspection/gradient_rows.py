@@ -12,9 +12,9 @@ from torch.autograd.graph import Node
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.dataflow import consumers
 from hookscope.hooks.observed import GradientSite, SiteKey
+from hookscope.inspection.losses import LossValue
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Key, Recorder, same_values
-from hookscope.losses import LossValue
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
 from hookscope.results.labels import row_label

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.losses import Output, output_at
 from hookscope.inspection.network import InspectedNetwork
-from hookscope.losses import Output, output_at
 from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledLayer
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow

@@ -41,7 +41,7 @@ class Net(nn.Module):
 # Code that runs while the model does, or on what it returned. Losses may be the user's, and what puts state back works
 # on the model's objects, so that an error there is taken for one of theirs.
 ROOMS = ("hooks.", "inspection.", "statistics.")
-NOT = "hookscope.inspection.state."
+NOT = ("hookscope.inspection.state.", "hookscope.inspection.losses.")
 
 COMMANDS = (
     ("activations", "planted.py:Net", "picture.npy", "--layer", "*"),

@@ -14,7 +14,7 @@ from hookscope.cli.tensorboard import write_run
 from hookscope.errors import OutputError
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
-from hookscope.losses import choose_loss
+from hookscope.inspection.losses import choose_loss
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients

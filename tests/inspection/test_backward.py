@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from hookscope.errors import LayerNotFoundError, ModelError, UsageError
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
-from hookscope.losses import LossValue
+from hookscope.inspection.losses import LossValue
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from tests.inspection.test_networks import assert_unchanged, seeded, snapshot

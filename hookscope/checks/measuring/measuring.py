@@ -26,9 +26,9 @@ from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.losses import choose_loss
+from hookscope.inspection.losses.choosing import Loss
 from hookscope.inspection.network import inspected_network
-from hookscope.losses import choose_loss
-from hookscope.losses.choosing import Loss
 from hookscope.models import load_function
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.inputs import Batch, copy_of, part_of
+from hookscope.inspection.losses import Output, output_at
 from hookscope.inspection.rows import top_classes
-from hookscope.losses import Output, output_at
 from hookscope.results.comparison import Prediction
 from hookscope.statistics.storage import stored_values
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_given, tensors_in
-from hookscope.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
-from hookscope.losses.targets import (
+from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
+from hookscope.inspection.losses.targets import (
     BatchLike,
     Output,
     TargetKind,

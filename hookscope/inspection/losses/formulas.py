@@ -12,7 +12,16 @@ import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor
 
 from hookscope.errors import UsageError
-from hookscope.losses.targets import Output, TargetKind, Task, class_target, draw, fit, generators, value_target
+from hookscope.inspection.losses.targets import (
+    Output,
+    TargetKind,
+    Task,
+    class_target,
+    draw,
+    fit,
+    generators,
+    value_target,
+)
 from hookscope.text import shape_text
 
 # Above this share of the top class, cross-entropy towards that class has little gradient left: at a share of 0.97 its

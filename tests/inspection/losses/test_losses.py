@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.pytree import tensors_in
-from hookscope.losses import LOSSES, LossValue, choose_loss
-from hookscope.losses.formulas import OVER_ALL, Result
+from hookscope.inspection.losses import LOSSES, LossValue, choose_loss
+from hookscope.inspection.losses.formulas import OVER_ALL, Result
 
 PETS = ("tabby", "tiger cat", "Persian cat", "Egyptian cat")
 

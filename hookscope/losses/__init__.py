@@ -1,7 +1,0 @@
-"""Turn what a network returned into the one number to differentiate."""
-
-from hookscope.losses.choosing import Loss, LossValue, choose_loss, output_at
-from hookscope.losses.formulas import LOSSES
-from hookscope.losses.targets import Output
-
-__all__ = ["LOSSES", "Loss", "LossValue", "Output", "choose_loss", "output_at"]
