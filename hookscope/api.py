@@ -412,7 +412,7 @@ def report(run: str | Path | Activations | Gradients, out: str | Path | None = N
 
     if isinstance(run, Activations | Gradients):
         if out is None:
-            raise UsageError("The page of a result needs a file to go to: give out.")
+            raise UsageError("The page of a result needs a file name: give out.")
         with TemporaryDirectory() as folder:
             return report(run.save(Path(folder) / "run"), out)
     target = default_report_path(Path(run)) if out is None else Path(out)
@@ -435,7 +435,7 @@ def _load(
     if not isinstance(model, str | Path):
         given = (weights, arch, _arguments(model_arg), reading, device, dtype)
         if given != ("auto", None, [], FileOptions(), "auto", None):
-            raise UsageError("A module runs as it is and where it is: options that load or move MODEL go with a name.")
+            raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")
         return _given(model)
     where = choose_device(device)
     loaded = load_model(
@@ -459,7 +459,7 @@ def _module_table(loaded: LoadedModel, patterns: Sequence[str], shape: tuple[int
     warnings = loaded.warnings
     args = None
     if shape is None:
-        warnings += ("No shapes: the first layer does not tell what input it takes. Give --input-shape.",)
+        warnings += ("No shapes: the input shape cannot be inferred from the first layer. Give --input-shape.",)
     else:
         noise = noise_batch(shape, 0, loaded.preprocessing.kind)
         args = to_device(noise, _device(loaded), floating_dtype(loaded.module)).args

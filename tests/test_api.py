@@ -187,7 +187,7 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
     assert torch.equal(run.tensors["3"], expected)
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
     assert [record.name for record in run.inputs] == ["tensor"] * 3
-    with pytest.raises(hookscope.UsageError, match="A module runs as it is"):
+    with pytest.raises(hookscope.UsageError, match="A module runs where it is"):
         hookscope.activations(network, values, weights="none")
     with pytest.raises(hookscope.UsageError, match="There is no input"):
         hookscope.activations(network)
@@ -265,7 +265,7 @@ def test_a_run_that_breaks_off_carries_what_was_seen(tmp_path: Path) -> None:
     seen = caught.value.inspection
     assert [row.label for row in seen.rows] == ["0"]
     assert "The model raised" in str(seen)
-    with pytest.raises(hookscope.UsageError, match="broke off"):
+    with pytest.raises(hookscope.UsageError, match="did not finish"):
         seen.save(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -113,7 +113,7 @@ def _writer(names: list[str], name: str) -> ArchiveKind:
     if "archive_format" in inside or "serialized_exported_program.json" in {*inside, *names}:
         return "exported program"
     if any(each.startswith(".data/extern_modules") for each in inside):
-        raise CheckpointError(f"{name} is a torch.package archive, which hookscope does not read; save a state dict.")
+        raise CheckpointError(f"{name} is a torch.package archive, which hookscope cannot read; save a state dict.")
     if "data.pkl" in inside:
         return "torch"
     if names and all(each.endswith(".npy") for each in names):

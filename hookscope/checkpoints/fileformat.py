@@ -48,7 +48,7 @@ _BLANKS = b"\xef\xbb\xbf \t\r\n"  # and the mark some editors put before text
 
 _UNPACK = "unpack it first"
 _NO_WEIGHTS = "not weights; give a weights file"
-_UNREAD = "which hookscope does not read; convert it to a PyTorch state dict"
+_UNREAD = "which hookscope cannot read; convert it to a PyTorch state dict"
 
 # What files start with that are no weights of PyTorch.
 _FOREIGN_STARTS = {

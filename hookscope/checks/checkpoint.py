@@ -83,7 +83,7 @@ def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
 
 def _lack_of_memory(name: str, where: str = "") -> InputError:
     return InputError(
-        f"{name} could not be checked: it needs more memory than it may take{where}. Give it more, or smaller inputs."
+        f"{name} could not be checked: it needs more memory than allowed{where}. Give it more, or smaller inputs."
     )
 
 

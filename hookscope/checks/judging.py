@@ -215,7 +215,7 @@ def _refuse_unknown(settings: CheckSettings) -> None:
 
 def _refuse_unknown_names(name: str, changes: RuleSettings) -> None:
     if name not in RULES:
-        raise UsageError(f"The settings name a rule '{printable(name, 80)}' that there is not.{nearest(name, RULES)}")
+        raise UsageError(f"The settings name an unknown rule '{printable(name, 80)}'.{nearest(name, RULES)}")
     for limit in changes.limits:
         if limit not in RULES[name].limits:
             hint = nearest(limit, RULES[name].limits)
@@ -278,7 +278,7 @@ def _unjudged(
     It is skipped; but somebody has asked for a rule that is off by default, so the first of those objects instead,
     unless a pass that raised has said it already.
     """
-    message = f"What is asked for cannot be judged: {reason.rstrip('.')}."
+    message = f"This rule cannot be judged: {reason.rstrip('.')}."
     said = any(finding.message == message for each in outcomes.values() for finding in each.findings)
     if terms.rule.level != "off" or said or _error(measured):
         return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)

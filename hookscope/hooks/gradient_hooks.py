@@ -246,7 +246,7 @@ class GradientWatch(Generic[T]):
     def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         """Return what to give instead of an input, so that its gradient along this module can be seen."""
         if not site.untracked and not self._aliasing:
-            site.untracked = "the network computes something else if its inputs are replaced by aliases"
+            site.untracked = "the network computes a different result if its inputs are replaced by aliases"
         return tensor if site.untracked else self._alias(site.key, tensor)
 
     def outputs(

@@ -98,9 +98,7 @@ def _edited(value: object, edited: Mapping[str, Tensor], module: nn.Module) -> o
     try:
         return with_tensors(value, edited)
     except TypeError as error:
-        raise UsageError(
-            f"An edit cannot reach into what {type(module).__name__} takes or returns: {error}."
-        ) from error
+        raise UsageError(f"An edit cannot reach the inputs or outputs of {type(module).__name__}: {error}.") from error
 
 
 def _editor_of_gradient(edit: Intervention, module: nn.Module) -> Callable[[Tensor | None], Tensor | None]:

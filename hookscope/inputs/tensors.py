@@ -32,7 +32,7 @@ def read_numpy(file: BinaryIO, name: str) -> torch.Tensor:
         array = np.load(file, allow_pickle=False)
     except Exception as error:  # a damaged or hostile file can make a reader raise anything
         raise ImageError(
-            f"Cannot read {name}: no array of numbers, or truncated or corrupt ({one_line(error)}); {_ALONE}."
+            f"Cannot read {name}: not an array of numbers, or truncated or corrupt ({one_line(error)}); {_ALONE}."
         ) from error
     if array.dtype.kind not in "biufc":
         raise ImageError(f"Cannot read {name}: its dtype {array.dtype.name!r} is not numeric. Save it as float32.")

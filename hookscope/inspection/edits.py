@@ -122,7 +122,7 @@ def bind_edits(
 def _selected(
     edit: Edit, select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
 ) -> tuple[Sequence[str], Place]:
-    missing = f"Edit '{safe_text(edit.text)}' is about no parameter."
+    missing = f"Edit '{safe_text(edit.text)}' matches no parameter."
     if not edit.parameters_only:
         try:
             return select_layers(edit.pattern), edit.place

@@ -170,7 +170,7 @@ def _noise_shape(
     """
     shape = parse_shape(input_shape) if input_shape else example_shape(loaded.module, preprocessing)
     if shape is None:
-        raise UsageError(f"{loaded.info.name} does not tell what input it takes: give IMAGE or --input-shape.")
+        raise UsageError(f"{loaded.info.name} has an unknown input shape: give IMAGE or --input-shape.")
     return shape
 
 
@@ -444,7 +444,7 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
         return shown
     shown = replace(shown, verification=plain.verification)
     if plain.inputs != edited.inputs:
-        sentence = "Nothing is compared: the model raised on other inputs with the edits than without."
+        sentence = "There is no comparison: with the edits the model raised on different inputs."
         return replace(shown, warnings=(*shown.warnings, sentence))
     return replace(shown, comparison=compare(plain, edited, edits, () if repeats else repeated(edited)))
 

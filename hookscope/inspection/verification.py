@@ -73,8 +73,8 @@ def verification_warnings(verification: Verification | None, model: str) -> tupl
         return ()
     first = f", first because of {verification.layer or '(model)'}" if verification.layer else ""
     sentence = (
-        f"{model} computes something else while it is hooked: with and without hooks {verification.difference}{first}. "
-        f"The numbers are those of the hooked network."
+        f"{model} computes a different result with hooks than without: {verification.difference}{first}. "
+        f"The numbers are those with hooks."
     )
     return (sentence,)
 

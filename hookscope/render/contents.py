@@ -98,7 +98,7 @@ def _grid(facts: Sequence[tuple[str, str]], fitting: Sequence[str] | None = None
     for name, value in facts:
         if value:
             grid.add_row(safe_line(name, style="bold"), safe_line(_cut(value)))
-    for position, text in enumerate(() if fitting is None else fitting or ("none that hookscope knows",)):
+    for position, text in enumerate(() if fitting is None else fitting or ("none known to hookscope",)):
         grid.add_row(safe_line("" if position else "fits", style="bold"), safe_line(text))
     return grid
 

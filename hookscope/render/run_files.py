@@ -68,7 +68,7 @@ def save_run(
     """
     provenance = result.provenance
     if provenance is None or result.failure is not None or not result.inputs:
-        raise UsageError("This run broke off before its end: there is nothing to save.")
+        raise UsageError("This run did not finish, so it cannot be saved.")
     if isinstance(result, Gradients):
         check_histograms(histogram, result)
         maps, row_count, tensor_file = result.gradient_maps, len(result.gradients), "gradients.safetensors"

@@ -198,7 +198,7 @@ def _refuse_foreign(target: Path, option: str) -> None:
         raise OutputError(_refusal(target, "the folder holds something that is not a hookscope run", option))
     foreign = sorted(_files(target) - {_RECORD, *record["files"]})
     if foreign:
-        raise OutputError(_refusal(target, f"beside a hookscope run it holds '{foreign[0]}'", option))
+        raise OutputError(_refusal(target, f"besides a hookscope run it holds '{foreign[0]}'", option))
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

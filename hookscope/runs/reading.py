@@ -88,7 +88,7 @@ def read_run(folder: Path) -> StoredRun:
         raise InputError(_refusal(folder, what, "Give the folder of a finished run."))
     document = _read_json(folder, "run.json")
     if document.get("tool") != "hookscope":
-        raise InputError(_refusal(folder, "its run.json is not hookscope's", "Give the folder of a run."))
+        raise InputError(_refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run."))
     if document.get("verb") == "check":
         remedy = "`hookscope check CHECKPOINT --report FILE` makes the page of a check."
         raise InputError(_refusal(folder, "it is the evidence of a check, not a run", remedy))

@@ -162,7 +162,7 @@ def result_of(message: bytes, limits: Limits) -> Any:
             limit = f"than {(limits.memory_bytes or 0) / 2**30:.3g} GiB" if limited else "than there is"
             return WorkerFailure("memory", f"it needs more memory {limit}")
         case {"time": _}:
-            return WorkerFailure("time", f"it was not done after {limits.seconds:g} s")
+            return WorkerFailure("time", f"it did not finish within {limits.seconds:g} s")
         case {"ended": int(code)}:
             return ended(code)
     return WorkerFailure("killed", "its answer is damaged", ending="a damaged answer")

@@ -161,7 +161,7 @@ def test_a_network_that_cannot_be_built_for_want_of_memory_is_an_error_too() -> 
     report = check("net.py:build")
     assert (report.exit_code, report.error_code) == (3, 3)
     assert report.error == (
-        "net.py:build could not be checked: it needs more memory than it may take. Give it more, or smaller inputs."
+        "net.py:build could not be checked: it needs more memory than allowed. Give it more, or smaller inputs."
     )
 
 

@@ -97,7 +97,7 @@ def test_no_rule_at_all_is_refused() -> None:
 
 
 def test_settings_may_not_name_rules_or_limits_that_do_not_exist() -> None:
-    with pytest.raises(UsageError, match=r"'dead-chanels' that there is not\. Nearest: 'dead-channels'"):
+    with pytest.raises(UsageError, match=r"'dead-chanels'\. Nearest: 'dead-channels'"):
         wanted_rules(CheckSettings(rules={"dead-chanels": RuleSettings("off")}))
     layer = for_layers("relu", "dead-channels", RuleSettings(limits={"max_fractions": 0.5}))
     with pytest.raises(UsageError, match=r"dead-channels has no limit 'max_fractions'\. Nearest: 'max_fraction'"):

@@ -972,7 +972,7 @@ def test_an_intervention_in_what_cannot_be_copied_is_refused() -> None:
     model = TwoInputs(lambda x, _: MappingProxyType({"out": x * 2}))
     edits = {"": [Intervention("output", lambda _module, tensor: tensor * 2)]}
     with (
-        pytest.raises(UsageError, match="An edit cannot reach into what TwoInputs takes or returns"),
+        pytest.raises(UsageError, match="An edit cannot reach the inputs or outputs of TwoInputs"),
         capture(model, {"": model}, clone, edits=edits),
     ):
         model(torch.ones(1), y=torch.ones(1))

@@ -427,7 +427,7 @@ def test_edits_keep_their_order() -> None:
     [
         ("fcc1.bais:grad:zero", "No layer matches 'fcc1.bais'.* Nor does a parameter. Nearest: 'fc1.bias'"),
         ("fc*bias:output:zero", r"No layer matches 'fc\*bias'"),
-        ("param:relu:grad:zero", "Edit 'param:relu:grad:zero' is about no parameter."),
+        ("param:relu:grad:zero", "Edit 'param:relu:grad:zero' matches no parameter."),
         ("param:\x1b:grad:zero", "about no parameter"),
     ],
 )

@@ -261,7 +261,7 @@ def test_parameters_and_caches_of_a_large_network_are_not_copied_without_a_reaso
 
 def test_a_parameter_that_is_written_to_unseen_is_an_error_and_the_rest_is_put_back() -> None:
     network: Any = Large(lambda network: getattr(network.head.weight, "zero" + "_")())
-    message = r"could not be put back as it was: 'head.weight': it was written to, .* Build it anew"
+    message = r"could not be restored: 'head.weight': it was written to, .* Rebuild it"
     with pytest.raises(ModelError, match=message):
         inspect(network, torch.ones(1, 1000))
     assert network.calls == 0
@@ -318,7 +318,7 @@ def test_what_cannot_be_put_back_is_named_and_the_others_are() -> None:
             return x
 
     network = Writes()
-    with pytest.raises(ModelError, match=r"as it was: 'sticky': copy_\. Build it anew"):
+    with pytest.raises(ModelError, match=r"restored: 'sticky': copy_\. Rebuild it"):
         inspect(network, torch.ones(1, 2))
     assert network.get_buffer("other").tolist() == [0, 0]
     assert not hasattr(network, "note")

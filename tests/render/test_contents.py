@@ -30,7 +30,7 @@ def test_facts_come_first_and_only_those_that_there_are() -> None:
     assert lines(contents(stored("a")))[:3] == [
         "file w.pt · 4.9 KiB",
         "kind torch · torch.save, zip format 3",
-        "fits none that hookscope knows",
+        "fits none known to hookscope",
     ]
     part = StoredPart("ema", True, (stored("a"),), prefix="module", architectures=("one: …", "two: …"))
     more = contents(part=part, metadata={"format": "pt"})

@@ -348,7 +348,7 @@ def test_pictures_beyond_the_room_stay_in_the_folder(
     folder = kept({"grids/a": png, "grids/b": png})
     evidence = read_evidence(folder, 2 * len(png) - 1)
     assert [each.layer for each in evidence.pictures] == ["a"]
-    assert evidence.remarks == ("1 picture found no room here and can be seen in the folder only.",)
+    assert evidence.remarks == ("1 picture did not fit here and are in the folder only.",)
     # All checkpoints of a page share it.
     monkeypatch.setattr("hookscope.render.html.checks.BUDGET", 3 * len(png))
     failed = replace(FAILED, evidence=str(folder))

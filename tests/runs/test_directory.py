@@ -235,7 +235,7 @@ def test_a_refusal_names_the_option_that_gave_the_folder(tmp_path: Path) -> None
 def test_a_foreign_file_in_a_run_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "run", "old")
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"beside a hookscope run it holds 'notes\.txt'"):
+    with pytest.raises(OutputError, match=r"besides a hookscope run it holds 'notes\.txt'"):
         check_target(tmp_path / "run")
 
 

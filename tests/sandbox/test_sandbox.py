@@ -173,7 +173,7 @@ def test_a_worker_that_leaves_without_a_result_is_told_from_one_that_has_none(it
 def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish(tmp_path: Path) -> None:
     witness = tmp_path / "processes"
     late, after = outcomes(("hang_with_child", str(witness)), ("square", 3), limits=Limits(seconds=1))
-    assert late == WorkerFailure("time", "it was not done after 1 s")
+    assert late == WorkerFailure("time", "it did not finish within 1 s")
     assert after == 9
     processes = [int(each) for each in witness.read_text(encoding="utf-8").split()]
     assert len(processes) == 2

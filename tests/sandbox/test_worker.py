@@ -93,7 +93,7 @@ def test_processor_time_is_limited() -> None:
 
 
 def test_waiting_is_limited_too() -> None:
-    assert run(lambda: time.sleep(600), seconds=1) == WorkerFailure("time", "it was not done after 1 s")
+    assert run(lambda: time.sleep(600), seconds=1) == WorkerFailure("time", "it did not finish within 1 s")
 
 
 def test_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,5 +32,5 @@ def read_settings(config: Path | None, folder: Path) -> CheckSettings:
     except RecursionError as error:
         name = printable(str(config or folder))
         raise UsageError(
-            f"The configuration of {name} is nested too deeply. Nothing in it needs more than lists in tables."
+            f"The configuration of {name} is nested too deeply. Lists in tables are all it needs."
         ) from error

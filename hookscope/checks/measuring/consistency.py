@@ -151,7 +151,7 @@ def _repeat(subject: InspectedNetwork, batch: Batch, returned: Returned, seed: i
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             passes.append({})
             line = exception_line(reraise_internal(error))
-            compared.warnings.append(f"The network raised when it was given the first batch again: {line}")
+            compared.warnings.append(f"The network raised in a second pass over the first batch: {line}")
     for again in passes[1:]:
         for path, tensor in returned.items():
             found = difference(tensor, again[path]) if path in again else math.inf
@@ -164,7 +164,7 @@ def _alone(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int,
         alone = part_of(batch, index)
         returned = _pass(subject, alone, seed)
         if isinstance(returned, str):
-            compared.unmeasured["batch-consistency"] = f"The network takes no input alone; it raised {returned}"
+            compared.unmeasured["batch-consistency"] = f"The network raised on an input alone: {returned}"
             return
         prefix = f"[{index}]" if is_listed(first.returned, batch) else ""
         _compare_parts(first.parts[index], by_input(returned, alone)[0], prefix, compared)
@@ -176,12 +176,12 @@ def _with_another(
     """Run the first input together with a mirrored negative of it, for the rules given."""
     pair = with_a_mirrored_copy(batch)
     if pair is None:
-        reason = "There is only one input, and no other one can be made of it: name more pictures."
+        reason = "There is only one input, and no second one can be derived from it: give more pictures."
         compared.unmeasured.update(dict.fromkeys(rules, reason))
         return
     returned = _pass(subject, pair, seed)
     if isinstance(returned, str):
-        reason = f"There is only one input, and with another one in its batch the network raised {returned}"
+        reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
         compared.unmeasured.update(dict.fromkeys(rules, reason))
         return
     parts = by_input(returned, pair)
@@ -247,5 +247,5 @@ def _explain(first: FirstPass, compared: Compared, wanted: AbstractSet[str]) -> 
     alone = [value for value in compared.alone.values() if value]
     if again and alone and not max(again) < _EXPLAINED * max(alone):
         compared.unmeasured["batch-consistency"] = (
-            "The same batch gives another output the second time, so a difference alone would say nothing."
+            "The output differs between two identical passes, so a difference alone would prove nothing."
         )

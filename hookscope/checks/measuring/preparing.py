@@ -146,8 +146,7 @@ def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Pr
     known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
     if known is None:
         raise UsageError(
-            f"{loaded.info.name} does not tell what input it takes: name pictures, or the shape of noise, in the "
-            "configuration."
+            f"{loaded.info.name} has an unknown input shape: give pictures or the shape of noise in the configuration."
         )
     return (max(_NOISE_INPUTS, known[0]), *known[1:])
 

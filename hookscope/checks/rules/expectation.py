@@ -33,7 +33,7 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
         if prediction is not None:
             messages = _broken(expected, wanted, prediction, measured.model.categories)
         elif name in inputs:
-            reason = measured.unmeasured.get("expectation", "the network gave it no class scores; name the output.")
+            reason = measured.unmeasured.get("expectation", "the network returned no class scores; name the output.")
             messages = iter([f"cannot be judged: {reason.rstrip('.')}."])
         else:
             messages = iter(["is not among the inputs, so nothing is known about it."])

@@ -96,7 +96,7 @@ def _unexplained(rows: Sequence[LayerRow]) -> Iterator[Objection]:
     if broken:
         message = (
             f"The output of '{broken.label}' ({broken.kind}) has {non_finite_words(broken.activation)} (limit 0), but"
-            " no module makes them out of finite inputs: look at what the network is given."
+            " no module makes them out of finite inputs: check the inputs."
         )
         yield Objection(output_of(broken), message)
 

@@ -123,7 +123,7 @@ def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator
     normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on what else is in the batch.
     """
     for output in measured.outputs:
-        what = "for an input in a batch is another one than for the same input alone"
+        what = "differs between an input in a batch and the same input alone"
         yield from _differs(measured, output, output.alone_difference, terms, what)
 
 

@@ -130,7 +130,7 @@ def read_target(
         return target
     shown = "a tensor" if isinstance(given, Tensor) else f"'{safe_text(str(given))}'"
     takes = [_IN_WORDS[kind] for kind in kinds]
-    hint = f"Give {', '.join(takes[:-1])} or {takes[-1]}." if kinds else "It compares with nothing: give no target."
+    hint = f"Give {', '.join(takes[:-1])} or {takes[-1]}." if kinds else "It takes no target."
     raise UsageError(f"{loss} does not take {shown} as its target. {hint}")
 
 
@@ -272,7 +272,7 @@ def value_target(values: Tensor, output: Output, task: Task) -> tuple[Tensor, st
         shapes = ", ".join(shape_text(given.shape) for given in task.inputs) or "no floating-point tensor"
         raise UsageError(
             f"{task.loss} cannot compare {output.label} of shape {shape_text(shape)} with the input itself, {shapes}: "
-            "the target self is for networks that give back what they are given."
+            "the target self is for networks whose output has the shape of their input."
         )
     noise = draw(shape, generators(task.indices, task.seed))
     return noise.to(values.device, values.dtype), f"noise (seed {task.seed})"

@@ -290,4 +290,4 @@ def _put_back_special(tensor: Tensor, values: Tensor | None, version: int) -> li
                 return []
         except Exception as error:  # noqa: BLE001 - a subclass may raise anything
             reasons.append(str(error))
-    return reasons[:1] or ["it does not take the values that it had"]
+    return reasons[:1] or ["its previous values could not be set"]

@@ -199,7 +199,7 @@ def _not_put_back(network: nn.Module, problems: Sequence[Problem]) -> str:
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     line = printable(reason.strip().partition("\n")[0]).rstrip(".")
     what = f"{_name_of(network, thing)}: {line}{more}"
-    return f"The model could not be put back as it was: {what}. Build it anew before you use it."
+    return f"The model could not be restored: {what}. Rebuild it before using it."
 
 
 def _name_of(network: nn.Module, thing: object) -> str:

@@ -72,7 +72,7 @@ def report_html(run: StoredRun) -> str:
     left_out = sum(picture is None and grid.tiles is not None for picture, grid in drawn)
     remarks = [fidelity.sentence] if fidelity.sentence else []
     if left_out:
-        remarks.append(f"{counted(left_out, 'grid')} found no room and can be seen in the run's folder only.")
+        remarks.append(f"{counted(left_out, 'grid')} did not fit and are in the run's folder only.")
     return render_page(
         "report.html",
         {

@@ -91,7 +91,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
             taken += len(png)
             pictures.append(picture)
     remarks = (
-        f"{counted(left_out, 'picture')} found no room here and can be seen in the folder only." if left_out else "",
+        f"{counted(left_out, 'picture')} did not fit here and are in the folder only." if left_out else "",
         f"{counted(unreadable, 'picture')} of the folder cannot be read any more." if unreadable else "",
     )
     return Evidence(pictures, taken, tuple(filter(None, remarks)))

@@ -182,7 +182,7 @@ def test_one_input_is_enough_to_see_that_an_output_varies(network: nn.Module) ->
 
 def test_one_input_of_which_no_other_can_be_made_is_said_to_be_too_few() -> None:
     measured = measure_network(nn.Linear(4, 3), torch.zeros(1, 4), wanted=OUTPUTS)
-    reason = "There is only one input, and no other one can be made of it: name more pictures."
+    reason = "There is only one input, and no second one can be derived from it: give more pictures."
     assert measured.unmeasured == {"constant-output": reason, "batch-consistency": reason}
 
 

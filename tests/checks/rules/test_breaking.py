@@ -194,7 +194,7 @@ def test_nan_that_no_module_makes_does_not_pass() -> None:
     )
     (finding,) = judged(changed).findings
     assert (finding.rule, finding.level, finding.where) == ("non-finite-activation", "fail", "conv")
-    assert "look at what the network is given" in finding.message
+    assert "check the inputs" in finding.message
 
 
 def test_infinities_that_come_to_nothing_are_a_mask() -> None:

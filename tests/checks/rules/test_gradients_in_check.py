@@ -123,9 +123,7 @@ def test_gradients_that_were_asked_for_and_not_taken_fail_once_with_the_reason()
     report = outcomes(judged(with_gradients(None, unmeasured=reason)))
     first, *others = [report[rule] for rule in RULES if rule in GRADIENT_RULES]
     assert first.status == "fail"
-    assert [each.message for each in first.findings] == [
-        "What is asked for cannot be judged: The network is quantised."
-    ]
+    assert [each.message for each in first.findings] == ["This rule cannot be judged: The network is quantised."]
     assert {each.status for each in others} == {"skipped"}
     assert {each.reason for each in others} == {"The network is quantised."}
 
