@@ -133,7 +133,7 @@ def _keep_constants(root: nn.Module) -> None:
 
 
 def _join_calls(bodies: Sequence[nn.Module]) -> None:
-    """Make the children of a layer and of its further calls (`bodies`) that stand for one layer into one, recursively."""
+    """Make the children of a layer and its further calls (`bodies`) that stand for one layer into one, recursively."""
     calls: dict[str, dict[int, nn.Module]] = {}
     for body in bodies:
         for name, child in body._modules.items():
