@@ -19,7 +19,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hookscope.errors import ModelNotFoundError
 from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
-from hookscope.models.statedict import stripped_forms
+from hookscope.models.input_spec import COLOURS
+from hookscope.models.statedict import COUNTER, stripped_forms
 from hookscope.models.zoo import DEMO, build_demo, build_torchvision
 
 # Our choices: a network is given up on after so many parameters of shapes the file does not have, or so many more than
@@ -31,11 +32,7 @@ _STRANGE_EXCESS = 4
 # Our choice: timm has more than a thousand networks, and importing it has taken seconds already.
 TIMM_SECONDS = 20.0
 
-_COLOURS = 3
-
 _PACKED = "_packed_params._packed_params"
-
-_COUNTER = "num_batches_tracked"
 
 _Shapes = Mapping[str, tuple[int, ...]]
 _Form = tuple[str, _Shapes]  # prefix, and the shapes by the names without it
@@ -224,7 +221,7 @@ def _settled(network: _Network, fresh: nn.Module, prefix: str, given: _Shapes) -
         if module is None:
             return None
         own = _float_shapes(module, given) if network.int8 else state_shapes(module.state_dict())
-        missing = {name for name in own.keys() - given.keys() if not name.endswith(_COUNTER)}
+        missing = {name for name in own.keys() - given.keys() if not name.endswith(COUNTER)}
         if not missing and own.items() >= given.items():
             remarks = _remarks(network, arguments, channels, own, given)
             return Candidate(network.model, arguments, channels, prefix, remarks)
@@ -281,7 +278,7 @@ def _change_of_sizes(
         elif axes == [1] and len(shape) == 3:
             what, count = network.size_argument, Fraction(_image_size(module, before, now))
         else:  # some stems fold pixels into channels
-            what, count = "channels", Fraction(now * _COLOURS, before)
+            what, count = "channels", Fraction(now * COLOURS, before)
         if count.denominator > 1 or count < 1:
             return {}, None
         counts.setdefault(what, set()).add(int(count))
@@ -323,7 +320,7 @@ def _remarks(
     if channels:
         remarks.append(f"{channels} input channel{'s' if channels > 1 else ''} instead of 3")
     if counters := len(own) - len(given):
-        remarks.append(f"{counters} {_COUNTER} are missing, as in old files and with frozen BatchNorm")
+        remarks.append(f"{counters} {COUNTER} are missing, as in old files and with frozen BatchNorm")
     return tuple(remarks)
 
 

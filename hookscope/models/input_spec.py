@@ -8,7 +8,7 @@ from torch import nn
 from hookscope.errors import UsageError
 from hookscope.results.inputs import Preprocessing
 
-_COLOURS = 3
+COLOURS = 3
 
 # Our choices where the first layer leaves them open: torchvision's usual image, its 3-D ResNets' clip, any signal.
 _IMAGE_PIXELS = 224
@@ -86,7 +86,7 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
     seeing = [
         (name, layer)
         for name, layer in module.named_modules()
-        if isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.in_channels == _COLOURS
+        if isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.in_channels == COLOURS
     ]
     if not seeing:
         raise UsageError(f"{type(module).__name__} has no convolution over 3 channels to rebuild for {channels}.")

@@ -27,7 +27,7 @@ _INNER_WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoin
 _WRAPPERS_DEEP = 4
 _FORMS_LIMIT = 24
 
-_COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
+COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
 
 
 def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
@@ -126,7 +126,7 @@ def load_into(
             result = module.load_state_dict(fitting, strict=False)
     except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
         raise MisfitError(f"{misfit}: {type(error).__name__}.") from error
-    missing = [key for key in result.missing_keys if key not in reshaped and not key.endswith(_COUNTER)]
+    missing = [key for key in result.missing_keys if key not in reshaped and not key.endswith(COUNTER)]
     unexpected = [original.get(key, key) for key in result.unexpected_keys]
     absent = [key for key in missing if _matches(key, options.allow_missing)]
     unused = [key for key in unexpected if _matches(key, options.allow_unexpected)]
@@ -179,7 +179,7 @@ def _best_form(
     own: Mapping[str, Any], state: Mapping[str, Any], options: FileOptions, misfit: str
 ) -> tuple[str, dict[str, str]]:
     """Return the first reading of the file's names that fits, else the one that fits most of them."""
-    needed = {key for key in own if not key.endswith(_COUNTER) and not _matches(key, options.allow_missing)}
+    needed = {key for key in own if not key.endswith(COUNTER) and not _matches(key, options.allow_missing)}
     forms = stripped_forms(state)
     used = [{new: old for old, new in mapping.items() if new in own} for _, mapping in forms]
 
@@ -242,7 +242,7 @@ def _copies(value: object, own: object, name: str) -> bool:
     """Say whether a value of the file can be copied into the network's without losing more than precision."""
     if _form(value) != _form(own):
         return False
-    if not (isinstance(value, Tensor) and isinstance(own, Tensor)) or name.endswith(_COUNTER):
+    if not (isinstance(value, Tensor) and isinstance(own, Tensor)) or name.endswith(COUNTER):
         return True
     loses_phase = value.is_complex() and not own.is_complex()
     loses_fraction = value.is_floating_point() and not (own.is_floating_point() or own.is_complex())

@@ -133,10 +133,7 @@ def _keep_constants(root: nn.Module) -> None:
 
 
 def _join_calls(bodies: Sequence[nn.Module]) -> None:
-    """Make the children that stand for calls of one layer into one, all the way down.
-
-    `bodies` are a layer and the modules of its further calls, whose graphs name the children.
-    """
+    """Make the children of a layer and its further calls (`bodies`) that stand for one layer into one, recursively."""
     calls: dict[str, dict[int, nn.Module]] = {}
     for body in bodies:
         for name, child in body._modules.items():

@@ -109,8 +109,7 @@ def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
 def load_demo(options: BuildOptions) -> LoadedModel:
     """Build EfficientNet-Lite0 with its ImageNet weights out of the packages of the `demo` extra; no network needed.
 
-    Args:
-        options: How it is built; `num_classes` is the only argument.
+    `num_classes` is the only argument that it takes.
 
     Raises:
         UsageError: If the packages are missing.
