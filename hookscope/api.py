@@ -11,19 +11,16 @@ from torch import Tensor, nn
 
 from hookscope.checks import judge_gradients, limits_from_text
 from hookscope.errors import UsageError
-from hookscope.inputs import noise_batch, to_device
+from hookscope.inputs import noise_batch, parse_shape, to_device
+from hookscope.inspection.device import choose_device, floating_dtype, move_to
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.forward import list_modules
 from hookscope.inspection.session import (
     Images,
     OnError,
     OnProgress,
-    choose_device,
     choose_session_loss,
-    floating_dtype,
-    move_to,
     open_session,
-    parse_shape,
     run_backward,
     run_forward,
 )

@@ -98,7 +98,7 @@ def _checked(job: CheckJob) -> Checked:
     try:
         device = None
         if job.device != "cpu":
-            from hookscope.inspection.session import choose_device
+            from hookscope.inspection.device import choose_device
 
             device = choose_device(job.device)
     except UsageError as error:

@@ -29,7 +29,7 @@ from hookscope.inputs.batches import (
 from hookscope.inputs.finding import IMAGE_SUFFIXES, TENSOR_SUFFIXES, find_inputs
 from hookscope.inputs.loading import MAX_FILE_BYTES, load_input, read_tensor
 from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
-from hookscope.inputs.options import preprocessing_from_options
+from hookscope.inputs.options import parse_shape, preprocessing_from_options
 from hookscope.results.inputs import MAX_PIXELS
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "load_input",
     "named_batch",
     "noise_batch",
+    "parse_shape",
     "part_of",
     "preprocessing_from_options",
     "read_named",

@@ -1,6 +1,8 @@
 """Put the user's options over the preprocessing that a network's weights ask for."""
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -8,6 +10,9 @@ import torch
 
 from hookscope.errors import UsageError
 from hookscope.results.inputs import Preprocessing
+
+# Our choice: 1 GiB of float32, more than anybody's input.
+_MAX_ELEMENTS = 2**28
 
 
 def preprocessing_from_options(
@@ -97,3 +102,21 @@ def _parse_values(option: str, text: str, channels: int) -> tuple[float, ...]:
     if len(values) != channels:
         raise UsageError(f"{option} {text!r} has {len(values)} values for {channels} channels. Give 1 or {channels}.")
     return values
+
+
+def parse_shape(given: str | Sequence[int]) -> tuple[int, ...]:
+    """Return the shape that `--input-shape` means.
+
+    Raises:
+        UsageError: If it is not a shape, or one of more values than anybody's input.
+    """
+    text = given if isinstance(given, str) else ",".join(map(str, given))
+    try:
+        shape = tuple(int(size) for size in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"--input-shape {text!r} is not a shape. Give sizes like 1,3,224,224.") from error
+    if min(shape) < 1:
+        raise UsageError(f"--input-shape {text!r} has a size below 1. Give sizes like 1,3,224,224.")
+    if math.prod(shape) > _MAX_ELEMENTS:
+        raise UsageError(f"--input-shape {text!r} has more than {_MAX_ELEMENTS} values. Give a smaller shape.")
+    return shape

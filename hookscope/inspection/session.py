@@ -1,6 +1,5 @@
 """Run a network over files, pictures or tensors: what the commands and the Python functions have in common."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,11 +13,12 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.errors import HookscopeError, UnfitInputError, UsageError
 from hookscope.inputs import (
     Batch,
     NamedInput,
     find_inputs,
+    parse_shape,
     preprocessing_from_options,
     read_named,
     read_tensor,
@@ -28,10 +28,12 @@ from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.comparison import compare
 from hookscope.inspection.detection import default_targets_text, with_default_targets
+from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import as_batches
 from hookscope.inspection.per_input import gradients_by_input
+from hookscope.inspection.tensor_collector import TensorCollector
 from hookscope.models import LoadedModel, example_shape, load_function
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
@@ -39,9 +41,6 @@ from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.provenance import Provenance
 from hookscope.results.repeats import fold_repeats, repeated
 from hookscope.text import safe_text
-
-# Our choice: 1 GiB of float32, more than anybody's input.
-_MAX_ELEMENTS = 2**28
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 
@@ -174,76 +173,6 @@ def _noise_shape(
     return shape
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device that `--device` means.
-
-    Args:
-        name: "auto" takes the first accelerator, or the CPU.
-
-    Returns:
-        A device that exists; "cuda" becomes "cuda:0".
-
-    Raises:
-        UsageError: If there is no such device here.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda:0")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) < count:
-            return torch.device("cuda", device.index or 0)
-        raise UsageError(f"--device {name!r}: {count} CUDA devices are visible here. Give --device cpu, or auto.")
-    if device.type == "mps" and torch.backends.mps.is_available():
-        return torch.device("mps")
-    raise UsageError(f"--device {name!r} is not available here. Give --device cpu, or auto.")
-
-
-def floating_dtype(module: torch.nn.Module) -> torch.dtype:
-    """Return the floating dtype that the inputs of `module` need: its first floating parameter's, else float32."""
-    return next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
-
-
-def parse_shape(given: str | Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that `--input-shape` means.
-
-    Raises:
-        UsageError: If it is not a shape, or one of more values than anybody's input.
-    """
-    text = given if isinstance(given, str) else ",".join(map(str, given))
-    try:
-        shape = tuple(int(size) for size in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"--input-shape {text!r} is not a shape. Give sizes like 1,3,224,224.") from error
-    if min(shape) < 1:
-        raise UsageError(f"--input-shape {text!r} has a size below 1. Give sizes like 1,3,224,224.")
-    if math.prod(shape) > _MAX_ELEMENTS:
-        raise UsageError(f"--input-shape {text!r} has more than {_MAX_ELEMENTS} values. Give a smaller shape.")
-    return shape
-
-
-def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None) -> None:
-    """Move a network to its device and dtype.
-
-    Raises:
-        ModelError: If it cannot be moved.
-    """
-    try:
-        loaded.module.to(device=device, dtype=getattr(torch, dtype) if dtype else None)
-    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
-        reason = str(error).strip().split("\n")[0]
-        raise ModelError(
-            f"{loaded.info.name} cannot be moved to {device} in {dtype or 'its dtype'}: {reason}"
-        ) from error
-
-
 def run_forward(
     session: Session,
     *,
@@ -259,23 +188,13 @@ def run_forward(
 ) -> Activations:
     """Run the network forward over all inputs, without edits first if there are any.
 
-    Args:
-        session: The network and its inputs.
-        layers: Patterns.
-        repeats: Whether to keep rows that repeat another.
-        edits: Expressions.
-        batch_size: Inputs at a time.
-        verify: Whether to compare the output to that without hooks.
-        save_tensors: Whether to keep the activations themselves.
-        on_progress: Called with the number of inputs finished, and of all.
-        on_error: Called for an input that cannot be used, which is then left out; without it the error is raised.
-        options: For `inspect`, in the run that is reported.
+    Arguments are those of `hookscope.activations`; `options` are for `inspect`, in the run that is reported.
 
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
     """
     run = partial(inspect, session.loaded, layers=layers, seed=session.seed, distributions=True, verify=verify)
-    collector = _TensorCollector(session, on_progress)
+    collector = TensorCollector(_input_count(session), on_progress)
     report = _reporter(session, on_error)
     try:
         plain = None
@@ -323,23 +242,8 @@ def run_backward(
 ) -> Gradients:
     """Run the network forward and backward over all inputs, without edits first, and over each input alone if asked.
 
-    Args:
-        session: The network and its inputs.
-        loss: What to differentiate.
-        layers: Patterns.
-        repeats: Whether to keep rows that repeat another.
-        edits: Expressions.
-        mode: "eval", or "train" for batch statistics and dropout as in training.
-        autocast: Name of the dtype of forward pass and loss under autocast; None for none.
-        batch_size: Inputs at a time.
-        per_image: Whether to differentiate each input alone too.
-        include_inputs: Whether to differentiate with respect to inputs of layers too.
-        verify: Whether to compare output and loss to those without hooks.
-        save_tensors: Whether to keep the gradients themselves.
-        on_progress: Called with the number of inputs finished, and of all.
-        on_error: Called for an input that cannot be used, which is then left out; without it the error is raised.
-        settings: What else `run.json` says.
-        options: For `inspect_gradients`, in the run that is reported.
+    Arguments are those of `hookscope.grads`; `settings` go into `run.json`, `options` to `inspect_gradients` in the run
+    that is reported.
 
     Raises:
         PassError: If the model raised; carries what was seen until then.
@@ -349,7 +253,7 @@ def run_backward(
         inspect_gradients, session.loaded, loss=loss, layers=layers, mode=mode, seed=session.seed, autocast=dtype
     )
     run = partial(alone, include_inputs=include_inputs, distributions=True, verify=verify)
-    collector = _TensorCollector(session, on_progress)
+    collector = TensorCollector(_input_count(session), on_progress)
     report = _reporter(session, on_error)
     try:
         plain = None
@@ -459,6 +363,10 @@ def _ignore_error(_error: HookscopeError) -> None:
     """Do nothing about an input that cannot be used: the run that is reported says so."""
 
 
+def _input_count(session: Session) -> int:
+    return len(session.inputs.files) or session.inputs.input_count()
+
+
 def _reporter(session: Session, on_error: OnError | None) -> OnError | None:
     if on_error is None:
         return None
@@ -490,51 +398,3 @@ def _one_by_one(error: HookscopeError) -> list[str]:
     if isinstance(error, UnfitInputError) and error.names:
         return [f"{name}: {error.reason}" for name in error.names]
     return [str(error)]
-
-
-class _TensorCollector:
-    """Copies tensors to the CPU, batch by batch; those of a batch that the model raised on are dropped."""
-
-    def __init__(self, session: Session, on_progress: OnProgress | None) -> None:
-        self._on_progress = on_progress
-        self._total = len(session.inputs.files) or session.inputs.input_count()
-        self._tensors: dict[str, list[Tensor]] = {}
-        self._latest: list[tuple[str, Tensor]] = []
-        self._finished = 0
-
-    def collect(self, label: str, tensor: Tensor) -> None:
-        """Copy a tensor, for as long as its batch may still fail."""
-        if tensor.is_quantized:
-            tensor = tensor.dequantize()
-        elif tensor.is_sparse or tensor.is_nested:
-            return  # safetensors holds strided tensors only
-        self._latest.append((label, tensor.detach().to("cpu", copy=True).contiguous()))
-
-    def end_batch(self, finished: int) -> None:
-        """Keep what came since the last call if inputs have been finished since: `finished` counts them."""
-        if finished > self._finished:
-            self.end()
-        self._latest.clear()
-        self._finished = finished
-        if self._on_progress is not None:
-            self._on_progress(finished, self._total)
-
-    def end(self) -> None:
-        """Keep what came since the last batch."""
-        for label, tensor in self._latest:
-            self._tensors.setdefault(label, []).append(tensor)
-        self._latest.clear()
-
-    def joined(self, labels: set[str]) -> dict[str, Tensor]:
-        """Join each label's tensors over the batches along axis 0; where shapes differ, number the batches instead."""
-        joined: dict[str, Tensor] = {}
-        for label, parts in self._tensors.items():
-            if label not in labels:
-                continue
-            if len(parts) == 1:
-                joined[label] = parts[0]
-            elif parts[0].dim() and len({part.shape[1:] for part in parts}) == 1:
-                joined[label] = torch.cat(parts)
-            else:
-                joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
-        return joined
