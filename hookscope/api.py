@@ -156,7 +156,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     images: Images = (),
     *,
     loss: str | Callable[..., object] = "projection",
-    target: str | int | Path | Tensor | None = None,
+    target: str | int | Sequence[int | str] | Path | Tensor | None = None,
     output_key: str | None = None,
     layer: Texts = (),
     repeats: bool = False,
@@ -206,7 +206,8 @@ def grads(  # noqa: D417 - those of `activations` are described there
         images: As for `activations`; without any the model runs over seeded noise.
         loss: "ce", "bce", "mse", "l1", "huber", "nll", "sum", "logit", "projection", "file.py:function", or a function
             of the output that returns a 0-d tensor, and of the target after it if there is one.
-        target: What the output is compared with: a class index or name, "zeros", "noise", "self", a tensor or its file.
+        target: What the output is compared with: a class index or name, or one per input, "zeros", "noise", "self", a
+            tensor or its file.
         output_key: Which of several outputs counts.
         inputs: Measure grad_input too: the gradient through each layer alone.
         mode: "train" for batch statistics and dropout as in training.
@@ -227,7 +228,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     """
     began = time.perf_counter()
     limits = limits_from_text(_arguments(limit))
-    has_images = not isinstance(images, Sequence) or bool(images)
+    has_images = not isinstance(images, list | tuple) or bool(images)
     if has_images and input_shape:
         raise UsageError("--input-shape is the shape of noise: leave it out, or the pictures.")
     if per_image and not has_images:

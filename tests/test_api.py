@@ -145,7 +145,7 @@ def test_a_result_prints_as_the_commands_table(run: hookscope.Activations) -> No
     assert "Egyptian cat 0.41" in text
     assert text.splitlines()[-1] == "verified: the same output as without hooks"
     assert "\x1b" not in text
-    assert repr(run) == "<Activations of demo: 3 rows, 1 inputs>"
+    assert repr(run) == "<Activations of demo: 3 rows, 1 input>"
 
 
 def test_rows_are_found_by_their_label_and_wrong_ones_name_the_nearest(
@@ -191,6 +191,9 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
         hookscope.activations(network, values, weights="none")
     with pytest.raises(hookscope.UsageError, match="There is no input"):
         hookscope.activations(network)
+    for wrong in (3, [values]):
+        with pytest.raises(hookscope.UsageError, match="is not an input"):
+            hookscope.activations(network, wrong)
 
 
 def test_a_picture_in_memory_counts_like_its_file(tmp_path: Path) -> None:
@@ -219,6 +222,10 @@ def test_a_loss_may_be_a_function_and_a_target_a_tensor() -> None:
     result = hookscope.grads(network, values, loss=lambda output, wanted: (output - wanted).abs().sum(), target=target)
     assert result.loss is not None
     assert result.loss.value == pytest.approx((network(values) - target).abs().sum().item(), rel=1e-6)
+    chosen = hookscope.grads(network, values, loss="ce", target=[0, 1, 2, 4])
+    assert chosen.loss is not None
+    expected = nn.functional.cross_entropy(network(values), torch.tensor([0, 1, 2, 4])).item()
+    assert chosen.loss.value == pytest.approx(expected, rel=1e-6)
     alone = hookscope.grads(network, values, loss="mse", target=target, per_image=True, batch_size=4).inputs_alone
     each = [nn.functional.mse_loss(network(values[at : at + 1]), target[at : at + 1]).item() for at in range(4)]
     assert [one.loss for one in alone] == pytest.approx(each, rel=1e-5)

@@ -134,13 +134,13 @@ def _sources(images: Images, notes: list[str]) -> tuple[list[Path | Image], Batc
     if isinstance(images, Batch):
         return [], images
     files: list[Path | Image] = []
-    for each in [images] if isinstance(images, str | Path | Image) else images:
+    for each in images if isinstance(images, list | tuple) else [images]:
         if isinstance(each, Image):
             files.append(each)
         elif isinstance(each, str | Path):
             files += find_inputs([str(each)], notes.append)
         else:
-            raise UsageError(f"{type(each).__name__} is no input: give paths and pictures, or one tensor for all.")
+            raise UsageError(f"{type(each).__name__} is not an input: give paths and pictures, or one tensor for all.")
     return files, None
 
 
@@ -287,7 +287,7 @@ def run_backward(
 def choose_session_loss(
     session: Session,
     loss: str | Callable[..., object],
-    target: str | int | Path | Tensor | None,
+    target: str | int | Sequence[int | str] | Path | Tensor | None,
     output_key: str | None,
 ) -> Loss:
     """Return the loss that `--loss`, `--target` and `--output-key` choose.
@@ -295,13 +295,15 @@ def choose_session_loss(
     Args:
         session: The network and its inputs.
         loss: A name, "file.py:function", or a function.
-        target: A class index or name, a word, or a tensor or the file of one.
+        target: A class index or name, or one per input; a word; or a tensor or the file of one.
         output_key: Which of several outputs counts.
 
     Raises:
         UsageError: If there is no such loss, or target and loss do not fit.
         InputError: If a file cannot be read.
     """
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        target = ",".join(map(str, target))
     source, _, name = loss.rpartition(":") if isinstance(loss, str) else ("", "", "")
     is_file = isinstance(target, str | Path) and str(target).lower().endswith(_TENSOR_SUFFIXES)
     several = is_file or isinstance(target, Tensor) or (isinstance(target, str) and "," in target)

@@ -15,6 +15,7 @@ from hookscope.results.network import Failure, ModelInfo
 from hookscope.results.provenance import Provenance
 from hookscope.results.showing import Shown, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
+from hookscope.text import counted
 
 Flag = Literal[
     "in-place",
@@ -173,7 +174,8 @@ class Run(Shown):
     provenance: Provenance | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.model.name}: {len(self.rows)} rows, {len(self.inputs)} inputs>"
+        parts = (counted(len(self.rows), "row"), counted(len(self.inputs), "input"))
+        return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
 
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write the run directory of the command; see `hookscope.render.run_files.save_run` for the options."""
