@@ -1,5 +1,6 @@
 import doctest
 import json
+import os
 import re
 import subprocess
 import sys
@@ -119,7 +120,8 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
 def test_the_library_does_what_the_command_does(run: hookscope.Activations, tmp_path: Path) -> None:
     options = ["--layer", "name:/^(_conv_stem|_bn0|_fc)$/", "--grids-for", "1", "--save-tensors", "--json"]
     command = [sys.executable, "-m", "hookscope", "activations", "demo", str(CAT), *options, "--out", "by-command"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as the tests have
+    ended = subprocess.run(command, cwd=tmp_path, env=one_thread, capture_output=True, text=True, check=True)
     document = json.loads(ended.stdout)
     assert document.pop("run") == "by-command"
     ours = json.loads(run.to_json())

@@ -317,7 +317,7 @@ def test_a_worker_out_of_time_is_an_error_of_its_own(check: Run, folder: Path) -
     ended = check("net.py:hangs", "net.py:Sound", "--timeout", 5, "--format", "json")
     assert ended.code == 3
     late, sound = json.loads(ended.stdout)["checkpoints"]
-    assert "not done after 5 s" in late["error"]
+    assert "not finish within 5 s" in late["error"]
     assert "--timeout" in late["error"]
     assert sound["passed"]
     assert not is_running(int((folder / "hanging").read_text(encoding="utf-8")))

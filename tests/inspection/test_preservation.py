@@ -269,7 +269,7 @@ def test_a_parameter_that_is_written_to_unseen_is_an_error_and_the_rest_is_put_b
     with pytest.raises(KeyboardInterrupt) as raised:
         inspect(network, torch.ones(1, 1000))
     assert network.calls == 0
-    assert "could not be put back" in raised.value.__notes__[0]
+    assert "could not be restored" in raised.value.__notes__[0]
 
 
 def interrupted(network: Any) -> None:
@@ -356,7 +356,7 @@ def test_a_network_that_refuses_its_mode_is_refused_with_its_reason() -> None:
 
 def test_a_network_that_refuses_to_go_back_is_put_back_all_the_same() -> None:
     network = nn.Sequential(nn.Dropout(), Refuses(refused=True))
-    with pytest.raises(ModelError, match=r"as it was: .*: its change of mode raised ValueError: not this mode"):
+    with pytest.raises(ModelError, match=r"restored: .*: its change of mode raised ValueError: not this mode"):
         inspect(network, torch.ones(1, 2))
     assert [module.training for module in network.modules()] == [True] * 4
     assert network[1].switches == 0

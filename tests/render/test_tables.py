@@ -393,7 +393,10 @@ def test_no_name_in_a_csv_of_gradients_is_a_formula(start: str) -> None:
 
 def test_no_field_of_a_gradient_inspection_is_forgotten() -> None:
     named = set(inspection_to_dict(GRADIENTS))
-    assert {field.name for field in fields(GRADIENTS)} - named == {"gradient_maps"}  # pixels
+    assert {field.name for field in fields(GRADIENTS)} - named == {
+        *("gradient_maps", "tensors"),  # pixels and values
+        *("comparison", "inputs_alone", "provenance"),  # in files of their own, and in run.json
+    }
 
 
 @pytest.mark.parametrize("result", [INSPECTION, GRADIENTS, replace(INSPECTION, failure=FAILURE)])

@@ -265,7 +265,7 @@ PAIRS = [
         "(model)",
         breaks=put("middle.value", 0.01),
         near_miss=put("middle.value", 0.002),
-        named="for the same input alone",
+        named="and the same input alone",
     ),
     Pair(
         "dead-channels",
