@@ -137,8 +137,8 @@ def check(
     """
     if rules or explain is not None or init:
         return _inform(rules, explain, init)
-    from hookscope.checks import wanted_rules
     from hookscope.checks.configuration import read_settings
+    from hookscope.checks.judging import wanted_rules
     from hookscope.cli.check_workers import CheckJob
     from hookscope.cli.checkpoints import find_checkpoints
 
@@ -225,11 +225,7 @@ def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
 
 
 def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -> None:
-    """Refuse files that could not be written in the end.
-
-    Raises:
-        OutputError: If one could not.
-    """
+    """Refuse files that could not be written in the end."""
     from hookscope.runs.atomic import check_writable
     from hookscope.runs.reports import check_report_target
 
@@ -242,11 +238,7 @@ def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -
 
 
 def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
-    """Return a folder for the evidence on each checkpoint, every one different.
-
-    Raises:
-        OutputError: If one could not be written.
-    """
+    """Return a folder for the evidence on each checkpoint, every one different."""
     if evidence is None:
         return [None] * len(found)
     from hookscope.runs.directory import check_target
@@ -305,7 +297,7 @@ def _writers(
 
         yield partial(write_whole, junit, checks_to_junit(reports), "--junit")
     if page is not None:
-        from hookscope.checks import RULES
+        from hookscope.checks.rules import RULES
         from hookscope.render.html.checks import checks_html
         from hookscope.runs.reports import write_report
 
@@ -314,12 +306,7 @@ def _writers(
 
 
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:
-    """Write the new baseline, and say so.
-
-    Raises:
-        UsageError: If the checkpoint could not be examined.
-        OutputError: If it cannot be written.
-    """
+    """Write the new baseline, and say so."""
     from hookscope.runs.atomic import write_whole
 
     assert settings.baseline is not None  # noqa: S101 - it was checked before

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hookscope.checks import RULES, CheckSettings, Expectation, judge
+from hookscope.checks.judging import judge
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport, OutputValues, RuleOutcome, StoredValues
 from hookscope.results.comparison import Prediction

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.checks import RULES, CheckSettings, Expectation, LayerSettings, RuleSettings, wanted_rules
+from hookscope.checks.judging import wanted_rules
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import UsageError
 from tests.checks.measurements import (
     FORWARD,

@@ -61,12 +61,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _opened(header: Mapping[str, Any], last_index: dict[KeyPath, int]) -> KeyPath:
-    """Return where the assignments below a header go.
-
-    Args:
-        header: The header as tomllib reads it when it stands alone: {"a": {"b": {}}} or {"a": {"b": [{}]}}.
-        last_index: Of each array of tables so far; brought up to date.
-    """
+    """Return where what follows a header, such as {"a": {"b": [{}]}}, goes; bring `last_index` up to date."""
     path: KeyPath = ()
     node: Any = header
     while node:

@@ -37,14 +37,10 @@ _EXPLAINED = 0.1
 
 @dataclass(slots=True)
 class Compared:
-    """What the further passes showed.
+    """What the further passes showed: differences by path, and by rule why it could not be measured.
 
     Attributes:
-        repeat: By path, as `OutputValues.repeat_difference`.
-        alone: By path, as `OutputValues.alone_difference`.
         unbatched: Paths whose axis 0 turned out not to count inputs.
-        unmeasured: By rule, why it could not be measured.
-        warnings: Sentences a reader must see.
     """
 
     repeat: dict[str, float | None] = field(default_factory=dict)
@@ -72,17 +68,11 @@ def compare_passes(subject: InspectedNetwork, first: FirstPass, wanted: Abstract
         return compared
     if "repeatability" in wanted:
         _repeat(subject, batch, first.returned, seed, compared)
-    consistency = "batch-consistency" in wanted
-    if consistency and len(batch.indices) > 1:
+    single = len(batch.indices) == 1
+    if "batch-consistency" in wanted and not single:
         _alone(subject, batch, first, seed, compared)
-    paired = [
-        rule
-        for rule, needed in (
-            ("batch-consistency", consistency and len(batch.indices) == 1),
-            ("constant-output", "constant-output" in wanted and not first.distinct),
-        )
-        if needed
-    ]
+    needs_another = {"batch-consistency": single, "constant-output": not first.distinct}
+    paired = [rule for rule, needed in needs_another.items() if needed and rule in wanted]
     if paired:
         _with_another(subject, batch, first, seed, compared, paired)
     _explain(first, compared, wanted)
@@ -194,14 +184,7 @@ def _with_another(
 
 
 def _compare_parts(one: Mapping[str, Tensor], other: Mapping[str, Tensor], item: str, compared: Compared) -> None:
-    """Compare what belongs to one input in two passes, of which only one has it in a batch.
-
-    Args:
-        one: In the first pass.
-        other: In another one.
-        item: "[0]" if it is the first item of a list of results; "" if results are not listed.
-        compared: Gets what is found.
-    """
+    """Compare what belongs to one input in two passes; `item` is its place in a list of results, "[0]", or ""."""
     chosen_otherwise = bool(item) and any(
         _differs_in_kind(tensor, other[path]) for path, tensor in one.items() if path in other
     )

@@ -23,12 +23,7 @@ from hookscope.statistics.storage import as_real_floats, stored_values
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What the search came to.
-
-    Attributes:
-        origin: Where NaN or Inf begins; None if it is in no module.
-        broken_input: Name of an input that holds some itself; "" for none.
-    """
+    """Where NaN or Inf begins, None if in no module, and the name of an input that holds some itself, "" for none."""
 
     origin: NonFiniteOrigin | None
     broken_input: str = ""
@@ -56,13 +51,9 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
     """
     broken_input = ""
     for batch in batches:
-        broken = _broken_inputs(batch)
-        if broken:
+        if broken := _broken_inputs(batch):
             broken_input = broken_input or broken
-            continue
-        search = _Search(subject)
-        found = search.run(batch, seed)
-        if found is not None:
+        elif (found := _Search(subject).run(batch, seed)) is not None:
             return Located(found)
     return Located(None, broken_input)
 
@@ -180,7 +171,7 @@ class _Search:
             self._ended[layer] = call.call + 1
         if self.origin is not None or not counts.any:
             return
-        makes_masks = counts.any and not counts.broken
+        makes_masks = not counts.broken
         if makes_masks:
             self.returned_masks |= layer == ""
             if self._latest[1].any:
@@ -249,9 +240,7 @@ def _is_within(layer: str, ancestor: str) -> bool:
 
 def _is_used_by(layer: str, ancestor: str, called: AbstractSet[str]) -> bool:
     """Tell whether no module between the two was called: if one was, that one uses it."""
-    parent = layer.rpartition(".")[0]
-    while parent and parent != ancestor:
-        if parent in called:
+    while (layer := layer.rpartition(".")[0]) and layer != ancestor:
+        if layer in called:
             return False
-        parent = parent.rpartition(".")[0]
     return True

@@ -199,12 +199,11 @@ class FirstPass:
     """What the network returned in the first pass over all inputs.
 
     Attributes:
-        batch: The first batch, in separate memory; None before it ran.
-        returned: What the network returned for it.
+        spreads: Whether `spread` and `distinct` are wanted.
+        batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
         parts: What of that belongs to each of its inputs, by path.
         spread: By path, the greatest difference between the outputs for the first input and for another one.
         distinct: Whether any input differs from the first.
-        spreads: Whether `spread` and `distinct` are wanted.
     """
 
     spreads: bool
@@ -215,12 +214,7 @@ class FirstPass:
     distinct: bool = False
 
     def add(self, batch: Batch, returned: Returned) -> None:
-        """Compare what the network returned for a batch with what it returned for the first input.
-
-        Args:
-            batch: As the network was given it.
-            returned: In separate memory.
-        """
+        """Compare what the network returned for a batch, in separate memory, with what it did for the first input."""
         parts = by_input(returned, batch)
         if self.batch is None:
             self.batch, self.returned, self.parts = copy_of(batch), returned, parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
@@ -139,13 +139,10 @@ def _other_input(was: BaselineInput, given: BaselineInput) -> str:
     if was.shape != given.shape:
         return f"was {shape_text(was.shape)}, and is {shape_text(given.shape)}"
     if was.steps != given.steps:
-        before, after = ("; ".join(steps) or "nothing" for steps in _where_they_part(was.steps, given.steps))
+        before = "; ".join(step for step in was.steps if step not in given.steps) or "nothing"
+        after = "; ".join(step for step in given.steps if step not in was.steps) or "nothing"
         return f"was prepared by '{printable(before)}', and now by '{printable(after)}'"
     return ""
-
-
-def _where_they_part(was: Sequence[str], given: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    return [step for step in was if step not in given], [step for step in given if step not in was]
 
 
 def _described(entry: BaselineInput) -> str:

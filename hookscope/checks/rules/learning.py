@@ -171,14 +171,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Trend:
-    """Positive values in forward order, and whose they are.
-
-    Attributes:
-        measure: What the values are.
-        things: Of what, in the plural.
-        targets: One a value.
-        values: Greater than zero.
-    """
+    """Positive values in forward order, what they measure, of which things, in the plural, and a target for each."""
 
     measure: str
     things: str

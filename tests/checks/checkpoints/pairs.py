@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.checks import LayerSettings, RuleSettings
+from hookscope.checks.settings import LayerSettings, RuleSettings
 from tests.checks.checkpoints import networks
 
 NETWORKS = Path(networks.__file__)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from junitparser import JUnitXml
 
-from hookscope.checks import CheckSettings, wanted_rules
 from hookscope.checks.checkpoint import check_checkpoint
+from hookscope.checks.judging import wanted_rules
+from hookscope.checks.settings import CheckSettings
 from tests.cli.conftest import Ended, Run, names_below
 from tests.cli.test_hostile_files import (
     CASES,

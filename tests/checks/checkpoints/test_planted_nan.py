@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torchvision import models
 
-from hookscope.checks import CheckSettings, wanted_rules
 from hookscope.checks.checkpoint import check_checkpoint
+from hookscope.checks.judging import wanted_rules
+from hookscope.checks.settings import CheckSettings
 from hookscope.results.check import CheckReport
 
 LAYERS_PER_NETWORK = 20

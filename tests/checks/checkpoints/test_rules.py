@@ -12,9 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from hookscope.checks import RULES, CheckSettings, Expectation, RuleSettings, wanted_rules
 from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
 from hookscope.checks.checkpoint import check_checkpoint
+from hookscope.checks.judging import wanted_rules
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings, Expectation, RuleSettings
 from hookscope.results.check import CheckMeasurements, CheckReport
 from tests.checks.checkpoints import networks
 from tests.checks.checkpoints.pairs import NETWORKS, PAIRS, PICTURE, Change, Pair, nothing

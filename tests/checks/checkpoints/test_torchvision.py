@@ -9,9 +9,11 @@ import pytest
 import torch
 from torchvision import models
 
-from hookscope.checks import RULES, CheckSettings, wanted_rules
 from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.configuration import read_settings
+from hookscope.checks.judging import wanted_rules
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings
 from hookscope.results.check import CheckReport
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hookscope.checks import judge_gradients
+from hookscope.checks.judging import judge_gradients
 from hookscope.results.activations import LayerRow
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, ParameterRow

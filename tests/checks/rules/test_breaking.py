@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookscope.checks import RULES
+from hookscope.checks.rules import RULES
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin
 from hookscope.results.distribution import distribution_of
 from hookscope.results.network import Failure

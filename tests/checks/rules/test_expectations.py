@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.checks import CheckSettings, Expectation
+from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import UsageError
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements

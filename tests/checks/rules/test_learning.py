@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.checks import judge_gradients
+from hookscope.checks.judging import judge_gradients
 from hookscope.results.gradients import GradientRow, Gradients
 from tests.checks.rules.by_hand import (
     chain,
