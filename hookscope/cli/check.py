@@ -145,7 +145,8 @@ def check(
     if not checkpoints:
         raise UsageError("Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`.")
     began = time.perf_counter()
-    settings = _with_options(read_settings(config, Path()), arch, baseline)
+    settings = read_settings(config, Path())
+    settings = replace(settings, arch=settings.arch if arch is None else arch, baseline=baseline or settings.baseline)
     wanted = wanted_rules(settings, select or (), ignore or ())
     found = find_checkpoints(checkpoints)
     chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
@@ -206,11 +207,6 @@ def _inform(rules: bool, explain: str | None, init: bool) -> int:
             raise OutputError(f"Cannot write {_CONFIG}: {error.strerror}. Go to another folder.") from error
         tables.print(f"{_CONFIG} is written; `hookscope check CHECKPOINT` reads it.")
     return 0
-
-
-def _with_options(settings: "CheckSettings", arch: str | None, baseline: Path | None) -> "CheckSettings":
-    settings = settings if arch is None else replace(settings, arch=arch)
-    return settings if baseline is None else replace(settings, baseline=baseline)
 
 
 def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:

@@ -162,11 +162,10 @@ def std(entry: Entry) -> str:
 
 def pattern(entry: Entry) -> str:
     """Read a pattern that says of each layer by itself whether it is meant: one without a position."""
+    written = text(entry)
     try:
-        parsed = parse_pattern(text(entry))
+        parsed = parse_pattern(written)
     except UsageError as error:
-        if not isinstance(entry.value, str) or not entry.value:
-            raise
         raise entry.wrong(f"pattern in [[layers]]: {printable(str(error).removeprefix('--layer '))}") from error
     if parsed.position is not None:
         raise entry.wrong(

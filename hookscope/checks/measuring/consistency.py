@@ -165,13 +165,11 @@ def _with_another(
 ) -> None:
     """Run the first input together with a mirrored negative of it, for the rules given."""
     pair = with_a_mirrored_copy(batch)
-    if pair is None:
-        reason = "There is only one input, and no second one can be derived from it: give more pictures."
-        compared.unmeasured.update(dict.fromkeys(rules, reason))
-        return
-    returned = _pass(subject, pair, seed)
-    if isinstance(returned, str):
-        reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
+    reason = "There is only one input, and no second one can be derived from it: give more pictures."
+    returned = _pass(subject, pair, seed) if pair is not None else ""
+    if pair is None or isinstance(returned, str):
+        if returned:
+            reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
         compared.unmeasured.update(dict.fromkeys(rules, reason))
         return
     parts = by_input(returned, pair)

@@ -203,18 +203,14 @@ def _change(
     ):
         if was != given:
             return f"its {what} went from {printable(was)} to {printable(given)}"
+    counts = (("NaN", before.nan_count, now.nan_count), ("Inf", before.inf_count, now.inf_count))
     changes = [
-        _changed_count("NaN", before.nan_count, now.nan_count),
-        _changed_count("Inf", before.inf_count, now.inf_count),
+        *(f"its count of {each} went from {_number(a)} to {_number(b)}" for each, a, b in counts if a != b),
         _changed_values(before, now, limits["max_difference"], resolution),
         _changed_share(before.dead_fraction, now.dead_fraction, limits["max_dead_difference"]),
         _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"]) if with_gradients else "",
     ]
     return "; ".join(filter(None, changes))
-
-
-def _changed_count(what: str, was: int | None, given: int | None) -> str:
-    return "" if was == given else f"its count of {what} went from {_number(was)} to {_number(given)}"
 
 
 def _changed_values(before: BaselineRow, now: BaselineRow, limit: float, resolution: Mapping[str, float]) -> str:

@@ -16,7 +16,7 @@ NETWORKS = Path(networks.__file__)
 PICTURE = "half.png"
 
 State = dict[str, Tensor]
-Change = Callable[[State], None]
+Change = Callable[[State], object]
 
 
 def put(name: str, value: Any, at: Any = ...) -> Change:
@@ -29,31 +29,19 @@ def put(name: str, value: Any, at: Any = ...) -> Change:
 
 
 def scale(name: str, factor: float) -> Change:
-    def change(state: State) -> None:
-        state[name] *= factor
-
-    return change
+    return lambda state: state[name].mul_(factor)
 
 
 def copy(name: str, onto: str) -> Change:
-    def change(state: State) -> None:
-        state[onto].copy_(state[name])
-
-    return change
+    return lambda state: state[onto].copy_(state[name])
 
 
 def drop(name: str) -> Change:
-    def change(state: State) -> None:
-        del state[name]
-
-    return change
+    return lambda state: state.pop(name)
 
 
 def add(name: str) -> Change:
-    def change(state: State) -> None:
-        state[name] = torch.ones(3)
-
-    return change
+    return lambda state: state.update({name: torch.ones(3)})
 
 
 def behind_a_prefix(state: State) -> None:
@@ -63,11 +51,7 @@ def behind_a_prefix(state: State) -> None:
 
 
 def both(*changes: Change) -> Change:
-    def change(state: State) -> None:
-        for each in changes:
-            each(state)
-
-    return change
+    return lambda state: [each(state) for each in changes]
 
 
 def nothing(_: State) -> None:
@@ -265,7 +249,7 @@ PAIRS = [
         "(model)",
         breaks=put("middle.value", 0.01),
         near_miss=put("middle.value", 0.002),
-        named="for the same input alone",
+        named="and the same input alone",
     ),
     Pair(
         "dead-channels",

@@ -42,13 +42,9 @@ OPTIONS = sorted({case.options for case in TOGETHER})
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What `check` made of all cases.
+    """What `check` made of all cases, in a folder of folders named by their places in `TOGETHER`, and what was in it.
 
-    Attributes:
-        folder: Has a folder for each case, named by its place in `TOGETHER`.
-        before: What was in it.
-        ended: The commands, by their options.
-        reports: Of each case, by its name.
+    Commands are by their options, reports by the names of their cases.
     """
 
     folder: Path
