@@ -323,11 +323,8 @@ def refused(path: Path) -> str:
     return message
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     assert "There is no baseline" in refused(tmp_path / "none.json")
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert "Is a directory" in refused(tmp_path)
 
 

@@ -276,10 +276,10 @@ def _after(
         rules = _needing(wanted, "outputs", "expectations", "gradients", "baseline")
         found.leave_out(rules, "The forward pass raised.")
     elif _needing(wanted, "outputs"):
-        compared = compare_passes(subject, outputs, wanted, settings.seed)
-        found.outputs = output_values(outputs, compared)
-        found.unmeasured |= compared.unmeasured
-        found.warnings += compared.warnings
+        compare_passes(subject, outputs, wanted, settings.seed)
+        found.outputs = output_values(outputs)
+        found.unmeasured |= outputs.unmeasured
+        found.warnings += outputs.warnings
 
 
 def _gradients(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], found: _Found) -> None:

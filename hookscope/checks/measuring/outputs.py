@@ -196,7 +196,7 @@ def _is_scores(tensor: Tensor, count: int) -> bool:
 
 @dataclass(slots=True)
 class FirstPass:
-    """What the network returned in the first pass over all inputs.
+    """What the network returned in the first pass over all inputs, and what further passes showed of it.
 
     Attributes:
         spreads: Whether `spread` and `distinct` are wanted.
@@ -204,6 +204,10 @@ class FirstPass:
         parts: What of that belongs to each of its inputs, by path.
         spread: By path, the greatest difference between the outputs for the first input and for another one.
         distinct: Whether any input differs from the first.
+        repeat, alone: By path, as `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
+        unbatched: Paths whose axis 0 turned out not to count inputs.
+        unmeasured: By rule, why it could not be measured.
+        warnings: Sentences a reader must see.
     """
 
     spreads: bool
@@ -212,6 +216,11 @@ class FirstPass:
     parts: Sequence[Mapping[str, Tensor]] = ()
     spread: dict[str, float | None] = field(default_factory=dict)
     distinct: bool = False
+    repeat: dict[str, float | None] = field(default_factory=dict)
+    alone: dict[str, float | None] = field(default_factory=dict)
+    unbatched: set[str] = field(default_factory=set)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def add(self, batch: Batch, returned: Returned) -> None:
         """Compare what the network returned for a batch, in separate memory, with what it did for the first input."""

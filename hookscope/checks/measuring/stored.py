@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from hookscope.checks.rules.stored import is_weight
 from hookscope.results.check import StoredValues
 from hookscope.statistics.storage import stored_values
 
@@ -223,8 +224,7 @@ def _twin_of(found: _Found, values: StoredValues, seen: dict[object, list[_Found
 
     Weights are compared only where shape and statistics agree; `seen` keeps them by these.
     """
-    is_matrix = sum(size > 1 for size in values.shape) >= 2
-    if values.role != "parameter" or not is_matrix or values.min == values.max:
+    if not is_weight(values) or values.min == values.max:
         return ""
     key = (values.dtype, values.shape, values.min, values.max, values.zero_count, found.tensor.device)
     alike = seen.setdefault(key, [])

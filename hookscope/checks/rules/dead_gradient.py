@@ -10,7 +10,6 @@ from hookscope.checks.rules.activations import RECTIFIERS
 from hookscope.checks.rules.reading import (
     are,
     arrived_outputs,
-    counted,
     gates,
     gates_near,
     is_matrix,
@@ -23,6 +22,7 @@ from hookscope.checks.rules.reading import (
     taken_gradients,
 )
 from hookscope.checks.rules.rule import Objection, RuleTerms, output_of, rule
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements

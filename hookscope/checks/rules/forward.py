@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.reading import are, counted, listed, non_finite_count, non_finite_words, owner
+from hookscope.checks.rules.reading import are, listed, non_finite_count, non_finite_words, owner
 from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, output_of, rule
-from hookscope.text import safe_text
+from hookscope.text import counted, safe_text
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.reading import counted
 from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, rule, stored_in
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues

@@ -73,7 +73,6 @@ class Pair:
         named: A text in the message, where `where` does not say which layer it was.
         consequences: Other rules that are broken by necessity.
         missed: Those that the near miss breaks too.
-        because: Why they are.
         bytes_lost: How many are missing at the end of the broken file.
     """
 
@@ -87,7 +86,6 @@ class Pair:
     named: str = ""
     consequences: frozenset[str] = frozenset()
     missed: frozenset[str] = frozenset()
-    because: str = ""
     bytes_lost: int = 0
 
 
@@ -206,8 +204,7 @@ PAIRS = [
         "middle",
         breaks=put("middle.value", -1),
         near_miss=put("middle.value", 0),
-        consequences=frozenset({"non-finite-loss"}),
-        because="a loss of NaN is NaN",
+        consequences=frozenset({"non-finite-loss"}),  # a loss of NaN is NaN
     ),
     Pair(
         "output-shape",
@@ -302,9 +299,8 @@ PAIRS = [
         "first",
         breaks=put("first.bias", 1.8e38, at=0),
         near_miss=put("first.bias", 1.6e38, at=0),
-        consequences=frozenset({"fp16-headroom"}),
+        consequences=frozenset({"fp16-headroom"}),  # what is too large for bfloat16 is too large for float16
         missed=frozenset({"fp16-headroom"}),
-        because="what is too large for bfloat16 is too large for float16",
     ),
     Pair(
         "expectation",

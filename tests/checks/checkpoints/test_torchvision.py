@@ -30,14 +30,7 @@ ZERO_HEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """A torchvision network, and which warnings an expert expects of it while it is untrained.
-
-    Attributes:
-        name: As torchvision has it.
-        shape: Of the noise.
-        warnings: A rule, and how its message ends.
-        options: For its builder, so that it downloads nothing.
-    """
+    """A torchvision network, and which warnings an expert expects of it while it is untrained, by rule and ending."""
 
     name: str
     shape: tuple[int, ...] = (2, 3, 64, 64)

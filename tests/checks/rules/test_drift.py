@@ -195,6 +195,7 @@ def test_what_no_limit_is_about_drifts_at_any_limit(changes: dict[str, object], 
     assert says in found[0].message
 
 
+GONE = BaselineRow("", "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
 SIX = (nn.Identity(), nn.ReLU(), nn.Identity(), nn.Identity(), nn.Identity(), nn.Identity())
 
 
@@ -219,8 +220,7 @@ def test_a_layer_that_is_not_in_the_baseline_drifts() -> None:
 def test_a_layer_that_does_not_run_any_more_drifts() -> None:
     measured = inspected(chain(*SIX), VALUES)
     baseline = baseline_of(measured)
-    gone = BaselineRow("t#1[0]", "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
-    found = findings(replace(baseline, rows=(*baseline.rows, gone)), measured)
+    found = findings(replace(baseline, rows=(*baseline.rows, replace(GONE, label="t#1[0]"))), measured)
     assert [(each.where, each.message) for each in found] == [
         ("t#1[0]", "'t#1[0]' (ReLU) drifts from the baseline: it is in the baseline and does not run.")
     ]
@@ -241,27 +241,19 @@ def test_the_first_layer_in_execution_order_is_named_first_whatever_its_name() -
 
 
 @pytest.mark.parametrize(
-    ("pattern", "where"),
+    ("pattern", "settings", "where"),
     [
-        ("type:relu", ["z", "x", "w", "v", "u", "(model)"]),
-        ("name:z", ["y", "x", "w", "v", "u", "(model)"]),
+        ("type:relu", RuleSettings(limits={"max_difference": 100.0}), ["z", "x", "w", "v", "u", "(model)"]),
+        ("name:z", RuleSettings(limits={"max_difference": 100.0}), ["y", "x", "w", "v", "u", "(model)"]),
+        ("name:z", RuleSettings(level="off"), ["y", "x", "w", "v", "u", "(model)"]),
     ],
 )
-def test_limits_hold_per_layer_pattern(pattern: str, where: list[str]) -> None:
+def test_limits_and_levels_hold_per_layer_pattern(pattern: str, settings: RuleSettings, where: list[str]) -> None:
     network = chain(*SIX)
     baseline = baseline_of(inspected(network, VALUES))
-    wide = LayerSettings(pattern, {"drift": RuleSettings(limits={"max_difference": 100.0})})
-    found = findings(baseline, inspected(network, VALUES * 1.2), layers=(wide,))
+    some = LayerSettings(pattern, {"drift": settings})
+    found = findings(baseline, inspected(network, VALUES * 1.2), layers=(some,))
     assert [finding.where for finding in found] == where
-    assert "is the first of 6 layers" in found[0].message
-
-
-def test_layers_for_which_the_rule_is_off_are_not_counted() -> None:
-    network = chain(*SIX)
-    baseline = baseline_of(inspected(network, VALUES))
-    off = LayerSettings("name:z", {"drift": RuleSettings(level="off")})
-    found = findings(baseline, inspected(network, VALUES * 1.2), layers=(off,))
-    assert found[0].where == "y"
     assert "is the first of 6 layers" in found[0].message
 
 
@@ -272,7 +264,7 @@ def test_layers_for_which_the_rule_is_off_are_not_counted() -> None:
 def test_patterns_are_also_about_layers_that_do_not_run_any_more(label: str, pattern: str) -> None:
     measured = inspected(chain(*SIX), VALUES)
     baseline = baseline_of(measured)
-    gone = BaselineRow(label, "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
+    gone = replace(GONE, label=label)
     off = LayerSettings(pattern, {"drift": RuleSettings(level="off")})
     assert findings(replace(baseline, rows=(*baseline.rows, gone)), measured, layers=(off,)) == []
 
