@@ -245,7 +245,6 @@ def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _outcome(rule: str, found: Iterable[Finding]) -> RuleOutcome:
-    """Return what came of a rule that could be judged."""
     findings = _failures_first(found)
     return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
 

@@ -266,7 +266,6 @@ def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> 
 
 
 def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
-    """Check all of them; return what came of each, in their order."""
     from hookscope.cli.check_workers import check_workers
 
     results: dict[int, Checked] = {}
@@ -302,7 +301,6 @@ def _writers(
 
 
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:
-    """Write the new baseline, and say so."""
     from hookscope.runs.atomic import write_whole
 
     assert settings.baseline is not None  # noqa: S101 - it was checked before
@@ -315,7 +313,6 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
 
 
 def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", seconds: float) -> None:
-    """Print the reports to stdout."""
     if chosen == "json":
         from hookscope.render.check_json import checks_to_json
 

@@ -147,7 +147,6 @@ def _rule(entry: Entry, rule: Rule) -> RuleSettings:
 
 
 def _layers(entry: Entry) -> LayerSettings:
-    """Read one table [[layers]]."""
     rules = _rule_table(entry, ("pattern",))
     if "pattern" not in entry.value:
         raise entry.wrong("[[layers]] lacks a pattern. Say which layers are meant, for example pattern = 'layer4.*'.")
@@ -162,7 +161,6 @@ def _layers(entry: Entry) -> LayerSettings:
 
 
 def _expectation(entry: Entry) -> Expectation:
-    """Read one table [[expect]]."""
     found = _table(entry, _EXPECT)
     if "image" not in found:
         raise entry.wrong("[[expect]] lacks an image. Name the picture, for example image = 'cat.jpg'.")

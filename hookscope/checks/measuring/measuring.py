@@ -214,7 +214,6 @@ def _timed(found: _Found, phase: str) -> Iterator[None]:
 
 
 def _needing(wanted: AbstractSet[str], *needs: Needs) -> set[str]:
-    """Return the wanted rules that need one of these."""
     return {rule for rule in wanted if RULES[rule].needs in needs}
 
 

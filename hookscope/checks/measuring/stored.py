@@ -77,7 +77,6 @@ def _tensors(network: nn.Module) -> Iterator[_Found]:
 
 
 def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
-    """Yield what a module itself holds."""
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         yield "parameter", name, parameter
     for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
