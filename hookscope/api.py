@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from hookscope.checks import judge_gradients, limits_from_text
+from hookscope.checks.judging import judge_gradients
+from hookscope.checks.rules import limits_from_text
 from hookscope.errors import UsageError
 from hookscope.inputs import noise_batch, parse_shape, to_device
 from hookscope.inspection.device import choose_device, floating_dtype, move_to
@@ -356,10 +357,10 @@ def check(
         UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
         OutputError: If the evidence could not be written where it is to go.
     """
-    from hookscope.checks import wanted_rules  # noqa: PLC0415 - the other functions do without
     from hookscope.checks.baseline import read_baseline  # noqa: PLC0415
     from hookscope.checks.checkpoint import check_checkpoint  # noqa: PLC0415
     from hookscope.checks.configuration import read_settings  # noqa: PLC0415
+    from hookscope.checks.judging import wanted_rules  # noqa: PLC0415 - the other functions do without
 
     settings = read_settings(None if config is None else Path(config), Path())
     settings = settings if arch is None else replace(settings, arch=arch)

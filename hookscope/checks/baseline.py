@@ -10,10 +10,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from hookscope.errors import UsageError
 from hookscope.results.activations import LayerRow
@@ -33,6 +34,8 @@ _SIGNIFICANT_DIGITS = 6
 
 # Our choice: a hundred thousand rows, at about 300 bytes each.
 _MOST_BYTES = 32 * 2**20
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,7 @@ class BaselineInput:
 
 @dataclass(frozen=True, slots=True)
 class BaselineGradients:
-    """What the gradients belong to.
-
-    Attributes:
-        loss: Name of what was differentiated.
-        target: What the output was compared with, for people; "" without one.
-        mode: "eval" or "train".
-    """
+    """What the gradients belong to: loss and target by name, "" without a target, and the mode, "eval" or "train"."""
 
     loss: str
     target: str
@@ -75,13 +72,10 @@ class BaselineRow:
 
     Attributes:
         label: "layer1.0.relu#1", "backbone['out']", "(model)".
-        kind: Class name of the module.
         shape: As it came out in the first batch, batch axis included.
         dtype: torch's name without the prefix: "float32".
-        nan_count: Elements that are NaN; None where they could not be counted.
-        inf_count: Elements that are +Inf or -Inf; None likewise.
-        mean: Over the finite values, as all that follow; None without one.
-        std: Population standard deviation; None likewise.
+        nan_count, inf_count: None where they could not be counted.
+        mean, std: Over the finite values, as all that follow; None without one.
         dead_fraction: Share of channels that are zero over all inputs, 0-1; None without channels.
         gradient_l2: L2 norm of the gradient of the loss with respect to this output; None without one.
         quantiles: At `QUANTILE_LEVELS`; None without values.
@@ -105,14 +99,10 @@ class Baseline:
     """What a network's layers gave for known inputs.
 
     Attributes:
-        model: Short name of the network, for people.
         kind: Class name of the root module.
-        weights: Origin of the weights, for people: "epoch12.pt".
-        weights_sha256: Hex digest of the weights file, for people; None when there is none.
-        parameter_count: Elements over all parameters, for people.
-        dtype: Floating dtype of the parameters, for people.
-        gradients: What the gradients belong to; None if none were taken.
-        inputs: What the network was given, in order.
+        model, weights, weights_sha256, parameter_count, dtype: As in `ModelInfo`, for people.
+        gradients: None if none were taken.
+        inputs: In order.
         rows: One per layer, call and slot, sorted by label with numbers in counting order.
     """
 
@@ -139,7 +129,6 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
             f"{printable(measured.model.name)} did not run to the end of its forward pass, so there is no baseline "
             f"to write. Correct what the rule 'forward' reports first."
         )
-    rows = [row for _, row in measured_rows(measured)]
     return Baseline(
         model=safe_text(measured.model.name),
         kind=safe_text(measured.model.kind),
@@ -149,7 +138,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
         dtype=forward.dtype,
         gradients=gradients_of(measured.gradients),
         inputs=inputs_of(forward.inputs),
-        rows=tuple(sorted(rows, key=lambda row: _counting_order(row.label))),
+        rows=tuple(sorted((row for _, row in measured_rows(measured)), key=lambda row: _counting_order(row.label))),
     )
 
 
@@ -159,7 +148,8 @@ def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, Baseline
         return ()
     rows = measured.forward.rows
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
-    norms = _gradient_norms(measured.gradients)
+    taken = measured.gradients.gradients if measured.gradients else ()
+    norms = {row.label: row.gradient.l2 for row in taken if row.role == "output"}
     return tuple(
         (row, _baseline_row(row, norms.get(row.label)))
         for row in rows
@@ -182,21 +172,12 @@ def inputs_of(records: Iterable[InputRecord]) -> tuple[BaselineInput, ...]:
         steps = tuple(safe_text(step) for step in record.steps if not step.startswith("warning while reading"))
         return BaselineInput(name, 1, record.sha256, record.shape, steps)
 
-    return tuple(
-        BaselineInput(each.name, len([*alike]), each.sha256, each.shape, each.steps)
-        for each, alike in groupby(map(described, records))
-    )
-
-
-def _gradient_norms(gradients: Gradients | None) -> Mapping[str, float | None]:
-    if gradients is None:
-        return {}
-    return {row.label: row.gradient.l2 for row in gradients.gradients if row.role == "output"}
+    return tuple(replace(each, count=len([*alike])) for each, alike in groupby(map(described, records)))
 
 
 def _baseline_row(row: LayerRow, gradient_l2: float | None) -> BaselineRow:
     values = row.activation
-    quantiles = None if values.quantiles is None else [_rounded(value) for value in values.quantiles]
+    quantiles = tuple(rounded for value in values.quantiles or () if (rounded := _rounded(value)) is not None)
     return BaselineRow(
         label=safe_text(row.label),
         kind=safe_text(row.kind),
@@ -208,7 +189,7 @@ def _baseline_row(row: LayerRow, gradient_l2: float | None) -> BaselineRow:
         std=_rounded(values.std),
         dead_fraction=_rounded(values.dead_channel_fraction),
         gradient_l2=_rounded(gradient_l2),
-        quantiles=None if quantiles is None or None in quantiles else tuple(value or 0.0 for value in quantiles),
+        quantiles=quantiles if len(quantiles) == len(QUANTILE_LEVELS) else None,
     )
 
 
@@ -302,91 +283,83 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# What a field may hold, as errors say it.
-_KINDS: Mapping[str, Callable[[Any], bool]] = {
-    "text": lambda value: isinstance(value, str),
-    "text or null": lambda value: value is None or isinstance(value, str),
-    "a whole number": _is_count,
-    "a number or null": lambda value: value is None or _is_number(value),
-    "true, false or null": lambda value: value is None or isinstance(value, bool),
-    "an object or null": lambda value: value is None or isinstance(value, dict),
-    "a list": lambda value: isinstance(value, list),
-    "a list of sizes": lambda value: isinstance(value, list) and all(map(_is_count, value)),
-    "a list of texts": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
-    "seven numbers or null": lambda value: (
-        value is None
-        or (isinstance(value, list) and len(value) == len(QUANTILE_LEVELS) and all(map(_is_number, value)))
+# What a field of each type may hold, as errors say it.
+_KINDS: Mapping[object, tuple[str, Callable[[Any], bool]]] = {
+    str: ("text", lambda value: isinstance(value, str)),
+    str | None: ("text or null", lambda value: value is None or isinstance(value, str)),
+    int: ("a whole number", _is_count),
+    float | None: ("a number or null", lambda value: value is None or _is_number(value)),
+    bool | None: ("true, false or null", lambda value: value is None or isinstance(value, bool)),
+    dict | None: ("an object or null", lambda value: value is None or isinstance(value, dict)),
+    list: ("a list", lambda value: isinstance(value, list)),
+    tuple[int, ...]: ("a list of sizes", lambda value: isinstance(value, list) and all(map(_is_count, value))),
+    tuple[str, ...]: (
+        "a list of texts",
+        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    ),
+    tuple[float, ...] | None: (
+        "seven numbers or null",
+        lambda value: (
+            value is None
+            or (isinstance(value, list) and len(value) == len(QUANTILE_LEVELS) and all(map(_is_number, value)))
+        ),
     ),
 }
 
+# What the file calls the fields of a row.
+_ROW_KEYS = {"label": "layer", "kind": "type", "dead_fraction": "dead", "gradient_l2": "gradient"}
 
-def _field(record: Any, key: str, kind: str, place: str = "it") -> Any:
+_types_of: Callable[[type], Mapping[str, object]] = cache(get_type_hints)
+
+
+def _field(record: Any, key: str, kind: object, place: str = "it") -> Any:
     """Return a field of an object; ValueError says what is wrong with it."""
     if not isinstance(record, dict):
         raise ValueError(f"{place} is not an object")  # noqa: TRY004 (a fault of the file, as all the others)
     if key not in record:
         raise ValueError(f"{place} has no {key!r}")
-    if not _KINDS[kind](record[key]):
-        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(record[key]), 40)}, not {kind}")
+    words, fits = _KINDS[kind]
+    if not fits(record[key]):
+        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(record[key]), 40)}, not {words}")
     return record[key]
 
 
+def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **known: Any) -> _T:
+    """Return a dataclass whose fields are those of an object, apart from those that are known."""
+    for name, kind in _types_of(cls).items():
+        if name not in known:
+            value = _field(record, keys.get(name, name), kind, place)
+            known[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**known)
+
+
 def _parsed(document: Any) -> Baseline:
-    version = _field(document, "schema_version", "a whole number")
+    version = _field(document, "schema_version", int)
     if version != SCHEMA_VERSION:
         raise ValueError(f"it has schema version {version}, and this hookscope reads version {SCHEMA_VERSION}")
-    if tuple(_field(document, "quantile_levels", "a list")) != QUANTILE_LEVELS:
+    if tuple(_field(document, "quantile_levels", list)) != QUANTILE_LEVELS:
         raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
-    gradients = _field(document, "gradients", "an object or null")
-    rows = tuple(_row(each, f"layer {index}") for index, each in enumerate(_field(document, "layers", "a list"), 1))
+    gradients = _field(document, "gradients", dict | None)
+    rows = tuple(_row(each, f"layer {index}") for index, each in enumerate(_field(document, "layers", list), 1))
     seen = Counter(row.label for row in rows)
     if twice := [label for label, count in seen.items() if count > 1]:
         raise ValueError(f"layer {twice[0]!r} is there twice")
-    return Baseline(
-        model=_field(document, "model", "text"),
-        kind=_field(document, "class", "text"),
-        weights=_field(document, "weights", "text"),
-        weights_sha256=_field(document, "weights_sha256", "text or null"),
-        parameter_count=_field(document, "parameter_count", "a whole number"),
-        dtype=_field(document, "dtype", "text"),
-        gradients=None
-        if gradients is None
-        else BaselineGradients(*(_field(gradients, key, "text", "'gradients'") for key in ("loss", "target", "mode"))),
-        inputs=tuple(
-            _input(each, f"input {index}") for index, each in enumerate(_field(document, "inputs", "a list"), 1)
-        ),
+    inputs = enumerate(_field(document, "inputs", list), 1)
+    return _fields(
+        Baseline,
+        document,
+        "it",
+        {"kind": "class"},
+        gradients=None if gradients is None else _fields(BaselineGradients, gradients, "'gradients'", {}),
+        inputs=tuple(_fields(BaselineInput, each, f"input {index}", {}) for index, each in inputs),
         rows=rows,
     )
 
 
-def _input(record: Any, place: str) -> BaselineInput:
-    return BaselineInput(
-        name=_field(record, "name", "text", place),
-        count=_field(record, "count", "a whole number", place),
-        sha256=_field(record, "sha256", "text or null", place),
-        shape=tuple(_field(record, "shape", "a list of sizes", place)),
-        steps=tuple(_field(record, "steps", "a list of texts", place)),
-    )
-
-
 def _row(record: Any, place: str) -> BaselineRow:
-    label = _field(record, "layer", "text", place)
-    place = f"layer {label!r}"
-    finite = _field(record, "finite", "true, false or null", place)
+    place = f"layer {_field(record, 'layer', str, place)!r}"
+    finite = _field(record, "finite", bool | None, place)
     nan_count, inf_count = (None, None) if finite is None else (0, 0)
     if finite is False:
-        nan_count, inf_count = (_field(record, key, "a whole number", place) for key in ("nan", "inf"))
-    quantiles = _field(record, "quantiles", "seven numbers or null", place)
-    return BaselineRow(
-        label=label,
-        kind=_field(record, "type", "text", place),
-        shape=tuple(_field(record, "shape", "a list of sizes", place)),
-        dtype=_field(record, "dtype", "text", place),
-        nan_count=nan_count,
-        inf_count=inf_count,
-        mean=_field(record, "mean", "a number or null", place),
-        std=_field(record, "std", "a number or null", place),
-        dead_fraction=_field(record, "dead", "a number or null", place),
-        gradient_l2=_field(record, "gradient", "a number or null", place),
-        quantiles=None if quantiles is None else tuple(quantiles),
-    )
+        nan_count, inf_count = (_field(record, key, int, place) for key in ("nan", "inf"))
+    return _fields(BaselineRow, record, place, _ROW_KEYS, nan_count=nan_count, inf_count=inf_count)

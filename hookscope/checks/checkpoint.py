@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hookscope.checks import judge, refused
 from hookscope.checks.baseline import Baseline
+from hookscope.checks.judging import judge, refused
 from hookscope.checks.measuring import Prepared, measure, prepare
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError, is_out_of_memory
@@ -45,7 +45,8 @@ def check_checkpoint(
         The verdict. Whatever a user can put right is an `error` in it; other exceptions are bugs, and pass.
     """
     began = time.perf_counter()
-    name = model if isinstance(model, str) else _name_of(model)
+    name = model.info.name if isinstance(model, LoadedModel) else model
+    name = name if isinstance(name, str) else type(name).__name__
     prepared, measured = None, None
     try:
         prepared = prepare(model, settings, trust=trust, device=device)
@@ -65,16 +66,8 @@ def check_checkpoint(
     return replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
 
 
-def _name_of(model: nn.Module | LoadedModel) -> str:
-    return model.info.name if isinstance(model, LoadedModel) else type(model).__name__
-
-
 def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
-    """Tell a network that needs more memory than it may take from one that is wrong.
-
-    Raises:
-        InputError: If a forward or backward pass raised for want of memory.
-    """
+    """Raise InputError if a pass raised for want of memory: that is no fault of the network."""
     for inspection in (measured.forward, measured.gradients):
         failure = inspection.failure if inspection is not None else None
         if failure is not None and is_out_of_memory(failure.error):

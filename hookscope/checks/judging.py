@@ -77,24 +77,24 @@ def judge(
         unmet = " and ".join(f"{name} needs {_IDLE_WITHOUT[name]}" for name in sorted(wanted & idle))
         raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
     # All of these are evaluated, for one that is not wanted may be the cause of what another objects to.
-    about_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
+    of_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
     objections = _evaluated(
-        measured, [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in about_gradients]
+        measured, [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in of_gradients]
     )
     outcomes: dict[str, RuleOutcome] = {}
     for name, rule in RULES.items():
         if name not in terms:
             outcomes[name] = RuleOutcome(name, "off")
             continue
+        about_gradients = rule.needs == "gradients"
         missing, cause = _missing(rule, measured), _silencing(rule, objections, outcomes)
-        if cause and not (missing and rule.needs == "gradients"):
+        if cause and not (missing and about_gradients):
             outcomes[name] = RuleOutcome(name, "skipped", reason=cause)
         elif missing:
             outcomes[name] = _unjudged(terms[name], missing, measured, outcomes)
-        elif rule.needs == "gradients":
-            outcomes[name] = _outcome(name, _findings(terms[name], _objections_or_cause(rule, objections)))
         else:
-            outcomes[name] = _outcome(name, _findings(terms[name], rule.evaluate(measured, terms[name])))
+            found = _objections_or_cause(rule, objections) if about_gradients else rule.evaluate(measured, terms[name])
+            outcomes[name] = _outcome(name, _findings(terms[name], found))
     error = _error(measured)
     return CheckReport(
         checkpoint,
@@ -153,16 +153,13 @@ def refused(checkpoint: str, error: HookscopeError, wanted: AbstractSet[str]) ->
         broken, reason = "architecture", "the weights do not fit the network"
     elif isinstance(error, CheckpointError | UntrustedFileError):
         broken, reason = "integrity", "the file could not be read"
-    outcomes = {name: RuleOutcome(name, "skipped" if name in wanted else "off") for name in RULES}
-    for name in wanted & outcomes.keys():
-        if name == broken:
-            outcomes[name] = _outcome(name, [Finding(name, "fail", "", str(error))])
-        elif name == "integrity" and broken == "architecture":
-            outcomes[name] = RuleOutcome(name, "pass")
-        else:
-            outcomes[name] = RuleOutcome(name, "skipped", reason=reason)
-    is_finding = broken == "architecture" and broken in wanted
-    code = EXIT_DONE if is_finding else error.exit_code
+    outcomes = {name: RuleOutcome(name, "off") for name in RULES}
+    outcomes |= {name: RuleOutcome(name, "skipped", reason=reason) for name in RULES if name in wanted}
+    if broken in wanted:
+        outcomes[broken] = _outcome(broken, [Finding(broken, "fail", "", str(error))])
+    if broken == "architecture" and "integrity" in wanted:
+        outcomes["integrity"] = RuleOutcome("integrity", "pass")
+    code = EXIT_DONE if broken == "architecture" and broken in wanted else error.exit_code
     return CheckReport(checkpoint, tuple(outcomes.values()), error=str(error), error_code=code)
 
 
@@ -208,18 +205,16 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
 
 
 def _refuse_unknown(settings: CheckSettings) -> None:
-    given = [*settings.rules.items(), *(each for layer in settings.layers for each in layer.rules.items())]
-    for name, changes in given:
-        _refuse_unknown_names(name, changes)
-
-
-def _refuse_unknown_names(name: str, changes: RuleSettings) -> None:
-    if name not in RULES:
-        raise UsageError(f"The settings name an unknown rule '{printable(name, 80)}'.{nearest(name, RULES)}")
-    for limit in changes.limits:
-        if limit not in RULES[name].limits:
-            hint = nearest(limit, RULES[name].limits)
-            raise UsageError(f"The rule {name} has no limit '{printable(limit, 80)}'.{hint}")
+    for name, changes in [
+        *settings.rules.items(),
+        *(each for layer in settings.layers for each in layer.rules.items()),
+    ]:
+        if name not in RULES:
+            raise UsageError(f"The settings name an unknown rule '{printable(name, 80)}'.{nearest(name, RULES)}")
+        for limit in changes.limits:
+            if limit not in RULES[name].limits:
+                hint = nearest(limit, RULES[name].limits)
+                raise UsageError(f"The rule {name} has no limit '{printable(limit, 80)}'.{hint}")
 
 
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[Objection]]:
@@ -250,7 +245,6 @@ def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _outcome(rule: str, found: Iterable[Finding]) -> RuleOutcome:
-    """Return what came of a rule that could be judged."""
     findings = _failures_first(found)
     return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
 
@@ -273,10 +267,9 @@ def _missing(rule: Rule, measured: CheckMeasurements) -> str:
 def _unjudged(
     terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
 ) -> RuleOutcome:
-    """Return what comes of a rule that cannot be judged.
+    """Return what comes of a rule that cannot be judged: it is skipped, unless somebody asked for it.
 
-    It is skipped; but somebody has asked for a rule that is off by default, so the first of those objects instead,
-    unless a pass that raised has said it already.
+    The first of those that are off by default objects instead, unless a pass that raised has said it already.
     """
     message = f"This rule cannot be judged: {reason.rstrip('.')}."
     said = any(finding.message == message for each in outcomes.values() for finding in each.findings)

@@ -10,12 +10,7 @@ from hookscope.results.findings import Level
 
 @dataclass(frozen=True, slots=True)
 class RuleSettings:
-    """What the user has changed about a rule.
-
-    Attributes:
-        level: None keeps the rule's own.
-        limits: Limits by name; those left out keep their defaults.
-    """
+    """What the user has changed about a rule: its level, None for its own, and limits by name."""
 
     level: Level | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -65,21 +60,15 @@ class CheckSettings:
         allow_unexpected: Globs over names of the file that the network need not know.
         images: Pictures, tensor files and folders to run it on; none means noise.
         shape: Of the noise, batch axis first; None for two inputs of the shape that the network is known to take.
-        resize: As `--resize`; None for the weights' own.
-        crop: As `--crop`; None likewise.
-        mean: As `--mean`; None likewise.
-        std: As `--std`; None likewise.
-        max_pixels: As `--max-pixels`; None for the default.
-        batch_axis: As `--batch-axis`; None for "auto".
+        resize, crop, mean, std: As the options of these names; None for the weights' own.
+        max_pixels, batch_axis: As the options of these names; None for their defaults.
         named: "NAME=VALUE" each, as `--input`.
         batch_size: Inputs per forward pass.
         seed: Of noise and of everything else random.
         output_key: Which of several outputs holds the class scores; None for the only one.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
-        loss: For gradients, a name as for `--loss`.
-        target: As `--target`; None for the loss's own.
-        mode: For gradients.
+        loss, target, mode: For gradients, as the options of `hookscope grads`.
         rules: What was changed, by identifier.
         layers: What was changed for some layers; a later one goes over an earlier one.
         expectations: What it must say about named pictures.

@@ -137,15 +137,16 @@ def check(
     """
     if rules or explain is not None or init:
         return _inform(rules, explain, init)
-    from hookscope.checks import wanted_rules
     from hookscope.checks.configuration import read_settings
+    from hookscope.checks.judging import wanted_rules
     from hookscope.cli.check_workers import CheckJob
     from hookscope.cli.checkpoints import find_checkpoints
 
     if not checkpoints:
         raise UsageError("Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`.")
     began = time.perf_counter()
-    settings = _with_options(read_settings(config, Path()), arch, baseline)
+    settings = read_settings(config, Path())
+    settings = replace(settings, arch=settings.arch if arch is None else arch, baseline=baseline or settings.baseline)
     wanted = wanted_rules(settings, select or (), ignore or ())
     found = find_checkpoints(checkpoints)
     chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
@@ -208,11 +209,6 @@ def _inform(rules: bool, explain: str | None, init: bool) -> int:
     return 0
 
 
-def _with_options(settings: "CheckSettings", arch: str | None, baseline: Path | None) -> "CheckSettings":
-    settings = settings if arch is None else replace(settings, arch=arch)
-    return settings if baseline is None else replace(settings, baseline=baseline)
-
-
 def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
     """Refuse `--update-baseline` where it is not clear from what to write it, or whereto."""
     from hookscope.runs.atomic import check_writable
@@ -225,11 +221,7 @@ def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
 
 
 def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -> None:
-    """Refuse files that could not be written in the end.
-
-    Raises:
-        OutputError: If one could not.
-    """
+    """Refuse files that could not be written in the end."""
     from hookscope.runs.atomic import check_writable
     from hookscope.runs.reports import check_report_target
 
@@ -242,11 +234,7 @@ def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -
 
 
 def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
-    """Return a folder for the evidence on each checkpoint, every one different.
-
-    Raises:
-        OutputError: If one could not be written.
-    """
+    """Return a folder for the evidence on each checkpoint, every one different."""
     if evidence is None:
         return [None] * len(found)
     from hookscope.runs.directory import check_target
@@ -278,7 +266,6 @@ def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> 
 
 
 def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
-    """Check all of them; return what came of each, in their order."""
     from hookscope.cli.check_workers import check_workers
 
     results: dict[int, Checked] = {}
@@ -305,7 +292,7 @@ def _writers(
 
         yield partial(write_whole, junit, checks_to_junit(reports), "--junit")
     if page is not None:
-        from hookscope.checks import RULES
+        from hookscope.checks.rules import RULES
         from hookscope.render.html.checks import checks_html
         from hookscope.runs.reports import write_report
 
@@ -314,12 +301,6 @@ def _writers(
 
 
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:
-    """Write the new baseline, and say so.
-
-    Raises:
-        UsageError: If the checkpoint could not be examined.
-        OutputError: If it cannot be written.
-    """
     from hookscope.runs.atomic import write_whole
 
     assert settings.baseline is not None  # noqa: S101 - it was checked before
@@ -332,7 +313,6 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
 
 
 def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", seconds: float) -> None:
-    """Print the reports to stdout."""
     if chosen == "json":
         from hookscope.render.check_json import checks_to_json
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hookscope.checks import refused
 from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
+from hookscope.checks.judging import refused
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.results.check import CheckMeasurements, CheckReport
@@ -21,18 +21,7 @@ _PRELOAD = ("hookscope.checks.checkpoint", "torchvision")
 
 @dataclass(frozen=True, slots=True)
 class CheckJob:
-    """What a worker needs to know.
-
-    Attributes:
-        checkpoint: As MODEL.
-        settings: What to give it, and what to hold it to.
-        wanted: Identifiers of rules that are not off.
-        trust: As `--trust`.
-        device: As `--device`.
-        baseline: What to hold it against.
-        evidence: Folder to write on failure.
-        renews_baseline: Whether a new baseline is wanted.
-    """
+    """What a worker needs to know: the arguments of `check_checkpoint`, and whether a new baseline is wanted."""
 
     checkpoint: str
     settings: CheckSettings
@@ -95,8 +84,8 @@ def _checked(job: CheckJob) -> Checked:
     from hookscope.checks.checkpoint import check_checkpoint
 
     measured: list[CheckMeasurements] = []
+    device = None
     try:
-        device = None
         if job.device != "cpu":
             from hookscope.inspection.device import choose_device
 

@@ -58,12 +58,7 @@ def _expand(source: str) -> list[str]:
 
 
 def _whole(name: str, indices: dict[Path, dict[str, str]]) -> str:
-    """Return the index beside a file that lists it as a shard, else the name itself.
-
-    Args:
-        name: A value for MODEL.
-        indices: For folders already looked at, the index of each shard.
-    """
+    """Return the index beside a file that lists it as a shard, else the name; `indices` keeps those of folders."""
     path = Path(name)
     if not name.lower().endswith(WEIGHTS_SUFFIXES) or not os.path.lexists(path):
         return name

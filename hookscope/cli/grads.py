@@ -60,7 +60,7 @@ class GradsCommand(SectionedCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write each rule with its meaning and its limits."""
-        from hookscope.checks import GRADS_RULES, RULES
+        from hookscope.checks.rules import GRADS_RULES, RULES
 
         paragraphs = ["Verdicts; `hookscope check --explain RULE` says more about each:"]
         for name in GRADS_RULES:
@@ -191,7 +191,7 @@ def grads(
     hookscope grads demo cat.jpg --loss logit --edit 'relu:grad:clamp(min=0)'
     """
     from hookscope import api
-    from hookscope.checks import limits_from_text
+    from hookscope.checks.rules import limits_from_text
     from hookscope.inspection.backward import PassError
     from hookscope.render.grids import check_cmap
     from hookscope.render.run_files import check_histograms, save_run

@@ -6,7 +6,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.checks.rules import RULES, Limit, Rule
+from hookscope.checks.rules import RULES, Rule
 from hookscope.checks.rules.rule import Needs
 
 _STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
@@ -44,15 +44,10 @@ def rule_explanation(rule: Rule) -> RenderableType:
         Text(f"Default level: {rule.level}. Looks at {_NEEDS[rule.needs]}."),
     ]
     for name, limit in rule.limits.items():
-        parts += ["", *_limit(name, limit)]
+        # As a configuration names it.
+        parts += ["", Text(f"Limit {name.replace('_', '-')} = {limit.default:.10g}", style="bold")]
+        sentences = (limit.meaning, f"Source: {limit.source}")
+        parts += [Padding(Text(each), (0, 0, 0, 2), expand=False) for each in sentences]
     for paragraph in filter(None, rule.explanation.split("\n\n")):
         parts += ["", Text(paragraph)]
     return Group(*parts)
-
-
-def _limit(name: str, limit: Limit) -> list[RenderableType]:
-    sentences = (Text(limit.meaning), Text(f"Source: {limit.source}"))
-    return [
-        Text(f"Limit {name.replace('_', '-')} = {limit.default:.10g}", style="bold"),  # as a configuration names it
-        *(Padding(each, (0, 0, 0, 2), expand=False) for each in sentences),
-    ]

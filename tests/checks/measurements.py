@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from hookscope.checks import RULES, CheckSettings, Expectation, judge
+from hookscope.checks.judging import judge
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings, Expectation
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.forward import inspect
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport, OutputValues, RuleOutcome, StoredValues
 from hookscope.results.comparison import Prediction
@@ -109,6 +113,13 @@ HEALTHY = CheckMeasurements(
     outputs=(OUTPUT,),
     gradients=chain([0.9] * 6),
 )
+
+
+def inspected(network: Any, inputs: Any, loss: str | None = None) -> CheckMeasurements:
+    """Return what `hookscope check` would know of a network, as far as a baseline looks at it."""
+    forward = inspect(network, inputs, ["*"], distributions=True)
+    gradients = inspect_gradients(network, inputs, loss) if loss is not None else None
+    return CheckMeasurements(forward.model, (), forward, gradients=gradients)
 
 
 def with_stored(name: str, **changes: Any) -> CheckMeasurements:

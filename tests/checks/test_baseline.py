@@ -27,21 +27,18 @@ from hookscope.checks.baseline import (
     read_baseline,
 )
 from hookscope.errors import UsageError
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModelInfo
+from tests.checks.measurements import inspected
 
-EVERY_MODULE = ["name:/.*/"]
+SAME = nn.Sequential(OrderedDict([("same", nn.Identity())]))
 
 
-def measure_network(network: nn.Module, inputs: Tensor, *, loss: str | None = None) -> CheckMeasurements:
-    """Return what `hookscope check` would know of a network, as far as a baseline looks at it."""
-    forward = inspect(network, inputs, EVERY_MODULE, distributions=True)
-    return CheckMeasurements(
-        forward.model, (), forward, gradients=inspect_gradients(network, inputs, loss) if loss is not None else None
-    )
+def with_statistics(measured: CheckMeasurements, **changes: float) -> CheckMeasurements:
+    assert measured.forward is not None
+    rows = [replace(row, activation=replace(row.activation, **changes)) for row in measured.forward.rows]  # type: ignore[arg-type]
+    return replace(measured, forward=replace(measured.forward, rows=tuple(rows)))
 
 
 def row_of(baseline: Baseline, label: str) -> BaselineRow:
@@ -54,7 +51,7 @@ def row_of(baseline: Baseline, label: str) -> BaselineRow:
 def test_a_row_holds_the_statistics_of_the_layer() -> None:
     values = torch.tensor([[-3.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 10.0]])
     network = nn.Sequential(OrderedDict([("relu", nn.ReLU())]))
-    row = row_of(baseline_of(measure_network(network, values)), "relu")
+    row = row_of(baseline_of(inspected(network, values)), "relu")
     after = np.array([0, 0, 0, 1, 2, 3, 4, 10.0])
     assert (row.kind, row.shape, row.dtype) == ("ReLU", (1, 8), "float32")
     assert (row.nan_count, row.inf_count) == (0, 0)
@@ -69,7 +66,7 @@ def test_a_row_holds_the_norm_of_the_gradient_where_one_was_taken() -> None:
     network = nn.Sequential(OrderedDict([("linear", nn.Linear(2, 2, bias=False)), ("relu", nn.ReLU())]))
     with torch.no_grad():
         network.linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
-    baseline = baseline_of(measure_network(network, torch.tensor([[3.0, 5.0]]), loss="sum"))
+    baseline = baseline_of(inspected(network, torch.tensor([[3.0, 5.0]]), "sum"))
     assert baseline.gradients is not None
     assert (baseline.gradients.loss, baseline.gradients.mode) == ("sum", "eval")
     assert row_of(baseline, "relu").gradient_l2 == pytest.approx(2**0.5, rel=1e-5)  # of (1, 1)
@@ -77,43 +74,35 @@ def test_a_row_holds_the_norm_of_the_gradient_where_one_was_taken() -> None:
 
 
 def test_numbers_are_kept_in_six_significant_digits() -> None:
-    network = nn.Sequential(OrderedDict([("same", nn.Identity())]))
-    row = row_of(baseline_of(measure_network(network, torch.tensor([[1 / 3, 1 / 3]], dtype=torch.float64))), "same")
+    row = row_of(baseline_of(inspected(SAME, torch.tensor([[1 / 3, 1 / 3]], dtype=torch.float64))), "same")
     assert row.mean == 0.333333
 
 
 def test_a_negative_zero_is_kept_as_zero() -> None:
-    measured = measure_network(nn.Sequential(OrderedDict([("same", nn.Identity())])), torch.zeros(1, 2))
-    assert measured.forward is not None
-    rows = [replace(row, activation=replace(row.activation, mean=-0.0)) for row in measured.forward.rows]
-    negative = replace(measured, forward=replace(measured.forward, rows=tuple(rows)))
-    assert baseline_text(baseline_of(negative)) == baseline_text(baseline_of(measured))
+    measured = inspected(SAME, torch.zeros(1, 2))
+    assert baseline_text(baseline_of(with_statistics(measured, mean=-0.0))) == baseline_text(baseline_of(measured))
 
 
 def test_a_statistic_beyond_what_json_holds_is_left_out() -> None:
-    measured = measure_network(nn.Sequential(OrderedDict([("same", nn.Identity())])), torch.zeros(1, 2))
-    assert measured.forward is not None
-    rows = [replace(row, activation=replace(row.activation, std=math.inf)) for row in measured.forward.rows]
-    overflown = replace(measured, forward=replace(measured.forward, rows=tuple(rows)))
+    overflown = with_statistics(inspected(SAME, torch.zeros(1, 2)), std=math.inf)
     assert row_of(baseline_of(overflown), "same").std is None
 
 
 def test_nan_and_inf_are_counted() -> None:
-    network = nn.Sequential(OrderedDict([("same", nn.Identity())]))
-    values = torch.tensor([[float("nan"), float("inf"), -float("inf"), 4.0]])
-    row = row_of(baseline_of(measure_network(network, values)), "same")
+    values = torch.tensor([[math.nan, math.inf, -math.inf, 4.0]])
+    row = row_of(baseline_of(inspected(SAME, values)), "same")
     assert (row.nan_count, row.inf_count, row.mean) == (1, 2, 4)
 
 
 def test_layers_and_the_whole_network_are_kept_and_containers_are_not() -> None:
     inner = nn.Sequential(OrderedDict([("a", nn.Linear(2, 2)), ("b", nn.ReLU())]))
-    baseline = baseline_of(measure_network(nn.Sequential(OrderedDict([("inner", inner)])), torch.ones(1, 2)))
+    baseline = baseline_of(inspected(nn.Sequential(OrderedDict([("inner", inner)])), torch.ones(1, 2)))
     assert [row.label for row in baseline.rows] == ["(model)", "inner.a", "inner.b"]
 
 
 def test_a_layer_with_parameters_of_its_own_is_kept_whatever_is_inside_it() -> None:
     network = nn.Sequential(OrderedDict([("conv", PaddedFirst())]))
-    baseline = baseline_of(measure_network(network, torch.ones(1, 1, 2, 2)))
+    baseline = baseline_of(inspected(network, torch.ones(1, 1, 2, 2)))
     assert [row.label for row in baseline.rows] == ["(model)", "conv", "conv.pad"]
     assert row_of(baseline, "conv").shape == (1, 1, 4, 4)
 
@@ -129,7 +118,7 @@ class PaddedFirst(nn.Conv2d):
 
 def test_a_module_that_never_calls_its_children_is_kept() -> None:
     network = nn.Sequential(OrderedDict([("attention", SelfAttention())]))
-    baseline = baseline_of(measure_network(network, torch.randn(1, 3, 4)))
+    baseline = baseline_of(inspected(network, torch.randn(1, 3, 4)))
     assert any(row.label.startswith("attention.mix[0]") for row in baseline.rows)  # its out_proj is used as a weight
 
 
@@ -145,13 +134,13 @@ class SelfAttention(nn.Module):
 
 def test_rows_are_sorted_with_numbers_in_counting_order() -> None:
     network = nn.Sequential(*[nn.Identity() for _ in range(12)])
-    baseline = baseline_of(measure_network(network, torch.ones(1, 2)))
+    baseline = baseline_of(inspected(network, torch.ones(1, 2)))
     assert [row.label for row in baseline.rows] == ["(model)", *map(str, range(12))]
 
 
 def test_a_layer_called_twice_has_two_rows() -> None:
     act = nn.ReLU()
-    baseline = baseline_of(measure_network(nn.Sequential(act, act), torch.ones(1, 2)))
+    baseline = baseline_of(inspected(nn.Sequential(act, act), torch.ones(1, 2)))
     assert [row.label for row in baseline.rows] == ["(model)", "0", "0#1"]
 
 
@@ -166,7 +155,7 @@ def test_equal_inputs_in_a_row_are_counted_and_folders_are_left_out() -> None:
 
 @pytest.mark.parametrize("broken", ["missing", "failed"])
 def test_a_forward_pass_that_broke_off_gives_no_baseline(broken: str) -> None:
-    measured = measure_network(nn.Sequential(nn.ReLU()), torch.ones(1, 2))
+    measured = inspected(nn.Sequential(nn.ReLU()), torch.ones(1, 2))
     assert measured.forward is not None
     failed = replace(measured.forward, failure=Failure("0", "ReLU", ("1x2",), "ValueError: no"))
     with pytest.raises(UsageError, match="did not run to the end of its forward pass"):
@@ -246,12 +235,12 @@ def test_the_same_run_twice_gives_the_same_bytes() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
     inputs = torch.randn(2, 3, 8, 8)
-    texts = {baseline_text(baseline_of(measure_network(network.eval(), inputs, loss="projection"))) for _ in range(2)}
+    texts = {baseline_text(baseline_of(inspected(network.eval(), inputs, "projection"))) for _ in range(2)}
     assert len(texts) == 1
 
 
 def test_the_order_of_the_rows_of_a_run_does_not_matter() -> None:
-    measured = measure_network(nn.Sequential(*[nn.Identity() for _ in range(12)]), torch.ones(1, 2))
+    measured = inspected(nn.Sequential(*[nn.Identity() for _ in range(12)]), torch.ones(1, 2))
     forward = measured.forward
     assert forward is not None
     shuffled = list(forward.rows)
@@ -271,7 +260,7 @@ def test_a_changed_layer_changes_its_own_line_and_no_other() -> None:
 @pytest.mark.parametrize("name", ["a\nb", "::error::x", "a\x1b[31m", "\ud800", "ünïcode", '"quoted"', "a\\b"])
 def test_a_layer_of_any_name_is_read_back_as_it_is_compared(name: str, tmp_path: Path) -> None:
     network = nn.Sequential(OrderedDict([(name, nn.ReLU())]))
-    baseline = baseline_of(measure_network(network, torch.ones(1, 2)))
+    baseline = baseline_of(inspected(network, torch.ones(1, 2)))
     path = tmp_path / "baseline.json"
     path.write_text(baseline_text(baseline), encoding="ascii")
     assert len(baseline.rows) == 2
@@ -334,11 +323,8 @@ def refused(path: Path) -> str:
     return message
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     assert "There is no baseline" in refused(tmp_path / "none.json")
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert "Is a directory" in refused(tmp_path)
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.checks import RULES, CheckSettings, judge, refused, wanted_rules
 from hookscope.checks.baseline import baseline_of
+from hookscope.checks.judging import judge, refused, wanted_rules
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings
 from hookscope.errors import (
     CheckpointError,
     HookscopeError,
@@ -158,8 +160,8 @@ def test_ignoring_the_rule_does_not_make_a_checkpoint_pass_that_cannot_be_loaded
 
 def test_naming_rules_loads_neither_torch_nor_numpy_and_judging_no_torch() -> None:
     script = (
-        "import sys, hookscope.checks as checks; checks.RULES; print('numpy' in sys.modules, 'torch' in sys.modules);"
-        " checks.judge, checks.refused, checks.wanted_rules; print('torch' in sys.modules)"
+        "import sys, hookscope.checks.rules; print('numpy' in sys.modules, 'torch' in sys.modules);"
+        " import hookscope.checks.judging; print('torch' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout == "False False\nFalse\n"

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.checks import RULES, CheckSettings, Expectation, LayerSettings, RuleSettings, wanted_rules
+from hookscope.checks.judging import wanted_rules
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import UsageError
 from tests.checks.measurements import (
     FORWARD,
@@ -80,9 +82,8 @@ def test_a_selected_rule_that_is_on_keeps_its_level() -> None:
 
 @pytest.mark.parametrize("option", ["--select", "--ignore"])
 def test_an_unknown_rule_is_refused_with_the_nearest(option: str) -> None:
-    lists = {"--select": ([], ["dead-chanels"]), "--ignore": (["dead-chanels"], [])}[option]
     with pytest.raises(UsageError, match=rf"{option} 'dead-chanels' is no rule\. Nearest: 'dead-channels'") as caught:
-        wanted_rules(DEFAULTS, select=lists[1], ignore=lists[0])
+        wanted_rules(DEFAULTS, **{option.strip("-"): ["dead-chanels"]})
     assert "hookscope check --rules" in str(caught.value)
 
 

@@ -16,13 +16,7 @@ _MAX_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A configuration file.
-
-    Attributes:
-        name: For people: "hookscope.toml", "configs/strict.toml".
-        folder: Where relative paths in it begin.
-        text: What it holds.
-    """
+    """A configuration file: its name for people, the folder where relative paths in it begin, and what it holds."""
 
     name: str
     folder: Path
@@ -31,13 +25,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A table or value in a configuration file.
-
-    Attributes:
-        document: The file.
-        path: Where in it.
-        value: As tomllib returns it.
-    """
+    """A table or value in a configuration file, as tomllib returns it, and where it stands."""
 
     document: Document
     path: KeyPath
@@ -88,13 +76,11 @@ def _read(path: Path, name: str) -> Entry | None:
         top = tomllib.loads(text)
     except ValueError as error:  # not TOML, or a number of thousands of digits
         raise UsageError(f"{printable(name)} is not TOML: {one_line(error)}.") from error
-    document = Document(name, path.parent, text)
+    entry = Entry(Document(name, path.parent, text), (), top)
     if path.name != "pyproject.toml":
-        return Entry(document, (), top)
+        return entry
     tools = top.get("tool")
-    if not isinstance(tools, dict) or "hookscope" not in tools:
-        return None
-    return Entry(document, ("tool", "hookscope"), tools["hookscope"])
+    return entry.at("tool").at("hookscope") if isinstance(tools, dict) and "hookscope" in tools else None
 
 
 def _text(path: Path, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
@@ -32,52 +32,24 @@ def line_of(text: str, path: KeyPath) -> int:
     Raises:
         KeyError: If there is nothing at `path`.
     """
-    table: KeyPath = ()
-    last_index: dict[KeyPath, int] = {}
-    for line, statement in _statements(text):
-        tree = tomllib.loads(statement)
-        if statement.lstrip().startswith("["):
-            table = _opened(tree, last_index)
-            if table[: len(path)] == path:
-                return line
-        elif path[: len(table)] == table and _holds(tree, path[len(table) :]):
-            return line
-    raise KeyError(path)
+    ends = _statement_ends(text)
+    first = bisect_left(ends, True, key=lambda end: _holds(tomllib.loads(text[:end]), path))
+    if first == len(ends):
+        raise KeyError(path)
+    return text.count("\n", 0, ends[first - 1] if first else 0) + 1
 
 
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each header, assignment, comment and empty line with the number of its first line."""
-    start, line, depth = 0, 1, 0
+def _statement_ends(text: str) -> list[int]:
+    """Return where each header, assignment, comment and empty line ends; what is before an end is valid TOML."""
+    ends, depth = [], 0
     for token in _TOKEN.finditer(text):
         if token[0] in "[{":
             depth += 1
         elif token[0] in "]}":
             depth -= 1
         elif token[0] == "\n" and not depth:
-            statement = text[start : token.end()]
-            yield line, statement
-            start, line = token.end(), line + statement.count("\n")
-    yield line, text[start:]
-
-
-def _opened(header: Mapping[str, Any], last_index: dict[KeyPath, int]) -> KeyPath:
-    """Return where the assignments below a header go.
-
-    Args:
-        header: The header as tomllib reads it when it stands alone: {"a": {"b": {}}} or {"a": {"b": [{}]}}.
-        last_index: Of each array of tables so far; brought up to date.
-    """
-    path: KeyPath = ()
-    node: Any = header
-    while node:
-        key, node = next(iter(node.items()))
-        path = (*path, key)
-        if isinstance(node, list):
-            node = node[0]
-            last_index[path] = last_index.get(path, -1) + 1
-        if path in last_index:
-            path = (*path, last_index[path])
-    return path
+            ends.append(token.end())
+    return [*ends, len(text)]
 
 
 def _holds(tree: Any, path: KeyPath) -> bool:

@@ -1,5 +1,6 @@
 """What may stand in a configuration file, and which setting each key comes to."""
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -69,24 +70,18 @@ _level = values.one_of("fail", "warn", "off")
 
 
 def settings_of(top: Entry) -> CheckSettings:
-    """Return what a configuration comes to.
-
-    Args:
-        top: Its topmost table.
+    """Return what a configuration comes to, from its topmost table.
 
     Raises:
         UsageError: If a key is unknown, a value cannot be right, or two contradict each other.
     """
-    sections = {name: (name, partial(_table, keys=keys)) for name, keys in SECTIONS.items()}
-    found = _table(
-        top,
-        {
-            **sections,
-            "rules": ("rules", _rules),
-            "layers": ("layers", values.list_of(_layers)),
-            "expect": ("expectations", values.list_of(_expectation)),
-        },
-    )
+    tables: dict[str, tuple[str, Reader]] = {
+        **{name: (name, partial(_table, keys=keys)) for name, keys in SECTIONS.items()},
+        "rules": ("rules", _rules),
+        "layers": ("layers", values.list_of(_layers)),
+        "expect": ("expectations", values.list_of(_expectation)),
+    }
+    found = _table(top, tables)
     flat: dict[str, Any] = {}
     for name, value in found.items():
         flat |= value if name in SECTIONS else {name: value}
@@ -120,13 +115,12 @@ def _hint(key: str, known: Iterable[str]) -> str:
 
 def _rules(entry: Entry) -> dict[str, RuleSettings]:
     """Read [rules]; what only repeats the defaults is no change, and is left out."""
-    changed = {name: _changes(RULES[name], settings) for name, settings in _rule_table(entry).items()}
+    changed = {}
+    for name, settings in _rule_table(entry).items():
+        rule = RULES[name]
+        limits = {each: limit for each, limit in settings.limits.items() if limit != rule.limits[each].default}
+        changed[name] = RuleSettings(None if settings.level == rule.level else settings.level, limits)
     return {name: settings for name, settings in changed.items() if settings != RuleSettings()}
-
-
-def _changes(rule: Rule, settings: RuleSettings) -> RuleSettings:
-    limits = {name: limit for name, limit in settings.limits.items() if limit != rule.limits[name].default}
-    return RuleSettings(None if settings.level == rule.level else settings.level, limits)
 
 
 def _rule_table(entry: Entry, also: tuple[str, ...] = ()) -> dict[str, RuleSettings]:
@@ -145,18 +139,14 @@ def _rule(entry: Entry, rule: Rule) -> RuleSettings:
         return RuleSettings(_level(entry))
     if not isinstance(entry.value, dict):
         raise entry.mistyped("a level ('fail', 'warn' or 'off') or a table of level and limits")
-    limits = {limit_key(name): (name, _limit(name)) for name in rule.limits}
+    # What is called a fraction is at most 1.
+    highest = {name: 1 if "fraction" in name.split("_") else math.inf for name in rule.limits}
+    limits = {limit_key(name): (name, values.number(0, most)) for name, most in highest.items()}
     found = _table(entry, {"level": ("level", _level), **limits})
     return RuleSettings(found.pop("level", None), found)
 
 
-def _limit(name: str) -> Reader:
-    """Return the reader of a limit: of what its name calls a fraction, at most 1."""
-    return values.number(0, 1) if "fraction" in name.split("_") else values.number(0)
-
-
 def _layers(entry: Entry) -> LayerSettings:
-    """Read one table [[layers]]."""
     rules = _rule_table(entry, ("pattern",))
     if "pattern" not in entry.value:
         raise entry.wrong("[[layers]] lacks a pattern. Say which layers are meant, for example pattern = 'layer4.*'.")
@@ -171,7 +161,6 @@ def _layers(entry: Entry) -> LayerSettings:
 
 
 def _expectation(entry: Entry) -> Expectation:
-    """Read one table [[expect]]."""
     found = _table(entry, _EXPECT)
     if "image" not in found:
         raise entry.wrong("[[expect]] lacks an image. Name the picture, for example image = 'cat.jpg'.")

@@ -38,13 +38,7 @@ def one_of(*names: str) -> Reader:
 
 def whole(lowest: int) -> Reader:
     """Return the reader of a whole number that fits into 64 bits."""
-
-    def read(entry: Entry) -> int:
-        if not _is_whole(entry.value) or not lowest <= entry.value < 2**63:
-            raise entry.mistyped(f"a whole number from {lowest}")
-        return int(entry.value)
-
-    return read
+    return lambda entry: _count(entry, lowest, f"a whole number from {lowest}")
 
 
 def number(lowest: float = -math.inf, highest: float = math.inf) -> Reader:
@@ -94,9 +88,7 @@ def class_name(entry: Entry) -> str | int:
     """Read a class, by name or index."""
     if isinstance(entry.value, str):
         return text(entry)
-    if not _is_whole(entry.value) or not 0 <= entry.value < 2**63:
-        raise entry.mistyped("a class, by name or index")
-    return int(entry.value)
+    return _count(entry, 0, "a class, by name or index")
 
 
 def arguments(entry: Entry) -> tuple[str, ...]:
@@ -139,9 +131,7 @@ def output_size(entry: Entry) -> int | str:
     """Read one size of an expected shape."""
     if entry.value in ("N", "*"):
         return str(entry.value)
-    if not _is_whole(entry.value) or not 0 <= entry.value < 2**63:
-        raise entry.mistyped("a size, 'N' for the number of inputs, or '*' for any size")
-    return int(entry.value)
+    return _count(entry, 0, "a size, 'N' for the number of inputs, or '*' for any size")
 
 
 def pixels(entry: Entry) -> str:
@@ -172,17 +162,22 @@ def std(entry: Entry) -> str:
 
 def pattern(entry: Entry) -> str:
     """Read a pattern that says of each layer by itself whether it is meant: one without a position."""
+    written = text(entry)
     try:
-        parsed = parse_pattern(text(entry))
+        parsed = parse_pattern(written)
     except UsageError as error:
-        if not isinstance(entry.value, str) or not entry.value:
-            raise
         raise entry.wrong(f"pattern in [[layers]]: {printable(str(error).removeprefix('--layer '))}") from error
     if parsed.position is not None:
         raise entry.wrong(
             f"pattern in [[layers]] is '{printable(parsed.text)}', which picks by position. Name the layers instead."
         )
     return parsed.text
+
+
+def _count(entry: Entry, lowest: int, wanted: str) -> int:
+    if not _is_whole(entry.value) or not lowest <= entry.value < 2**63:
+        raise entry.mistyped(wanted)
+    return int(entry.value)
 
 
 def _is_whole(value: object) -> bool:

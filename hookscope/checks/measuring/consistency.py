@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,26 +34,7 @@ _ALONE = 2
 _EXPLAINED = 0.1
 
 
-@dataclass(slots=True)
-class Compared:
-    """What the further passes showed.
-
-    Attributes:
-        repeat: By path, as `OutputValues.repeat_difference`.
-        alone: By path, as `OutputValues.alone_difference`.
-        unbatched: Paths whose axis 0 turned out not to count inputs.
-        unmeasured: By rule, why it could not be measured.
-        warnings: Sentences a reader must see.
-    """
-
-    repeat: dict[str, float | None] = field(default_factory=dict)
-    alone: dict[str, float | None] = field(default_factory=dict)
-    unbatched: set[str] = field(default_factory=set)
-    unmeasured: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-
-def compare_passes(subject: InspectedNetwork, first: FirstPass, wanted: AbstractSet[str], seed: int) -> Compared:
+def compare_passes(subject: InspectedNetwork, first: FirstPass, wanted: AbstractSet[str], seed: int) -> None:
     """Make the passes that the wanted rules need beyond the first.
 
     `repeatability` takes one over the first batch, with other random numbers: what draws any in eval mode shows, as a
@@ -65,38 +45,27 @@ def compare_passes(subject: InspectedNetwork, first: FirstPass, wanted: Abstract
 
     Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
     """
-    compared = Compared()
     batch = first.batch
-    if batch is None or not first.returned:
-        _explain(first, compared, wanted)
-        return compared
-    if "repeatability" in wanted:
-        _repeat(subject, batch, first.returned, seed, compared)
-    consistency = "batch-consistency" in wanted
-    if consistency and len(batch.indices) > 1:
-        _alone(subject, batch, first, seed, compared)
-    paired = [
-        rule
-        for rule, needed in (
-            ("batch-consistency", consistency and len(batch.indices) == 1),
-            ("constant-output", "constant-output" in wanted and not first.distinct),
-        )
-        if needed
-    ]
-    if paired:
-        _with_another(subject, batch, first, seed, compared, paired)
-    _explain(first, compared, wanted)
-    return compared
+    if batch is not None and first.returned:
+        single = len(batch.indices) == 1
+        needs_another = {"batch-consistency": single, "constant-output": not first.distinct}
+        if "repeatability" in wanted:
+            _repeat(subject, batch, first, seed)
+        if "batch-consistency" in wanted and not single:
+            _alone(subject, batch, first, seed)
+        if paired := [rule for rule, needed in needs_another.items() if needed and rule in wanted]:
+            _with_another(subject, batch, first, seed, paired)
+    _explain(first, wanted)
 
 
-def output_values(first: FirstPass, compared: Compared) -> tuple[OutputValues, ...]:
+def output_values(first: FirstPass) -> tuple[OutputValues, ...]:
     """Return a row for each tensor that the network returned for the first batch."""
     rows = []
     batch = first.batch
     listed = batch is not None and is_listed(first.returned, batch)
     for path, tensor in first.returned.items():
         key = path.partition("]")[2] if listed else path
-        batched = not listed and path not in compared.unbatched and any(path in part for part in first.parts)
+        batched = not listed and path not in first.unbatched and any(path in part for part in first.parts)
         rows.append(
             OutputValues(
                 f"(model){path}",
@@ -104,8 +73,8 @@ def output_values(first: FirstPass, compared: Compared) -> tuple[OutputValues, .
                 str(tensor.dtype).removeprefix("torch."),
                 batched,
                 _max_abs(tensor),
-                compared.repeat.get(path),
-                compared.alone.get(path),
+                first.repeat.get(path),
+                first.alone.get(path),
                 first.spread.get(key) if listed or batched else None,
                 0 if batch is None else len(batch.indices),
             )
@@ -139,11 +108,11 @@ def _pass(subject: InspectedNetwork, batch: Batch, seed: int) -> Returned | str:
             return exception_line(reraise_internal(error))
 
 
-def _repeat(subject: InspectedNetwork, batch: Batch, returned: Returned, seed: int, compared: Compared) -> None:
+def _repeat(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int) -> None:
     network = subject.network
     with preserved(network, seed + 1) as state, capture(network, subject.modules, lambda *_: None):
         state.mark_hooks()
-        passes = [returned]
+        passes = [first.returned]
         try:
             passes.append(_run(subject, batch))
             if state.changed():
@@ -151,72 +120,61 @@ def _repeat(subject: InspectedNetwork, batch: Batch, returned: Returned, seed: i
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             passes.append({})
             line = exception_line(reraise_internal(error))
-            compared.warnings.append(f"The network raised in a second pass over the first batch: {line}")
+            first.warnings.append(f"The network raised in a second pass over the first batch: {line}")
     for again in passes[1:]:
-        for path, tensor in returned.items():
+        for path, tensor in first.returned.items():
             found = difference(tensor, again[path]) if path in again else math.inf
-            compared.repeat[path] = greatest(compared.repeat.get(path), found)
+            first.repeat[path] = greatest(first.repeat.get(path), found)
 
 
-def _alone(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int, compared: Compared) -> None:
+def _alone(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int) -> None:
     """Run inputs of the batch alone, and compare with what belongs to them in the batch."""
     for index in range(min(_ALONE, len(batch.indices))):
         alone = part_of(batch, index)
         returned = _pass(subject, alone, seed)
         if isinstance(returned, str):
-            compared.unmeasured["batch-consistency"] = f"The network raised on an input alone: {returned}"
+            first.unmeasured["batch-consistency"] = f"The network raised on an input alone: {returned}"
             return
         prefix = f"[{index}]" if is_listed(first.returned, batch) else ""
-        _compare_parts(first.parts[index], by_input(returned, alone)[0], prefix, compared)
+        _compare_parts(first.parts[index], by_input(returned, alone)[0], prefix, first)
 
 
-def _with_another(
-    subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int, compared: Compared, rules: list[str]
-) -> None:
+def _with_another(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int, rules: list[str]) -> None:
     """Run the first input together with a mirrored negative of it, for the rules given."""
     pair = with_a_mirrored_copy(batch)
-    if pair is None:
-        reason = "There is only one input, and no second one can be derived from it: give more pictures."
-        compared.unmeasured.update(dict.fromkeys(rules, reason))
-        return
-    returned = _pass(subject, pair, seed)
-    if isinstance(returned, str):
-        reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
-        compared.unmeasured.update(dict.fromkeys(rules, reason))
+    reason = "There is only one input, and no second one can be derived from it: give more pictures."
+    returned = _pass(subject, pair, seed) if pair is not None else ""
+    if pair is None or isinstance(returned, str):
+        if returned:
+            reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
+        first.unmeasured.update(dict.fromkeys(rules, reason))
         return
     parts = by_input(returned, pair)
     if "batch-consistency" in rules:
         prefix = "[0]" if is_listed(first.returned, batch) else ""
-        _compare_parts(first.parts[0], parts[0], prefix, compared)
+        _compare_parts(first.parts[0], parts[0], prefix, first)
     if "constant-output" in rules:
         for path in varying(parts[0], parts[1]):
             first.spread[path] = difference(parts[0][path], parts[1][path])
 
 
-def _compare_parts(one: Mapping[str, Tensor], other: Mapping[str, Tensor], item: str, compared: Compared) -> None:
-    """Compare what belongs to one input in two passes, of which only one has it in a batch.
-
-    Args:
-        one: In the first pass.
-        other: In another one.
-        item: "[0]" if it is the first item of a list of results; "" if results are not listed.
-        compared: Gets what is found.
-    """
+def _compare_parts(one: Mapping[str, Tensor], other: Mapping[str, Tensor], item: str, first: FirstPass) -> None:
+    """Compare what belongs to one input in two passes; `item` is its place in a list of results, "[0]", or ""."""
     chosen_otherwise = bool(item) and any(
         _differs_in_kind(tensor, other[path]) for path, tensor in one.items() if path in other
     )
     if chosen_otherwise:
-        compared.warnings.append(
+        first.warnings.append(
             f"Result {item} differs in number or order in a batch and alone, possibly from rounding: only its scores"
-            " are compared."
+            " are first."
         )
     for path, tensor in one.items():
         if path not in other:
-            compared.unbatched.add(item + path)
+            first.unbatched.add(item + path)
             continue
         pair = _common_scores(tensor, other[path]) if chosen_otherwise else (tensor, other[path])
         found = None if pair is None else difference(*pair)
-        compared.alone[item + path] = greatest(compared.alone.get(item + path), found)
+        first.alone[item + path] = greatest(first.alone.get(item + path), found)
 
 
 def _differs_in_kind(one: Tensor, other: Tensor) -> bool:
@@ -232,20 +190,20 @@ def _common_scores(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
     return one.sort(descending=True).values[:count], other.sort(descending=True).values[:count]
 
 
-def _explain(first: FirstPass, compared: Compared, wanted: AbstractSet[str]) -> None:
+def _explain(first: FirstPass, wanted: AbstractSet[str]) -> None:
     """Say why a wanted rule has nothing to go by."""
     measured = {
-        "repeatability": compared.repeat.values(),
-        "batch-consistency": compared.alone.values(),
+        "repeatability": first.repeat.values(),
+        "batch-consistency": first.alone.values(),
         "constant-output": first.spread.values(),
     }
     for rule, values in measured.items():
         if rule in wanted and all(value is None for value in values):
             whose = "" if rule == "repeatability" else " that belong to one input"
-            compared.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
-    again = [value for value in compared.repeat.values() if value]
-    alone = [value for value in compared.alone.values() if value]
+            first.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
+    again = [value for value in first.repeat.values() if value]
+    alone = [value for value in first.alone.values() if value]
     if again and alone and not max(again) < _EXPLAINED * max(alone):
-        compared.unmeasured["batch-consistency"] = (
+        first.unmeasured["batch-consistency"] = (
             "The output differs between two identical passes, so a difference alone would prove nothing."
         )

@@ -125,15 +125,15 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         ImageError: If an input cannot be read.
         UsageError: If the settings name an output, a loss or a target that there is not.
     """
-    loaded = prepared.loaded
+    loaded, forward = prepared.loaded, None
+    subject = inspected_network(loaded)
     found = _Found(seconds={"load": prepared.load_seconds})
     with _timed(found, "stored"):
-        stored, unread = stored_tensors(inspected_network(loaded).network)
+        stored, unread = stored_tensors(subject.network)
     found.warnings += unread
     if unread and not any(each.nan_count or each.inf_count for each in stored):
         found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
-    forward = None
-    peaks = channel_peaks(inspected_network(loaded).modules if "quiet-channels" in wanted else {})
+    peaks = channel_peaks(subject.modules if "quiet-channels" in wanted else {})
     if _needing(wanted, *_NEED_FORWARD):
         with _timed(found, "forward"):
             forward, outputs = _forward(prepared, settings, wanted, peaks, found)
@@ -214,7 +214,6 @@ def _timed(found: _Found, phase: str) -> Iterator[None]:
 
 
 def _needing(wanted: AbstractSet[str], *needs: Needs) -> set[str]:
-    """Return the wanted rules that need one of these."""
     return {rule for rule in wanted if RULES[rule].needs in needs}
 
 
@@ -264,7 +263,8 @@ def _after(
 ) -> None:
     """Run the network again, as far as the first pass and the wanted rules ask for it."""
     subject = inspected_network(prepared.loaded)
-    if "non-finite-activation" in wanted and _is_broken(forward):
+    is_broken = any(row.activation.nan_count or row.activation.inf_count for row in forward.rows)
+    if "non-finite-activation" in wanted and is_broken:
         located = locate_origin(subject, prepared.batches(), settings.seed)
         found.origin = located.origin
         if located.origin is None and located.broken_input:
@@ -275,14 +275,10 @@ def _after(
         rules = _needing(wanted, "outputs", "expectations", "gradients", "baseline")
         found.leave_out(rules, "The forward pass raised.")
     elif _needing(wanted, "outputs"):
-        compared = compare_passes(subject, outputs, wanted, settings.seed)
-        found.outputs = output_values(outputs, compared)
-        found.unmeasured |= compared.unmeasured
-        found.warnings += compared.warnings
-
-
-def _is_broken(forward: Activations) -> bool:
-    return any(row.activation.nan_count or row.activation.inf_count for row in forward.rows)
+        compare_passes(subject, outputs, wanted, settings.seed)
+        found.outputs = output_values(outputs)
+        found.unmeasured |= outputs.unmeasured
+        found.warnings += outputs.warnings
 
 
 def _gradients(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], found: _Found) -> None:

@@ -8,6 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from hookscope.checks.rules.reading import is_within
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.observed import ModuleCall
@@ -23,12 +24,7 @@ from hookscope.statistics.storage import as_real_floats, stored_values
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What the search came to.
-
-    Attributes:
-        origin: Where NaN or Inf begins; None if it is in no module.
-        broken_input: Name of an input that holds some itself; "" for none.
-    """
+    """Where NaN or Inf begins, None if in no module, and the name of an input that holds some itself, "" for none."""
 
     origin: NonFiniteOrigin | None
     broken_input: str = ""
@@ -56,13 +52,9 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
     """
     broken_input = ""
     for batch in batches:
-        broken = _broken_inputs(batch)
-        if broken:
+        if broken := _broken_inputs(batch):
             broken_input = broken_input or broken
-            continue
-        search = _Search(subject)
-        found = search.run(batch, seed)
-        if found is not None:
+        elif (found := _Search(subject).run(batch, seed)) is not None:
             return Located(found)
     return Located(None, broken_input)
 
@@ -119,19 +111,11 @@ def _counts(tensor: Tensor) -> _Counts:
 
 
 @dataclass(slots=True)
-class _Running:
-    """A call that has begun, and what it was given that is not finite."""
-
-    layer: str
-    given: _Counts
-
-
-@dataclass(slots=True)
 class _Search:
     """One pass, looking for the first module that makes what is not finite.
 
     As long as there is no origin, every module that runs was given neither NaN nor +Inf: otherwise what is around it
-    would be the origin.
+    would be the origin. On the stack are calls that have begun, each with what it was given that is not finite.
     """
 
     subject: InspectedNetwork
@@ -139,7 +123,7 @@ class _Search:
     origin: NonFiniteOrigin | None = None
     mask: NonFiniteOrigin | None = None
     returned_masks: bool = False
-    _stack: list[_Running] = field(default_factory=list)
+    _stack: list[tuple[str, _Counts]] = field(default_factory=list)
     _ended: dict[str, int] = field(default_factory=dict)
     _latest: tuple[tuple[str, int], _Counts] = (("", -1), _FINITE)
 
@@ -164,13 +148,13 @@ class _Search:
 
     def _enter(self, layer: str, given: _Counts) -> None:
         """Look at one tensor that a module is given, before it runs."""
-        if not self._stack or self._stack[-1].layer != layer:
-            self._stack.append(_Running(layer, _FINITE))
+        if not self._stack or self._stack[-1][0] != layer:
+            self._stack.append((layer, _FINITE))
         if given.broken and self.origin is None:
             around = self._around(layer)
             self.origin = self._found(around, self._ended.get(around, 0), given)
         if given.any:
-            self._stack[-1].given = given
+            self._stack[-1] = (layer, given)
 
     def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> None:
         """Look at one tensor that a module returned."""
@@ -180,7 +164,7 @@ class _Search:
             self._ended[layer] = call.call + 1
         if self.origin is not None or not counts.any:
             return
-        makes_masks = counts.any and not counts.broken
+        makes_masks = not counts.broken
         if makes_masks:
             self.returned_masks |= layer == ""
             if self._latest[1].any:
@@ -193,12 +177,11 @@ class _Search:
 
     def _end(self, layer: str) -> _Counts:
         """Take a call off the stack, with calls inside it that returned nothing; return what it was given."""
-        if all(each.layer != layer for each in self._stack):  # it was given no floating-point tensor
-            return _FINITE
-        while True:
-            ended = self._stack.pop()
-            if ended.layer == layer:
-                return ended.given
+        while any(each == layer for each, _ in self._stack):  # else it was given no floating-point tensor
+            ended, given = self._stack.pop()
+            if ended == layer:
+                return given
+        return _FINITE
 
     def _around(self, layer: str) -> str:
         """Return the innermost module that is running around one that has just begun.
@@ -206,11 +189,11 @@ class _Search:
         Those that were given a floating-point tensor are on the stack; of others, such as an embedding of indices, the
         name tells.
         """
-        known = self._stack[-2].layer if len(self._stack) > 1 else ""
+        known = self._stack[-2][0] if len(self._stack) > 1 else ""
         around = layer
         while around and self.captured is not None:
             around = around.rpartition(".")[0]
-            if not around or around == known or not _is_within(around, known):
+            if not around or around == known or not is_within(around, known):
                 break
             if around in self.captured.called and around not in self._ended:
                 return around
@@ -233,25 +216,16 @@ class _Search:
         called = self.captured.called if self.captured is not None else set()
         broken = []
         for name, module in self.subject.modules.items():
-            if name != layer and (
-                name in called or not _is_within(name, layer) or not _is_used_by(name, layer, called)
-            ):
+            if name != layer and (name in called or not is_within(name, layer) or not _is_used_by(name, layer, called)):
                 continue
             own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
             broken += [f"{name}.{each}" if name else each for each, tensor in own if _counts(tensor).any]
         return tuple(broken)
 
 
-def _is_within(layer: str, ancestor: str) -> bool:
-    """Tell whether a module lies inside another one, by their dotted names."""
-    return layer != ancestor and (not ancestor or layer.startswith(f"{ancestor}."))
-
-
 def _is_used_by(layer: str, ancestor: str, called: AbstractSet[str]) -> bool:
     """Tell whether no module between the two was called: if one was, that one uses it."""
-    parent = layer.rpartition(".")[0]
-    while parent and parent != ancestor:
-        if parent in called:
+    while (layer := layer.rpartition(".")[0]) and layer != ancestor:
+        if layer in called:
             return False
-        parent = parent.rpartition(".")[0]
     return True

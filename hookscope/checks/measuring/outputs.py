@@ -196,15 +196,18 @@ def _is_scores(tensor: Tensor, count: int) -> bool:
 
 @dataclass(slots=True)
 class FirstPass:
-    """What the network returned in the first pass over all inputs.
+    """What the network returned in the first pass over all inputs, and what further passes showed of it.
 
     Attributes:
-        batch: The first batch, in separate memory; None before it ran.
-        returned: What the network returned for it.
+        spreads: Whether `spread` and `distinct` are wanted.
+        batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
         parts: What of that belongs to each of its inputs, by path.
         spread: By path, the greatest difference between the outputs for the first input and for another one.
         distinct: Whether any input differs from the first.
-        spreads: Whether `spread` and `distinct` are wanted.
+        repeat, alone: By path, as `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
+        unbatched: Paths whose axis 0 turned out not to count inputs.
+        unmeasured: By rule, why it could not be measured.
+        warnings: Sentences a reader must see.
     """
 
     spreads: bool
@@ -213,14 +216,14 @@ class FirstPass:
     parts: Sequence[Mapping[str, Tensor]] = ()
     spread: dict[str, float | None] = field(default_factory=dict)
     distinct: bool = False
+    repeat: dict[str, float | None] = field(default_factory=dict)
+    alone: dict[str, float | None] = field(default_factory=dict)
+    unbatched: set[str] = field(default_factory=set)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def add(self, batch: Batch, returned: Returned) -> None:
-        """Compare what the network returned for a batch with what it returned for the first input.
-
-        Args:
-            batch: As the network was given it.
-            returned: In separate memory.
-        """
+        """Compare what the network returned for a batch, in separate memory, with what it did for the first input."""
         parts = by_input(returned, batch)
         if self.batch is None:
             self.batch, self.returned, self.parts = copy_of(batch), returned, parts

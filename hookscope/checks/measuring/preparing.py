@@ -42,12 +42,10 @@ class Prepared:
     """A network on its device, and what it will be given.
 
     Attributes:
-        loaded: The network and where it came from.
         batches: Reads the inputs anew, as often as it is called; the order is always the same. Pictures of settings
             come first, then those of expectations, each path once: the input of an expectation is the one whose
             `InputRecord.name` is `str(expectation.image)`.
         input_count: How many inputs that is.
-        load_seconds: What loading the network took.
     """
 
     loaded: LoadedModel
@@ -114,9 +112,11 @@ def prepare(
         shape = _noise_shape(settings, loaded, preprocessing)
         read = partial(_in_batches, partial(noise_batch, shape, settings.seed, preprocessing.kind), batch_size)
         count = next(iter(shape), 0)
-    if named:
-        read = partial(_with_named, read, named, count)
-    return Prepared(loaded, partial(_placed, read, loaded.module), count, time.perf_counter() - began)
+    return Prepared(loaded, partial(_placed, read, named, count, loaded.module), count, time.perf_counter() - began)
+
+
+def _in_batches(make: Callable[[], Batch], batch_size: int) -> Iterator[Batch]:
+    return in_batches(make(), batch_size)
 
 
 def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool) -> LoadedModel:
@@ -151,17 +151,13 @@ def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Pr
     return (max(_NOISE_INPUTS, known[0]), *known[1:])
 
 
-def _in_batches(make: Callable[[], Batch], batch_size: int) -> Iterator[Batch]:
-    return in_batches(make(), batch_size)
-
-
-def _with_named(read: Callable[[], Iterator[Batch]], named: Sequence[NamedInput], count: int) -> Iterator[Batch]:
-    return (with_named(batch, named, count) for batch in read())
-
-
-def _placed(read: Callable[[], Iterator[Batch]], module: nn.Module) -> Iterator[Batch]:
-    """Read batches for the network: on its device, floating-point tensors in its dtype."""
-    first = next((each for each in module.parameters() if each.is_floating_point()), None)
-    device = torch.device("cpu") if first is None else first.device
-    dtype = torch.float32 if first is None else first.dtype
-    return (to_device(batch, device, dtype) for batch in read())
+def _placed(
+    read: Callable[[], Iterator[Batch]], named: Sequence[NamedInput], count: int, module: nn.Module
+) -> Iterator[Batch]:
+    """Read batches, with inputs by name, for the network: on its device, floating-point tensors in its dtype."""
+    first = next(
+        (each for each in module.parameters() if each.is_floating_point()),
+        torch.empty(0, dtype=torch.float32, device="cpu"),
+    )
+    batches = (with_named(batch, named, count) if named else batch for batch in read())
+    return (to_device(batch, first.device, first.dtype) for batch in batches)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from hookscope.checks.rules.stored import is_weight
 from hookscope.results.check import StoredValues
 from hookscope.statistics.storage import stored_values
 
@@ -24,15 +25,7 @@ Role = Literal["parameter", "buffer"]
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """One tensor of a network.
-
-    Attributes:
-        name: Dotted name.
-        module: Its owner.
-        role: As `StoredValues.role`.
-        tensor: It.
-        aliases: Its other names.
-    """
+    """One tensor of a network, its owner, and its other names."""
 
     name: str
     module: nn.Module
@@ -58,7 +51,7 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
     """
     measured: list[StoredValues] = []
     remarks: list[str] = []
-    twins = _Twins()
+    seen: dict[object, list[_Found]] = {}
     for found in _tensors(network):
         try:
             values = _measure(found)
@@ -66,7 +59,7 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             remarks.append(f"The values of '{found.name}' cannot be read: {reason}")
             continue
-        measured.append(replace(values, twin_of=twins.of(found, values)))
+        measured.append(replace(values, twin_of=_twin_of(found, values, seen)))
     return tuple(measured), tuple(remarks)
 
 
@@ -84,7 +77,6 @@ def _tensors(network: nn.Module) -> Iterator[_Found]:
 
 
 def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
-    """Yield what a module itself holds."""
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         yield "parameter", name, parameter
     for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
@@ -109,13 +101,7 @@ def _measure(found: _Found) -> StoredValues:
         totals.min = totals.max = totals.max_abs = 0.0
     for piece in _pieces(values):
         totals.add(piece)
-    axis = _filter_axis(found)
-    filter_count: int | None = None
-    zero_filters: tuple[int, ...] = ()
-    if axis is not None and len(shape) >= 2 and values.dim() == len(shape):
-        filter_count, elements = axis.filters(shape)
-        if totals.zero_count >= elements:
-            zero_filters = axis.zero(values, filter_count)
+    filter_count, zero_filters = _filters(found, values, shape, totals.zero_count)
     ordered = not values.is_complex() and values.dtype != torch.bool
     return StoredValues(
         found.name,
@@ -210,59 +196,40 @@ def _bounds(piece: Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@dataclass(frozen=True, slots=True)
-class _FilterAxis:
-    """Where a weight counts its output channels: on axis 0, or, transposed, on axis 1 within each group."""
-
-    transposed: bool
-    groups: int = 1
-
-    def filters(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return how many output channels there are, and how many elements each has."""
-        count = shape[1] * self.groups if self.transposed else shape[0]
-        return count, max(1, math.prod(shape) // max(1, count))
-
-    def zero(self, values: Tensor, count: int) -> tuple[int, ...]:
-        """Return the output channels that are zero everywhere."""
-        if self.transposed:  # (groups * inputs, outputs, ...)
-            values = values.reshape(self.groups, -1, values.shape[1], math.prod(values.shape[2:])).transpose(1, 2)
-        is_zero = (values.reshape(count, -1) == 0).all(1)
-        return tuple(is_zero.nonzero().flatten().tolist())
-
-
-def _filter_axis(found: _Found) -> _FilterAxis | None:
-    """Return where a tensor counts output channels; None if it is not known to have any."""
+def _filters(
+    found: _Found, values: Tensor, shape: tuple[int, ...], zero_count: int
+) -> tuple[int | None, tuple[int, ...]]:
+    """Return how many output channels a tensor has, None if it is not known to have any, and which of them are zero."""
     module, name = found.module, found.name.rpartition(".")[2]
     packed = hasattr(module, "_packed_params")
-    kind = type(module).__name__
-    if name == "weight" and (isinstance(module, _ConvTransposeNd) or (packed and kind.startswith("ConvTranspose"))):
-        return _FilterAxis(transposed=True, groups=int(getattr(module, "groups", 1)))
-    if name == "weight" and (isinstance(module, _ConvNd | nn.Linear) or packed):
-        return _FilterAxis(transposed=False)
-    if (isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith("weight_")) or (
-        isinstance(module, nn.MultiheadAttention) and name.endswith("proj_weight")
-    ):
-        return _FilterAxis(transposed=False)
-    return None
+    is_kernel = name == "weight" and (packed or isinstance(module, _ConvNd | nn.Linear))
+    is_attention = isinstance(module, nn.MultiheadAttention) and name.endswith("proj_weight")
+    is_recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith("weight_")
+    if not (is_kernel or is_attention or is_recurrent) or len(shape) < 2 or values.dim() != len(shape):
+        return None, ()
+    transposed = isinstance(module, _ConvTransposeNd) or (packed and type(module).__name__.startswith("ConvTranspose"))
+    groups = int(getattr(module, "groups", 1))
+    count = shape[1] * groups if transposed else shape[0]
+    if zero_count < max(1, math.prod(shape) // max(1, count)):
+        return count, ()
+    if transposed:  # (groups * inputs, outputs, ...)
+        values = values.reshape(groups, -1, shape[1], math.prod(shape[2:])).transpose(1, 2)
+    is_zero = (values.reshape(count, -1) == 0).all(1)
+    return count, tuple(is_zero.nonzero().flatten().tolist())
 
 
-class _Twins:
-    """Finds weights that hold the same values: compared only where shape and statistics agree."""
+def _twin_of(found: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:
+    """Return the first weight before this one that equals it without sharing its memory; "" for none.
 
-    def __init__(self) -> None:
-        """Start with nothing seen."""
-        self._seen: dict[object, list[_Found]] = {}
-
-    def of(self, found: _Found, values: StoredValues) -> str:
-        """Return the first weight before this one that equals it without sharing its memory; "" for none."""
-        is_matrix = sum(size > 1 for size in values.shape) >= 2
-        if values.role != "parameter" or not is_matrix or values.min == values.max:
-            return ""
-        key = (values.dtype, values.shape, values.min, values.max, values.zero_count, found.tensor.device)
-        alike = self._seen.setdefault(key, [])
-        twin = next((other.name for other in alike if _equal(other.tensor, found.tensor)), "")
-        alike.append(found)
-        return twin
+    Weights are compared only where shape and statistics agree; `seen` keeps them by these.
+    """
+    if not is_weight(values) or values.min == values.max:
+        return ""
+    key = (values.dtype, values.shape, values.min, values.max, values.zero_count, found.tensor.device)
+    alike = seen.setdefault(key, [])
+    twin = next((other.name for other in alike if _equal(other.tensor, found.tensor)), "")
+    alike.append(found)
+    return twin
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

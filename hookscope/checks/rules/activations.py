@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.reading import counted
 from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, output_of, rule
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     import numpy as np

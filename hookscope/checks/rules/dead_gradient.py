@@ -10,7 +10,6 @@ from hookscope.checks.rules.activations import RECTIFIERS
 from hookscope.checks.rules.reading import (
     are,
     arrived_outputs,
-    counted,
     gates,
     gates_near,
     is_matrix,
@@ -23,6 +22,7 @@ from hookscope.checks.rules.reading import (
     taken_gradients,
 )
 from hookscope.checks.rules.rule import Objection, RuleTerms, output_of, rule
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -45,10 +45,9 @@ _NEAR_UNDERFLOW = 1e-35
 
 @dataclass(slots=True)
 class _Stop:
-    """Outputs with a zero gradient, and where it stops.
+    """Outputs with a zero gradient, in forward order, and where it stops.
 
     Attributes:
-        rows: All of them, in forward order.
         last: Those whose gradient would come from the takers, or from the loss.
         takers: What is computed from those and has a gradient itself; empty if only the loss is.
     """
@@ -124,7 +123,8 @@ def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
 def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> str:
     """Return what is seen to be wrong at the place where a gradient stops; "" for nothing."""
     for row in stop.takers.values():
-        if row.kind in RECTIFIERS and _is_zero(activations.get(key(row))):
+        activation = activations.get(key(row))
+        if row.kind in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
             return f"every output of '{row.label}' ({row.kind}) is 0"
         if l2(row.gradient) < _NEAR_UNDERFLOW:
             return f"it underflows, ‖grad_output‖ of '{row.label}' being {l2(row.gradient):.1e}"
@@ -173,10 +173,6 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
         yield Objection(parameter_of(dead[0]), message)
 
 
-def _is_zero(statistics: TensorStatistics | None) -> bool:
-    return statistics is not None and statistics.zero_fraction == 1
-
-
 def takers_of(outputs: Sequence[GradientRow]) -> Takers:
     """Return what is computed from each output; where that is not known, the next one in forward order.
 
@@ -217,10 +213,8 @@ def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
             before.setdefault(other, []).append(place)
     found = set()
     for row in outputs:
-        alike = (
-            set().union(*(parallel.get(pattern, ()) for pattern in _patterns(row))) if row.status == "zero" else set()
-        )
-        if alike and alike - _reached(key(row), after) - _reached(key(row), before):
+        alike = set().union(*(parallel.get(pattern, ()) for pattern in _patterns(row)))
+        if row.status == "zero" and alike and alike - _reached(key(row), after) - _reached(key(row), before):
             found.add(key(row))
     return found
 

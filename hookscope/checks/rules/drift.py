@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
@@ -139,13 +139,10 @@ def _other_input(was: BaselineInput, given: BaselineInput) -> str:
     if was.shape != given.shape:
         return f"was {shape_text(was.shape)}, and is {shape_text(given.shape)}"
     if was.steps != given.steps:
-        before, after = ("; ".join(steps) or "nothing" for steps in _where_they_part(was.steps, given.steps))
+        before = "; ".join(step for step in was.steps if step not in given.steps) or "nothing"
+        after = "; ".join(step for step in given.steps if step not in was.steps) or "nothing"
         return f"was prepared by '{printable(before)}', and now by '{printable(after)}'"
     return ""
-
-
-def _where_they_part(was: Sequence[str], given: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    return [step for step in was if step not in given], [step for step in given if step not in was]
 
 
 def _described(entry: BaselineInput) -> str:
@@ -206,18 +203,14 @@ def _change(
     ):
         if was != given:
             return f"its {what} went from {printable(was)} to {printable(given)}"
+    counts = (("NaN", before.nan_count, now.nan_count), ("Inf", before.inf_count, now.inf_count))
     changes = [
-        _changed_count("NaN", before.nan_count, now.nan_count),
-        _changed_count("Inf", before.inf_count, now.inf_count),
+        *(f"its count of {each} went from {_number(a)} to {_number(b)}" for each, a, b in counts if a != b),
         _changed_values(before, now, limits["max_difference"], resolution),
         _changed_share(before.dead_fraction, now.dead_fraction, limits["max_dead_difference"]),
         _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"]) if with_gradients else "",
     ]
     return "; ".join(filter(None, changes))
-
-
-def _changed_count(what: str, was: int | None, given: int | None) -> str:
-    return "" if was == given else f"its count of {what} went from {_number(was)} to {_number(given)}"
 
 
 def _changed_values(before: BaselineRow, now: BaselineRow, limit: float, resolution: Mapping[str, float]) -> str:

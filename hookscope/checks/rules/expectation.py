@@ -27,7 +27,8 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
     inputs = [record.name for record in forward.inputs] if forward else []
     predictions = {each.input_index: each for each in forward.predictions} if forward else {}
     for expected in terms.settings.expectations:
-        wanted = {each: _indices(each, measured.model.categories) for each in _classes(expected)}
+        named = (*(() if expected.top1 is None else (expected.top1,)), *expected.contains)
+        wanted = {each: _indices(each, measured.model.categories) for each in named}
         name = str(expected.image)
         prediction = predictions.get(inputs.index(name)) if name in inputs else None
         if prediction is not None:
@@ -39,10 +40,6 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
             messages = iter(["is not among the inputs, so nothing is known about it."])
         for message in messages:
             yield Objection(FindingTarget(name), f"'{name}' {message}")
-
-
-def _classes(expected: Expectation) -> tuple[str | int, ...]:
-    return (*(() if expected.top1 is None else (expected.top1,)), *expected.contains)
 
 
 def _indices(wanted: str | int, categories: tuple[str, ...]) -> frozenset[int]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.reading import are, counted, listed, non_finite_count, non_finite_words, owner
+from hookscope.checks.rules.reading import are, listed, non_finite_count, non_finite_words, owner
 from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, output_of, rule
-from hookscope.text import safe_text
+from hookscope.text import counted, safe_text
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
@@ -59,7 +59,12 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         after = [row for row in rows if made is not None and row.index > made.index]
         later = sum(bool(non_finite_count(row.activation)) for row in after)
         target = output_of(made) if made else FindingTarget(origin.layer, (origin.layer,), origin.kind)
-        yield Objection(target, f"{_origin_words(origin)} (limit 0){_parameters(origin)}{_passed_on(later)}.")
+        message = f"{_origin_words(origin)} (limit 0)"
+        if names := origin.parameters:
+            message += f"; its {listed(names)} {are(len(names))} not finite"
+        if later:
+            message += f"; {counted(later, 'later output')} {'holds' if later == 1 else 'hold'} some too, passed on"
+        yield Objection(target, f"{message}.")
 
 
 def _first_in_forward_order(gradients: Gradients) -> Iterator[Objection]:
@@ -107,14 +112,3 @@ def _origin_words(origin: NonFiniteOrigin) -> str:
     if origin.between:
         return f"The code of '{origin.layer}' ({origin.kind}) between its modules makes NaN or Inf first: {counts}"
     return f"'{origin.layer}' ({origin.kind}) is the first to make NaN or Inf out of finite inputs: {counts}"
-
-
-def _parameters(origin: NonFiniteOrigin) -> str:
-    names = origin.parameters
-    return f"; its {listed(names)} {are(len(names))} not finite" if names else ""
-
-
-def _passed_on(later: int) -> str:
-    return (
-        f"; {counted(later, 'later output')} {'holds' if later == 1 else 'hold'} some too, passed on" if later else ""
-    )

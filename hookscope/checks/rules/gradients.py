@@ -27,7 +27,7 @@ from hookscope.checks.rules.rule import WHOLE, Limit, Objection, RuleTerms, outp
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
-    from hookscope.results.gradients import GradientRow, Gradients
+    from hookscope.results.gradients import Gradients
 
 # Sums of their outputs do not depend on their inputs.
 _NORMALISERS = frozenset(
@@ -77,7 +77,9 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         target = output_of(replace(first, slot=""))
         message = f"The backward of '{target.where}' is the first to make NaN or Inf: its grad_input has {words}"
     else:
-        consumer = _consumer(gradients, first)
+        # Containers that end with the broken output are passed over: their gradient is not finite either.
+        later = (each for each in arrived_outputs(gradients) if each.index > first.index)
+        consumer = next((each for each in later if not non_finite_count(each.gradient)), None)
         if consumer is not None and consumer is finite[-1]:
             target, maker = output_of(consumer), f"'{consumer.label}' and what leads to it"
         else:
@@ -143,12 +145,6 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             )
             yield Objection(output_of(following), message, "warn")
             return
-
-
-def _consumer(gradients: Gradients, row: GradientRow) -> GradientRow | None:
-    """Return the next output in forward order whose gradient is finite; containers that end with `row` are not."""
-    following = (each for each in arrived_outputs(gradients) if each.index > row.index)
-    return next((each for each in following if not non_finite_count(each.gradient)), None)
 
 
 def _non_finite_parameter(gradients: Gradients) -> Iterator[Objection]:

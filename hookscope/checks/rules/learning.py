@@ -14,7 +14,6 @@ from hookscope.checks.rules.dead_gradient import idle_modules
 from hookscope.checks.rules.reading import (
     arrived_outputs,
     batch_norm_is_idle,
-    counted,
     is_positive,
     key,
     l2,
@@ -25,6 +24,7 @@ from hookscope.checks.rules.reading import (
     weights,
 )
 from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -171,14 +171,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Trend:
-    """Positive values in forward order, and whose they are.
-
-    Attributes:
-        measure: What the values are.
-        things: Of what, in the plural.
-        targets: One a value.
-        values: Greater than zero.
-    """
+    """Positive values in forward order, what they measure, of which things, in the plural, and a target for each."""
 
     measure: str
     things: str

@@ -100,8 +100,7 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     `training=self.training`, noise, a cache.
     """
     for output in measured.outputs:
-        what = "differs between two identical passes"
-        yield from _differs(measured, output, output.repeat_difference, terms, what)
+        yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
 
 
 @rule(
@@ -177,17 +176,12 @@ def _is_of_shape(shape: tuple[int, ...], wanted: tuple[int | str, ...], count: i
 
 def _excuse(measured: CheckMeasurements) -> str:
     """Return what of the network is untrained, so that a constant output is no wonder; "" for nothing."""
-    if closed := _zero_head(measured):
-        return f" '{closed}' is all 0, as an untrained head may be."
+    weights = [values for values in measured.stored if is_weight(values)]
+    if weights and is_zero(weights[-1]):
+        return f" '{weights[-1].name}' is all 0, as an untrained head may be."
     if batch_norm_is_untrained(measured):
         return " BatchNorm does not normalise yet, being untrained."
     return " Its weights are random." if measured.model.random else ""
-
-
-def _zero_head(measured: CheckMeasurements) -> str:
-    """Return the name of the last weight if it is zero everywhere; "" if not."""
-    weights = [values for values in measured.stored if is_weight(values)]
-    return weights[-1].name if weights and is_zero(weights[-1]) else ""
 
 
 def _target(measured: CheckMeasurements, output: OutputValues) -> FindingTarget:

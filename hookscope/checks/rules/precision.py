@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.reading import are, counted
+from hookscope.checks.rules.reading import are
 from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, output_of, rule, stored_in
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import FindingTarget
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
@@ -132,11 +133,6 @@ def listed(names: Sequence[str], shown: int = 3) -> str:
     """Return the first few names in quotes and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(f"'{name}'" for name in names[:shown]) + more
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 value", "2,048 values"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def are(count: int) -> str:

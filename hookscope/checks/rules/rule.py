@@ -73,7 +73,6 @@ class Objection:
     """What a rule function yields; it becomes a `Finding` at the level that the rule is held to.
 
     Attributes:
-        target: What it is about.
         message: One sentence with the measured value and the limit.
         at_most: "warn" keeps it from failing the check, whatever the rule's level.
     """
@@ -130,9 +129,7 @@ class RuleTerms:
     """The level and the limits that one rule is held to, for all layers and for some.
 
     Attributes:
-        rule: The rule.
         level: Where no layer's settings say otherwise.
-        settings: Those of the check.
         layers: What was changed for some layers; a later one goes over an earlier one.
         baseline: What `drift` compares with; None for nothing.
     """

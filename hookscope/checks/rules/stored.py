@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.reading import counted
 from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, rule, stored_in
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -116,12 +116,13 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """
     # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
-    untrained = {_module_of(each) for each in measured.stored if _is_called(each, "running_mean") and is_zero(each)}
-    for values in measured.stored:
-        if not _is_called(values, "running_var") or values.min is None:
+    named = [(*each.name.rpartition("."), each) for each in measured.stored]
+    untrained = {module for module, _, name, values in named if name == "running_mean" and is_zero(values)}
+    for module, _, name, values in named:
+        if name != "running_var" or values.min is None:
             continue
         target = stored_in(values)
-        limit = 0.0 if _module_of(values) in untrained else terms.limit("max_zero_fraction", target)
+        limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", target)
         share = values.zero_count / values.element_count
         if values.min < 0:
             yield Objection(target, f"'{values.name}' ({values.kind}) goes down to {values.min:.3g} (limit 0).")
@@ -189,14 +190,6 @@ def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
     running = [(values, starts.get(values.name.rpartition(".")[2])) for values in measured.stored]
     known = [(values, start) for values, start in running if start is not None]
     return bool(known) and all(values.min == values.max == start for values, start in known)
-
-
-def _is_called(values: StoredValues, name: str) -> bool:
-    return values.name.rpartition(".")[2] == name
-
-
-def _module_of(values: StoredValues) -> str:
-    return values.name.rpartition(".")[0]
 
 
 def _is_mask(values: StoredValues) -> bool:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -171,80 +172,28 @@ class WithAuxiliary(nn.Module):
         return self.head(features) + (self.share * self.auxiliary(features) if self.share else 0)
 
 
-def plain() -> nn.Module:
-    return Classifier(nn.Identity())
-
-
-def residual() -> nn.Module:
-    return Classifier(Scaled(nn.Conv2d(10, 10, 3, padding=1)))
-
-
-def wide() -> nn.Module:
-    return Classifier(nn.Identity(), width=20)
-
-
-def normalised() -> nn.Module:
-    return Classifier(nn.BatchNorm2d(10))
-
-
-def rectified() -> nn.Module:
-    return Classifier(nn.ReLU())
-
-
-def wide_rectified() -> nn.Module:
-    return Classifier(nn.ReLU(), width=20)
-
-
-def smooth() -> nn.Module:
-    return Classifier(nn.GELU())
-
-
-def gated() -> nn.Module:
-    return Classifier(nn.Sigmoid())
-
-
-def calibrated() -> nn.Module:
-    return Classifier(Unused(torch.zeros(4)))
-
-
-def reordered() -> nn.Module:
-    return Classifier(Reorder(torch.arange(10)))
-
-
-def root_of_square() -> nn.Module:
-    return Classifier(RootOfSquare(torch.ones(())))
-
-
-def root_of_positive() -> nn.Module:
-    return Classifier(RootOfPositive(torch.full((), 99.0)))
-
-
-def gain() -> nn.Module:
-    return Classifier(nn.Sequential(nn.Conv2d(10, 10, 3), Gain(torch.ones(()))))
-
-
-def some_classes() -> nn.Module:
-    return nn.Sequential(Classifier(nn.Identity()), Keep(torch.tensor(5)))
-
-
-def widened() -> nn.Module:
-    return nn.Sequential(Classifier(nn.Identity()), Widen(torch.tensor(0)))
-
-
-def jittering() -> nn.Module:
-    return Classifier(Jitter(torch.zeros(())))
-
-
-def mixing() -> nn.Module:
-    return Classifier(MixInput(torch.zeros(())))
-
-
-def clipped() -> nn.Module:
-    return Classifier(Scaled(nn.Sequential(nn.Conv2d(10, 10, 3, padding=1), nn.Hardtanh())))
-
-
-def twins() -> nn.Module:
-    return Classifier(nn.Sequential(nn.Conv2d(10, 10, 3), nn.Conv2d(10, 10, 3)))
+BUILDERS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: Classifier(nn.Identity()),
+    "residual": lambda: Classifier(Scaled(nn.Conv2d(10, 10, 3, padding=1))),
+    "wide": lambda: Classifier(nn.Identity(), width=20),
+    "normalised": lambda: Classifier(nn.BatchNorm2d(10)),
+    "rectified": lambda: Classifier(nn.ReLU()),
+    "wide_rectified": lambda: Classifier(nn.ReLU(), width=20),
+    "smooth": lambda: Classifier(nn.GELU()),
+    "gated": lambda: Classifier(nn.Sigmoid()),
+    "calibrated": lambda: Classifier(Unused(torch.zeros(4))),
+    "reordered": lambda: Classifier(Reorder(torch.arange(10))),
+    "root_of_square": lambda: Classifier(RootOfSquare(torch.ones(()))),
+    "root_of_positive": lambda: Classifier(RootOfPositive(torch.full((), 99.0))),
+    "gain": lambda: Classifier(nn.Sequential(nn.Conv2d(10, 10, 3), Gain(torch.ones(())))),
+    "some_classes": lambda: nn.Sequential(Classifier(nn.Identity()), Keep(torch.tensor(5))),
+    "widened": lambda: nn.Sequential(Classifier(nn.Identity()), Widen(torch.tensor(0))),
+    "jittering": lambda: Classifier(Jitter(torch.zeros(()))),
+    "mixing": lambda: Classifier(MixInput(torch.zeros(()))),
+    "clipped": lambda: Classifier(Scaled(nn.Sequential(nn.Conv2d(10, 10, 3, padding=1), nn.Hardtanh()))),
+    "twins": lambda: Classifier(nn.Sequential(nn.Conv2d(10, 10, 3), nn.Conv2d(10, 10, 3))),
+}
+globals().update(BUILDERS)  # so that net.py:plain names the first
 
 
 def log_of_sum(output: Tensor) -> Tensor:

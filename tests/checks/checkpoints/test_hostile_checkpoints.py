@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from junitparser import JUnitXml
 
-from hookscope.checks import CheckSettings, wanted_rules
 from hookscope.checks.checkpoint import check_checkpoint
+from hookscope.checks.judging import wanted_rules
+from hookscope.checks.settings import CheckSettings
 from tests.cli.conftest import Ended, Run, names_below
 from tests.cli.test_hostile_files import (
     CASES,
@@ -41,13 +42,9 @@ OPTIONS = sorted({case.options for case in TOGETHER})
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What `check` made of all cases.
+    """What `check` made of all cases, in a folder of folders named by their places in `TOGETHER`, and what was in it.
 
-    Attributes:
-        folder: Has a folder for each case, named by its place in `TOGETHER`.
-        before: What was in it.
-        ended: The commands, by their options.
-        reports: Of each case, by its name.
+    Commands are by their options, reports by the names of their cases.
     """
 
     folder: Path

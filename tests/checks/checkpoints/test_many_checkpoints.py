@@ -35,7 +35,7 @@ ERRORS = {
     "epoch-5.pt": "'middle' (Fragile)",
     "epoch-6.pt": "SIGSEGV",
     "epoch-7.pt": "more memory than",
-    "epoch-8.pt": "not done after 10 s",
+    "epoch-8.pt": "did not finish within 10 s",
     "epoch-11.pt": "does not fit",
 }
 
@@ -101,10 +101,3 @@ def test_the_gravest_of_the_exit_codes_is_that_of_the_command(check: Run, names:
     codes = {Path(report["checkpoint"]).name: report["exit_code"] for report in reports_of(ended)}
     assert codes == {name: CODES.get(name, 3) for name in codes}
     assert len(codes) == len(names) + 2 * ("epoch-[125].pt" in names)
-
-
-def test_a_glob_that_matches_nothing_stops_before_anything_is_checked(check: Run) -> None:
-    ended = check("runs/epoch-1.pt", "runs/*.safetensors")
-    assert (ended.code, ended.stdout) == (5, "")
-    [error] = ended.errors
-    assert "runs/*.safetensors" in error

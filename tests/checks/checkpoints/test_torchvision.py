@@ -9,9 +9,11 @@ import pytest
 import torch
 from torchvision import models
 
-from hookscope.checks import RULES, CheckSettings, wanted_rules
 from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.configuration import read_settings
+from hookscope.checks.judging import wanted_rules
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings
 from hookscope.results.check import CheckReport
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -28,14 +30,7 @@ ZERO_HEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """A torchvision network, and which warnings an expert expects of it while it is untrained.
-
-    Attributes:
-        name: As torchvision has it.
-        shape: Of the noise.
-        warnings: A rule, and how its message ends.
-        options: For its builder, so that it downloads nothing.
-    """
+    """A torchvision network, and which warnings an expert expects of it while it is untrained, by rule and ending."""
 
     name: str
     shape: tuple[int, ...] = (2, 3, 64, 64)

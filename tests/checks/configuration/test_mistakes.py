@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookscope.checks.configuration import default_text, read_settings
-from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
 from tests.checks.configuration.conftest import Read
@@ -362,10 +361,3 @@ def test_an_unknown_key_among_others_is_found_on_its_line(hostile: Path, data: s
     with pytest.raises(UsageError) as caught:
         read_settings(hostile, hostile.parent)
     assert str(caught.value).startswith(f"{hostile}, line {after + 2}: unknown key 'plantd' in {lines[section]}.")
-
-
-def test_all_rules_answer_to_a_wrong_level(read: Read) -> None:
-    for name in RULES:
-        assert _message(read, f"[rules]\n{name} = 'on'\n").endswith(
-            f"{name} in [rules] must be 'fail', 'warn' or 'off', not 'on'."
-        )

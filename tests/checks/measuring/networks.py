@@ -1,6 +1,6 @@
 """Networks and inputs, ready to be measured."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,16 +34,3 @@ def prepared(network: nn.Module, *batches: tuple[Any, ...], categories: tuple[st
 def measure_network(network: nn.Module, *batches: Tensor, wanted: set[str], **settings: Any) -> CheckMeasurements:
     """Measure a network on batches of one argument each."""
     return measure(prepared(network, *((batch,) for batch in batches)), CheckSettings(**settings), wanted)
-
-
-class Written(nn.Module):
-    """A network whose forward is a function of itself and its input."""
-
-    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)

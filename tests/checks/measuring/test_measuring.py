@@ -15,8 +15,8 @@ from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.inspection.forward import inspect
-from tests.checks.measuring.networks import Written, measure_network, prepared
-from tests.networks import NETWORKS, TORCHVISION, conv_net
+from tests.checks.measuring.networks import measure_network, prepared
+from tests.networks import NETWORKS, TORCHVISION, Written, conv_net
 
 EVERYTHING = set(RULES)
 OUTPUTS = {"output-shape", "constant-output", "repeatability", "batch-consistency"}
@@ -240,9 +240,7 @@ def test_a_network_that_raises_the_second_time_does_not_repeat_itself() -> None:
 def test_what_raises_for_an_input_alone_is_not_compared() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
     measured = measure_network(network, pictures(2, 4), wanted={"batch-consistency"})
-    assert (
-        "raised on an input alone: ValueError: Expected more than 1 value" in measured.unmeasured["batch-consistency"]
-    )
+    assert "alone: ValueError: Expected more than 1 value" in measured.unmeasured["batch-consistency"]
 
 
 def test_an_input_is_compared_with_itself_beside_another_one() -> None:
@@ -383,10 +381,6 @@ def test_gradients_are_those_of_the_inspection() -> None:
     with torch.no_grad():
         expected = nn.functional.cross_entropy(network.eval()(pictures(2, 3, 8, 8)), torch.tensor([1, 1]))
     assert measured.gradients.loss.value == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_gradients_run_only_for_rules_about_them() -> None:
-    assert measure_network(small(), pictures(1, 3, 8, 8), wanted=FORWARD).gradients is None
 
 
 def test_without_a_gradient_every_rule_about_them_says_why() -> None:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hookscope.checks.measuring.measuring import SMOOTH
-from tests.checks.measuring.networks import Written, measure_network
-from tests.networks import NETWORKS
+from tests.checks.measuring.networks import measure_network
+from tests.networks import NETWORKS, Written
 
 WANTED = {"quiet-channels"}
 

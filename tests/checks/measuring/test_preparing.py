@@ -208,7 +208,7 @@ def test_an_exported_program_gets_batches_of_the_size_it_was_exported_for(tmp_pa
     assert output.repeat_difference == 0.0
     assert output.input_difference is not None
     assert output.input_difference > 0.01
-    assert "another one in its batch the network raised" in measured.unmeasured["batch-consistency"]
+    assert "with a second one in its batch the network raised" in measured.unmeasured["batch-consistency"]
 
 
 def test_a_given_network_stays_where_it_is_and_as_it_is() -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hookscope.checks import judge_gradients
+from hookscope.checks.judging import judge_gradients
 from hookscope.results.activations import LayerRow
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, ParameterRow
@@ -75,7 +75,7 @@ def inspection(
     )
 
 
-def chain(factors: Sequence[float], weights: Sequence[float] | None = None) -> Gradients:
+def chain(factors: Sequence[float], weights: Sequence[float] | None = None, scale: float = 1.0) -> Gradients:
     """Return what a chain of scalar layers y = f·x shows, with the input 1 and the loss y.
 
     Layer k has the output f_0…f_k and the gradient f_{k+1}…f_n with respect to it; its weight w_k, of which f_k is a
@@ -84,12 +84,13 @@ def chain(factors: Sequence[float], weights: Sequence[float] | None = None) -> G
     Args:
         factors: Of each layer.
         weights: Of each layer; the factors themselves if not given.
+        scale: Of the loss.
     """
     weights = weights or factors
-    whole = math.prod(factors)
+    whole = scale * math.prod(factors)
     names = [f"layer{position}" for position in range(len(factors))]
     outputs = [math.prod(factors[: position + 1]) for position in range(len(factors))]
-    later = [math.prod(factors[position + 1 :]) for position in range(len(factors))]
+    later = [scale * math.prod(factors[position + 1 :]) for position in range(len(factors))]
     return inspection(
         [layer_row(name, tensor(output)) for name, output in zip(names, outputs, strict=True)],
         [output_row(name, tensor(gradient)) for name, gradient in zip(names, later, strict=True)],
@@ -98,20 +99,20 @@ def chain(factors: Sequence[float], weights: Sequence[float] | None = None) -> G
     )
 
 
-def logistic_chain(depth: int) -> Gradients:
-    """Return what logistic layers with the weight 1, the bias -0.5 and the input 0.5 show.
+def logistic_chain(depth: int, scale: float = 1.0) -> Gradients:
+    """Return what logistic layers with the weight 1, the bias -0.5 and the input 0.5 show; `scale` is that of the loss.
 
     Each is in its middle: its slope there is 0.25, and its output 0.5 again.
     The gradient with respect to the output k layers before the last is 0.25**k; the weight before it has 0.25 times
     0.5 of that.
     """
     names = [f"layer{position}" for position in range(depth)]
-    gradients = [0.25 ** (depth - 1 - position) for position in range(depth)]
+    gradients = [scale * 0.25 ** (depth - 1 - position) for position in range(depth)]
     return inspection(
         [layer_row(name, tensor(0.5)) for name in names],
         [output_row(name, tensor(gradient)) for name, gradient in zip(names, gradients, strict=True)],
         [parameter(f"{name}.weight", 0.25 * 0.5 * gradient) for name, gradient in zip(names, gradients, strict=True)],
-        loss=0.5,
+        loss=0.5 * scale,
     )
 
 

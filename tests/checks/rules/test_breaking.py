@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookscope.checks import RULES
+from hookscope.checks.rules import RULES
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin
 from hookscope.results.distribution import distribution_of
 from hookscope.results.network import Failure
@@ -42,24 +42,16 @@ BREAKING: list[tuple[str, str, str, CheckMeasurements]] = [
     ("duplicate-parameter", "warn", "head.weight", with_stored("head.weight", twin_of="other.weight")),
     ("batchnorm-variance", "fail", "bn.running_var", with_stored("bn.running_var", min=-1e-9)),
     ("batchnorm-variance", "fail", "bn.running_var", with_stored("bn.running_var", min=0.0, zero_count=1)),
-    (
-        "batchnorm-variance",
-        "fail",
-        "bn.running_var",
-        with_stored("bn.running_var", min=0.0, zero_count=1, element_count=100, means_without_variance=(7,)),
-    ),
     ("dead-filter", "warn", "conv.weight", with_stored("conv.weight", zero_filters=(2,))),
     ("output-shape", "fail", "(model)", with_output(shape=(2, 5))),
     ("constant-output", "fail", "(model)", with_output(input_difference=9e-7)),
     ("repeatability", "fail", "(model)", with_output(repeat_difference=1.1e-5)),
-    ("repeatability", "fail", "(model)", with_output(repeat_difference=float("nan"))),
     ("batch-consistency", "fail", "(model)", with_output(alone_difference=1.1e-4)),
     ("dead-channels", "warn", "relu", with_row("relu", dead_channel_count=4)),
     ("quiet-channels", "warn", "gelu", with_row("gelu", max=0.0)),
     ("saturated-activation", "warn", "gate", with_row("gate", distribution=SATURATED)),
     ("fp16-headroom", "warn", "conv", with_row("conv", min=-32753.0)),
     ("fp16-headroom", "warn", "head.weight", with_stored("head.weight", max_abs=32753.0)),
-    ("fp16-headroom", "warn", "head.weight", with_stored("head.weight", zero_count=4, fp16_zero_count=3)),
     ("expectation", "fail", "cat.jpg", with_prediction(class_indices=(1, 0, 3, 2, 5))),
 ]
 """A rule, the level and the place of its finding, and what breaks it."""
@@ -239,15 +231,6 @@ def test_of_a_single_input_it_is_said_that_there_is_one() -> None:
     assert "are 0 over the only input (limit" in judged(changed).findings[0].message
 
 
-def test_bfloat16_overflows_long_after_float16() -> None:
-    wanted = frozenset({"bf16-headroom"})
-    greatest = 3.3895313892515355e38  # torch.finfo(torch.bfloat16).max
-    assert objections(judged(with_row("conv", max=0.51 * greatest), wanted=wanted)) == [
-        ("bf16-headroom", "warn", "conv")
-    ]
-    assert judged(with_row("conv", max=0.49 * greatest), wanted=wanted).findings == ()
-
-
 def test_a_single_zero_variance_in_an_untrained_batchnorm_fails() -> None:
     means = stored("bn.running_mean", "BatchNorm2d", (10,), role="buffer", zero_count=10, min=0.0, max=0.0, max_abs=0.0)
     variances = stored("bn.running_var", "BatchNorm2d", (10,), role="buffer", min=0.0, zero_count=1)
@@ -306,11 +289,6 @@ def test_a_layer_of_closed_channels_beside_an_open_one_is_quiet() -> None:
     assert "90.0% of its 10 channels stay below 0.003 in magnitude over all 2 inputs (limit 80%)" in (
         report.findings[0].message
     )
-
-
-def test_dead_channels_say_over_how_many_inputs() -> None:
-    (finding,) = judged(with_row("relu", dead_channel_count=4)).findings
-    assert finding.message == "'relu' (ReLU): 100.0% of its 4 channels are 0 over all 2 inputs (limit 80%)."
 
 
 def test_an_output_that_is_not_there_to_compare_is_skipped_with_the_reason() -> None:

@@ -12,30 +12,18 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBo
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from hookscope.checks import judge_gradients
+from hookscope.checks.judging import judge_gradients
 from hookscope.inputs import noise_batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.detection import with_default_targets
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
+from tests.networks import Written
 
 
 def verdicts(network: nn.Module, inputs: Tensor, layers: Sequence[str] = (), **options: object) -> list[Finding]:
     torch.manual_seed(0)
     return list(judge_gradients(inspect_gradients(network, inputs, layers=layers, **options)))  # type: ignore[arg-type]
-
-
-class Written(nn.Module):
-    """Modules by name, and what is done with them."""
-
-    def __init__(self, forward: Callable[..., object], **modules: nn.Module) -> None:
-        super().__init__()
-        self.written = forward
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, *inputs: Tensor) -> object:
-        return self.written(self, *inputs)
 
 
 def linear(bias: float | None = None) -> nn.Linear:

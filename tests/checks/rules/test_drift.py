@@ -18,23 +18,14 @@ from hookscope.checks.rules.rule import terms_of
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
 from hookscope.errors import UsageError
 from hookscope.inputs import load_batches, noise_batch
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
 from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.findings import Finding
 from hookscope.results.network import Failure
+from tests.checks.measurements import inspected
 from tests.networks import TORCHVISION, Network
 
-EVERY_MODULE = ["*"]
 CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
-
-
-def measure_network(network: nn.Module, inputs: Tensor, loss: str | None = None) -> CheckMeasurements:
-    """Return what `hookscope check` would know of a network, as far as drift looks at it."""
-    forward = inspect(network, inputs, EVERY_MODULE, distributions=True)
-    gradients = inspect_gradients(network, inputs, loss) if loss is not None else None
-    return CheckMeasurements(forward.model, (), forward, gradients=gradients)
 
 
 def findings(
@@ -59,7 +50,7 @@ VALUES = torch.tensor([[-2.0, -1.0, 0.0, 1.0, 2.0]])  # mean 0, std sqrt(2), 5 c
 
 
 def single(values: Tensor = VALUES) -> CheckMeasurements:
-    return measure_network(chain(nn.Identity()), values)
+    return inspected(chain(nn.Identity()), values)
 
 
 def with_row(baseline: Baseline, label: str, **changes: object) -> Baseline:
@@ -76,7 +67,7 @@ def without_row(baseline: Baseline, label: str) -> Baseline:
 
 def test_the_same_run_does_not_drift_at_a_limit_of_zero() -> None:
     limits = {"max_difference": 0.0, "max_dead_difference": 0.0, "max_gradient_ratio": 1.0}
-    measured = measure_network(chain(nn.Linear(5, 5), nn.ReLU()), VALUES, "projection")
+    measured = inspected(chain(nn.Linear(5, 5), nn.ReLU()), VALUES, "projection")
     assert findings(baseline_of(measured), measured, limits) == []
 
 
@@ -169,21 +160,21 @@ def test_dead_channels_are_compared_by_share(limit: float, count: int) -> None:
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 @pytest.mark.parametrize(("limit", "count"), [(1.99, 1), (2.01, 0)])
 def test_gradients_are_compared_by_ratio_in_either_direction(factor: float, limit: float, count: int) -> None:
-    measured = measure_network(chain(nn.Linear(5, 5), nn.Identity()), VALUES, "sum")
+    measured = inspected(chain(nn.Linear(5, 5), nn.Identity()), VALUES, "sum")
     baseline = with_row(baseline_of(measured), "y", gradient_l2=5**0.5 * factor)  # of (1, 1, 1, 1, 1)
     found = findings(baseline, measured, {"max_gradient_ratio": limit})
     assert [finding.where for finding in found] == ["y"] * count
 
 
 def test_a_gradient_that_became_zero_drifts_at_any_ratio() -> None:
-    measured = measure_network(chain(nn.Linear(5, 5), nn.Identity()), VALUES, "sum")
+    measured = inspected(chain(nn.Linear(5, 5), nn.Identity()), VALUES, "sum")
     stopped = with_row(baseline_of(measured), "y", gradient_l2=0.0)
     assert "of its gradient went from 0 to 2.23607" in findings(stopped, measured)[0].message
 
 
 def test_gradients_are_not_compared_with_a_baseline_without_any() -> None:
     network = chain(nn.Linear(5, 5), nn.Identity())
-    assert findings(baseline_of(measure_network(network, VALUES)), measure_network(network, VALUES, "sum")) == []
+    assert findings(baseline_of(inspected(network, VALUES)), inspected(network, VALUES, "sum")) == []
 
 
 @pytest.mark.parametrize(
@@ -204,6 +195,7 @@ def test_what_no_limit_is_about_drifts_at_any_limit(changes: dict[str, object], 
     assert says in found[0].message
 
 
+GONE = BaselineRow("", "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
 SIX = (nn.Identity(), nn.ReLU(), nn.Identity(), nn.Identity(), nn.Identity(), nn.Identity())
 
 
@@ -215,21 +207,20 @@ SIX = (nn.Identity(), nn.ReLU(), nn.Identity(), nn.Identity(), nn.Identity(), nn
     ],
 )
 def test_one_layer_of_another_type_or_shape_drifts(changes: dict[str, object], says: str) -> None:
-    measured = measure_network(chain(*SIX), VALUES)
+    measured = inspected(chain(*SIX), VALUES)
     assert [each.message for each in findings(with_row(baseline_of(measured), "y", **changes), measured)] == [says]
 
 
 def test_a_layer_that_is_not_in_the_baseline_drifts() -> None:
-    measured = measure_network(chain(*SIX), VALUES)
+    measured = inspected(chain(*SIX), VALUES)
     found = findings(without_row(baseline_of(measured), "y"), measured)
     assert [each.message for each in found] == ["'y' (ReLU) drifts from the baseline: it is not in the baseline."]
 
 
 def test_a_layer_that_does_not_run_any_more_drifts() -> None:
-    measured = measure_network(chain(*SIX), VALUES)
+    measured = inspected(chain(*SIX), VALUES)
     baseline = baseline_of(measured)
-    gone = BaselineRow("t#1[0]", "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
-    found = findings(replace(baseline, rows=(*baseline.rows, gone)), measured)
+    found = findings(replace(baseline, rows=(*baseline.rows, replace(GONE, label="t#1[0]"))), measured)
     assert [(each.where, each.message) for each in found] == [
         ("t#1[0]", "'t#1[0]' (ReLU) drifts from the baseline: it is in the baseline and does not run.")
     ]
@@ -240,37 +231,29 @@ def test_a_layer_that_does_not_run_any_more_drifts() -> None:
 
 def test_the_first_layer_in_execution_order_is_named_first_whatever_its_name() -> None:
     network = chain(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 5))
-    baseline = baseline_of(measure_network(network, VALUES))
+    baseline = baseline_of(inspected(network, VALUES))
     with torch.no_grad():
         network.x.weight.mul_(2)
-    found = findings(baseline, measure_network(network, VALUES))
+    found = findings(baseline, inspected(network, VALUES))
     assert [finding.where for finding in found] == ["x", "w", "(model)"]
     assert "'x' (Linear) is the first of 3 layers to drift from the baseline: " in found[0].message
     assert "'w' (Linear) drifts from the baseline: " in found[1].message
 
 
 @pytest.mark.parametrize(
-    ("pattern", "where"),
+    ("pattern", "settings", "where"),
     [
-        ("type:relu", ["z", "x", "w", "v", "u", "(model)"]),
-        ("name:z", ["y", "x", "w", "v", "u", "(model)"]),
+        ("type:relu", RuleSettings(limits={"max_difference": 100.0}), ["z", "x", "w", "v", "u", "(model)"]),
+        ("name:z", RuleSettings(limits={"max_difference": 100.0}), ["y", "x", "w", "v", "u", "(model)"]),
+        ("name:z", RuleSettings(level="off"), ["y", "x", "w", "v", "u", "(model)"]),
     ],
 )
-def test_limits_hold_per_layer_pattern(pattern: str, where: list[str]) -> None:
+def test_limits_and_levels_hold_per_layer_pattern(pattern: str, settings: RuleSettings, where: list[str]) -> None:
     network = chain(*SIX)
-    baseline = baseline_of(measure_network(network, VALUES))
-    wide = LayerSettings(pattern, {"drift": RuleSettings(limits={"max_difference": 100.0})})
-    found = findings(baseline, measure_network(network, VALUES * 1.2), layers=(wide,))
+    baseline = baseline_of(inspected(network, VALUES))
+    some = LayerSettings(pattern, {"drift": settings})
+    found = findings(baseline, inspected(network, VALUES * 1.2), layers=(some,))
     assert [finding.where for finding in found] == where
-    assert "is the first of 6 layers" in found[0].message
-
-
-def test_layers_for_which_the_rule_is_off_are_not_counted() -> None:
-    network = chain(*SIX)
-    baseline = baseline_of(measure_network(network, VALUES))
-    off = LayerSettings("name:z", {"drift": RuleSettings(level="off")})
-    found = findings(baseline, measure_network(network, VALUES * 1.2), layers=(off,))
-    assert found[0].where == "y"
     assert "is the first of 6 layers" in found[0].message
 
 
@@ -279,9 +262,9 @@ def test_layers_for_which_the_rule_is_off_are_not_counted() -> None:
     [("t#1[0]", r"name:/\At\Z/"), ("t['out']", r"name:/\At\Z/"), ("(model)[1]", r"name:/\A\Z/"), ("t", "type:relu")],
 )
 def test_patterns_are_also_about_layers_that_do_not_run_any_more(label: str, pattern: str) -> None:
-    measured = measure_network(chain(*SIX), VALUES)
+    measured = inspected(chain(*SIX), VALUES)
     baseline = baseline_of(measured)
-    gone = BaselineRow(label, "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
+    gone = replace(GONE, label=label)
     off = LayerSettings(pattern, {"drift": RuleSettings(level="off")})
     assert findings(replace(baseline, rows=(*baseline.rows, gone)), measured, layers=(off,)) == []
 
@@ -324,18 +307,18 @@ def one_thread() -> object:
 @pytest.mark.parametrize("name", PORTABLE)
 def test_a_baseline_holds_for_another_number_of_threads_and_other_kernels(name: str) -> None:
     network, inputs = built(TORCHVISION[name])
-    baseline = baseline_of(measure_network(network, inputs, "projection"))
+    baseline = baseline_of(inspected(network, inputs, "projection"))
     with torch.backends.mkldnn.flags(enabled=False):
-        assert findings(baseline, measure_network(network, inputs, "projection")) == []
+        assert findings(baseline, inspected(network, inputs, "projection")) == []
     torch.set_num_threads(2)
-    assert findings(baseline, measure_network(network, inputs, "projection")) == []
+    assert findings(baseline, inspected(network, inputs, "projection")) == []
 
 
 @pytest.mark.parametrize("name", PORTABLE)
 def test_a_baseline_holds_for_exact_arithmetic(name: str) -> None:
     network, inputs = built(TORCHVISION[name])
-    baseline = baseline_of(measure_network(network, inputs))
-    exact = measure_network(copy.deepcopy(network).double(), inputs.double())
+    baseline = baseline_of(inspected(network, inputs))
+    exact = inspected(copy.deepcopy(network).double(), inputs.double())
     as_doubles = replace(baseline, rows=tuple(replace(row, dtype="float64") for row in baseline.rows))
     assert findings(as_doubles, exact) == []
 
@@ -353,10 +336,10 @@ MIDDLE = {
 @pytest.mark.parametrize("name", MIDDLE)
 def test_scaled_weights_of_a_middle_layer_are_found_at_that_layer(name: str) -> None:
     network, inputs = built(TORCHVISION[name])
-    baseline = baseline_of(measure_network(network, inputs))
+    baseline = baseline_of(inspected(network, inputs))
     with torch.no_grad():
         network.get_submodule(MIDDLE[name]).weight.mul_(1.05)
-    measured = measure_network(network, inputs)
+    measured = inspected(network, inputs)
     found = findings(baseline, measured)
     assert found[0].where == MIDDLE[name]
     assert f"is the first of {len(found)} layers" in found[0].message
@@ -389,15 +372,12 @@ def test_the_demo_network_drifts_after_a_training_step(
 ) -> None:
     model = load_model("demo")
     (batch,) = load_batches([CAT], model.preprocessing)
-    forward = inspect(model, batch, EVERY_MODULE, distributions=True)
     path = tmp_path / "baseline.json"
-    path.write_text(baseline_text(baseline_of(CheckMeasurements(forward.model, (), forward))))
+    path.write_text(baseline_text(baseline_of(inspected(model, batch))))
     baseline = read_baseline(path)
-    again = inspect(model, batch, EVERY_MODULE, distributions=True)
-    assert findings(baseline, CheckMeasurements(again.model, (), again)) == []
+    assert findings(baseline, inspected(model, batch)) == []
     change(model.module, batch.args[0])
-    changed = inspect(model, batch, EVERY_MODULE, distributions=True)
-    found = findings(baseline, CheckMeasurements(changed.model, (), changed))
+    found = findings(baseline, inspected(model, batch))
     assert found[0].where == "_bn0"  # its statistics, or its weights, are the first to count
     assert path.stat().st_size < 100_000
 
@@ -418,9 +398,7 @@ def misfit(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 def vision(name: str, size: int = 64, **options: object) -> CheckMeasurements:
     torch.manual_seed(0)
-    return measure_network(
-        torchvision.models.get_model(name, weights=None, **options).eval(), torch.ones(1, 3, size, size)
-    )
+    return inspected(torchvision.models.get_model(name, weights=None, **options).eval(), torch.ones(1, 3, size, size))
 
 
 def test_a_baseline_of_another_class_does_not_fit() -> None:
@@ -443,37 +421,33 @@ def test_another_head_is_drift_and_no_misfit() -> None:
 
 def test_a_baseline_of_another_batch_size_does_not_fit() -> None:
     network = chain(*SIX)
-    baseline = baseline_of(measure_network(network, torch.ones(2, 5)))
-    forward = inspect(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)], EVERY_MODULE, distributions=True)
-    inputs = tuple(replace(each, name="tensor", steps=()) for each in forward.inputs)
-    again = CheckMeasurements(forward.model, (), replace(forward, inputs=inputs))
+    baseline = baseline_of(inspected(network, torch.ones(2, 5)))
+    again = inspected(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)])
+    assert again.forward is not None
+    inputs = tuple(replace(each, name="tensor", steps=()) for each in again.forward.inputs)
+    again = replace(again, forward=replace(again.forward, inputs=inputs))
     assert "only 0 of 7 layers have the name, type and shape" in misfit(baseline, again)
 
 
 def noise(shape: tuple[int, ...], seed: int) -> CheckMeasurements:
-    forward = inspect(chain(nn.ReLU()), noise_batch(shape, seed), EVERY_MODULE, distributions=True)
-    return CheckMeasurements(forward.model, (), forward)
+    return inspected(chain(nn.ReLU()), noise_batch(shape, seed))
 
 
 def picture(path: Path, **options: object) -> CheckMeasurements:
     preprocessing = replace(load_model("demo").preprocessing, **options)  # type: ignore[arg-type]
-    forward = inspect(chain(nn.ReLU()), load_batches([path], preprocessing), EVERY_MODULE, distributions=True)
-    return CheckMeasurements(forward.model, (), forward)
+    return inspected(chain(nn.ReLU()), load_batches([path], preprocessing))
 
 
-def test_noise_of_another_seed_does_not_fit() -> None:
-    message = misfit(baseline_of(noise((1, 3, 8, 8), 0)), noise((1, 3, 8, 8), 1))
-    assert "input 1 was prepared by 'standard normal noise, seed 0', and now by 'standard" in message
-
-
-def test_noise_of_another_size_does_not_fit() -> None:
-    message = misfit(baseline_of(noise((1, 3, 8, 8), 0)), noise((1, 3, 8, 9), 0))
-    assert "input 1 was 3x8x8, and is 3x8x9" in message
-
-
-def test_another_number_of_inputs_does_not_fit() -> None:
-    message = misfit(baseline_of(noise((2, 3, 8, 8), 0)), noise((1, 3, 8, 8), 0))
-    assert "it was made with 2 inputs, and this run has 1" in message
+@pytest.mark.parametrize(
+    ("shape", "seed", "says"),
+    [
+        ((2, 3, 8, 8), 1, "input 1 was prepared by 'standard normal noise, seed 0', and now by 'standard"),
+        ((2, 3, 8, 9), 0, "input 1 was 3x8x8, and is 3x8x9"),
+        ((1, 3, 8, 8), 0, "it was made with 2 inputs, and this run has 1"),
+    ],
+)
+def test_noise_of_another_seed_size_or_number_does_not_fit(shape: tuple[int, ...], seed: int, says: str) -> None:
+    assert says in misfit(baseline_of(noise((2, 3, 8, 8), 0)), noise(shape, seed))
 
 
 def test_another_picture_of_the_same_name_does_not_fit(tmp_path: Path) -> None:
@@ -497,16 +471,14 @@ def test_another_preparation_of_the_picture_does_not_fit() -> None:
 
 def test_gradients_of_another_loss_do_not_fit() -> None:
     network = chain(nn.Linear(5, 5))
-    message = misfit(
-        baseline_of(measure_network(network, VALUES, "sum")), measure_network(network, VALUES, "projection")
-    )
+    message = misfit(baseline_of(inspected(network, VALUES, "sum")), inspected(network, VALUES, "projection"))
     assert "its gradients are of the loss 'sum, no target, eval', and these are of 'projection" in message
 
 
 def test_a_baseline_with_gradients_does_not_fit_a_run_that_takes_none() -> None:
     network = chain(nn.Linear(5, 5))
-    baseline = baseline_of(measure_network(network, VALUES, "sum"))
-    plain = measure_network(network, VALUES)
+    baseline = baseline_of(inspected(network, VALUES, "sum"))
+    plain = inspected(network, VALUES)
     assert "it holds gradients, and this run takes none, because no rule about gradients is on" in misfit(
         baseline, plain
     )
@@ -514,7 +486,7 @@ def test_a_baseline_with_gradients_does_not_fit_a_run_that_takes_none() -> None:
 
 
 def test_a_run_that_broke_off_is_not_taken_for_another_network() -> None:
-    measured = measure_network(chain(*SIX), VALUES)
+    measured = inspected(chain(*SIX), VALUES)
     assert measured.forward is not None
     failure = Failure("y", "ReLU", ("1x5",), "ValueError: no")
     broken = replace(measured.forward, rows=measured.forward.rows[:1], inputs=(), failure=failure)

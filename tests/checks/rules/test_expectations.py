@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.checks import CheckSettings, Expectation
+from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import UsageError
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements
@@ -21,6 +21,7 @@ from tests.checks.measurements import (
     with_prediction,
 )
 
+SHORTER = with_prediction(class_indices=(0, 1), class_names=("tabby cat", "tiger cat"), probabilities=(0.6, 0.2))
 ONLY = frozenset({"expectation", "output-shape"})
 
 
@@ -52,8 +53,7 @@ def test_another_class_in_front_is_named_with_the_place_of_the_expected_one() ->
 
 
 def test_of_a_class_beyond_those_kept_no_place_is_claimed() -> None:
-    shorter = with_prediction(class_indices=(0, 1), class_names=("tabby cat", "tiger cat"), probabilities=(0.6, 0.2))
-    assert "which is not among the first 2." in messages(shorter, top1="otter")[0]
+    assert "which is not among the first 2." in messages(SHORTER, top1="otter")[0]
 
 
 def test_a_name_of_two_classes_means_either() -> None:
@@ -71,11 +71,8 @@ def test_a_class_outside_the_first_k_is_missed() -> None:
 
 
 def test_more_classes_than_were_kept_are_owned_up_to() -> None:
-    shorter = with_prediction(class_indices=(0, 1), class_names=("tabby cat", "tiger cat"), probabilities=(0.6, 0.2))
-    assert (
-        "among its first 4 classes; only the first 2 are known: they are"
-        in messages(shorter, contains=("tram",), k=4)[0]
-    )
+    (message,) = messages(SHORTER, contains=("tram",), k=4)
+    assert "among its first 4 classes; only the first 2 are known: they are" in message
 
 
 def test_a_network_with_fewer_classes_than_k_is_fully_known() -> None:

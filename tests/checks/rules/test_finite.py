@@ -78,6 +78,12 @@ def backward(*broken: str, kinds: dict[str, str] | None = None) -> Gradients:
     return inspection(gradients=rows)
 
 
+def arriving(judged: Gradients, order: str) -> Gradients:
+    """Return the pass with gradients that arrived in another order of the layers."""
+    rows = tuple(replace(row, backward_index=order.index(row.layer)) for row in judged.gradients)
+    return replace(judged, gradients=rows)
+
+
 def test_the_layer_whose_backward_breaks_the_gradient_is_named() -> None:
     (verdict,) = found("non-finite-gradient", backward("a", "b"))
     assert (verdict.level, verdict.where) == ("fail", "c")
@@ -112,19 +118,15 @@ def test_gradients_of_inputs_make_it_certain() -> None:
 
 def test_between_branches_the_broken_output_itself_is_named() -> None:
     # c and d are branches: d's gradient arrives last before b's, but c comes after b in the forward pass.
-    judged = backward("a", "b")
-    order = {"c": 0, "d": 1, "b": 2, "a": 3}
-    rows = tuple(replace(row, backward_index=order[row.layer]) for row in judged.gradients)
-    (verdict,) = found("non-finite-gradient", replace(judged, gradients=rows))
+    (verdict,) = found("non-finite-gradient", arriving(backward("a", "b"), "cdba"))
     assert verdict.where == "b"
     assert "what takes the output of 'b'" in verdict.message
 
 
 def test_a_container_that_ends_with_the_broken_output_is_not_in_the_way() -> None:
-    judged = backward("a", "b", "c", kinds={"c": "Sequential"})
-    order = {"d": 0, "b": 1, "c": 2, "a": 3}  # the container's hook on the same tensor fires after its last child's
-    rows = tuple(replace(row, backward_index=order[row.layer]) for row in judged.gradients)
-    (verdict,) = found("non-finite-gradient", replace(judged, gradients=rows))
+    # The container's hook on the same tensor fires after its last child's.
+    judged = arriving(backward("a", "b", "c", kinds={"c": "Sequential"}), "dbca")
+    (verdict,) = found("non-finite-gradient", judged)
     assert verdict.where == "d"
 
 

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.checks import RULES, CheckSettings, LayerSettings, RuleSettings, judge_gradients
+from hookscope.checks.judging import judge_gradients
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.gradients import Gradients
 from tests.checks.measurements import EVERYTHING, judged, objections, outcomes, with_gradients

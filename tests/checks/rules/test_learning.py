@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.checks import judge_gradients
-from hookscope.results.gradients import GradientRow, Gradients
+from hookscope.checks.judging import judge_gradients
+from hookscope.results.gradients import Gradients
 from tests.checks.rules.by_hand import (
     chain,
     found,
@@ -16,29 +16,6 @@ from tests.checks.rules.by_hand import (
     rules,
     tensor,
 )
-
-
-def scaled(judged: Gradients, factor: float) -> Gradients:
-    """Return what the same pass shows for the loss times a factor."""
-    assert judged.loss is not None
-
-    def of(row: GradientRow) -> GradientRow:
-        return replace(row, gradient=replace(row.gradient, l2=(row.gradient.l2 or 0) * factor))
-
-    return replace(
-        judged,
-        loss=replace(judged.loss, value=judged.loss.value * factor),
-        gradients=tuple(map(of, judged.gradients)),
-        parameters=tuple(
-            replace(
-                each,
-                gradient=replace(each.gradient, l2=(each.gradient.l2 or 0) * factor),
-                ratio=(each.ratio or 0) * factor,
-            )
-            for each in judged.parameters
-        ),
-    )
-
 
 # Vanishing
 
@@ -59,8 +36,9 @@ def test_six_logistic_layers_do_not_vanish_yet_and_eight_do() -> None:
 
 @pytest.mark.parametrize("factor", [1e-20, 1e20])
 def test_the_scale_of_the_loss_makes_no_difference(factor: float) -> None:
-    for judged in (logistic_chain(30), chain([3.0] * 30), chain([1.0] * 30)):
-        assert rules(scaled(judged, factor)) == rules(judged)
+    assert rules(logistic_chain(30, factor)) == rules(logistic_chain(30))
+    for each in (3.0, 1.0):
+        assert rules(chain([each] * 30, scale=factor)) == rules(chain([each] * 30))
 
 
 def test_shrinking_activations_are_no_vanishing_gradient() -> None:

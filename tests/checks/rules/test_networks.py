@@ -7,7 +7,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.checks import judge_gradients
+from hookscope.checks.judging import judge_gradients
 from hookscope.inspection.backward import inspect_gradients
 
 

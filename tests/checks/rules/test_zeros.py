@@ -107,11 +107,6 @@ def test_the_smallest_gradient_is_not_dead() -> None:
     assert found("dead-gradient", dead(1.0, 1e-30, 1.0)) == []
 
 
-def test_a_dead_rectifier_is_given_as_the_cause() -> None:
-    (verdict,) = found("dead-gradient", dead(0.0, 1.0, 1.0, kinds={1: "ReLU"}, output=0.0))
-    assert "every output of 'layer1' (ReLU) is 0" in verdict.message
-
-
 @pytest.mark.parametrize(("mode", "level"), [("train", "warn"), ("eval", "fail")])
 def test_a_branch_that_stochastic_depth_left_out_in_training_is_a_warning(mode: str, level: str) -> None:
     judged = replace(dead(1.0, 0.0, 1.0, kinds={2: "StochasticDepth"}), mode=mode)

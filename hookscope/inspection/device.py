@@ -1,0 +1,58 @@
+"""Where a network runs, and in which dtype."""
+
+import torch
+
+from hookscope.errors import ModelError, UsageError
+from hookscope.models import LoadedModel
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that `--device` means.
+
+    Args:
+        name: "auto" takes the first accelerator, or the CPU.
+
+    Returns:
+        A device that exists; "cuda" becomes "cuda:0".
+
+    Raises:
+        UsageError: If there is no such device here.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda:0")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) < count:
+            return torch.device("cuda", device.index or 0)
+        raise UsageError(f"--device {name!r}: {count} CUDA devices are visible here. Give --device cpu, or auto.")
+    if device.type == "mps" and torch.backends.mps.is_available():
+        return torch.device("mps")
+    raise UsageError(f"--device {name!r} is not available here. Give --device cpu, or auto.")
+
+
+def floating_dtype(module: torch.nn.Module) -> torch.dtype:
+    """Return the floating dtype that the inputs of `module` need: its first floating parameter's, else float32."""
+    return next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
+
+
+def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None) -> None:
+    """Move a network to its device and dtype.
+
+    Raises:
+        ModelError: If it cannot be moved.
+    """
+    try:
+        loaded.module.to(device=device, dtype=getattr(torch, dtype) if dtype else None)
+    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
+        reason = str(error).strip().split("\n")[0]
+        raise ModelError(
+            f"{loaded.info.name} cannot be moved to {device} in {dtype or 'its dtype'}: {reason}"
+        ) from error
