@@ -30,10 +30,6 @@ def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None 
 
     Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either. A text that
     would be too long for a step summary is cut, and says how much is missing.
-
-    Args:
-        reports: What to show.
-        seconds: How long all of it took; None for the sum over the checkpoints.
     """
     ordered = [readable(report) for report in by_gravity(reports)]
     lines = [

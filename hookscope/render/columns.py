@@ -1,7 +1,7 @@
 """Tables for terminals of any width: columns that are kept or left out, rows that are folded, numbers as text."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hookscope.results.distribution import EXACT_LIMIT, Distribution
 from hookscope.results.histogram import BIN_COUNT, histogram
+from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text
 
 # A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:
@@ -64,6 +65,21 @@ class Column:
         return min(self.max_width, max(cell_len(self.header), *map(cell_len, lines)))
 
 
+def number_column(header: str, values: Iterable[float | None], rank: int) -> Column:
+    """Return a column of `number_text`."""
+    return Column(header, [safe_line(number_text(value)) for value in values], rank)
+
+
+def counts_that_vary(columns: Sequence[Column], statistics: Sequence[TensorStatistics]) -> list[Column]:
+    """Leave out the columns of dtype, NaN and Inf where they would say the same in every row."""
+    idle = {
+        "dtype": len({each.dtype for each in statistics}) == 1,
+        "NaN": not any(each.nan_count for each in statistics),
+        "Inf": not any(each.inf_count for each in statistics),
+    }
+    return [column for column in columns if not idle.get(column.header)]
+
+
 def fitted(columns: Sequence[Column], remarks: Sequence[Text], width: int) -> list[Column]:
     """Return the columns that fit `width`, names shortened; remarks join the names when their column finds no room.
 
@@ -110,12 +126,7 @@ def draw_table(columns: Sequence[Column], styles: Sequence[str], kept: Sequence[
 
 
 def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
-    """Return the positions of the rows to show. A gap of one row is not worth its line.
-
-    Args:
-        notable: Whether a row must be seen, one a row.
-        full: Show all of them.
-    """
+    """Return the positions of the rows to show. A gap of one row is not worth its line."""
     last = len(notable) - 1
     if full or last < _FOLD_ABOVE_ROWS:
         return range(len(notable))
@@ -171,6 +182,11 @@ def probability_text(probability: float) -> str:
     if probability in (0, 1):
         return f"{probability:.2f}"
     return "<0.01" if probability < 0.01 else ">0.99" if probability > 0.99 else f"{probability:.2f}"
+
+
+def classes_text(classes: Iterable[tuple[str, float]]) -> str:
+    """Return classes with their probabilities: "Egyptian cat 0.40 · tiger cat 0.23"."""
+    return " · ".join(f"{name} {probability_text(probability)}" for name, probability in classes)
 
 
 def integer_text(value: int | None) -> str:

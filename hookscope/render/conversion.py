@@ -39,13 +39,7 @@ def result_text(result: Result) -> str:
 
 
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
-    """Return what a command prints of its result on stdout: all but warnings, and where a model raised.
-
-    Args:
-        result: What to show.
-        width: Columns of the terminal.
-        full: Show every row of a long table instead of folding it.
-    """
+    """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
     if isinstance(result, Activations):
         return Group(*_activations(result, width, full=full))
     if isinstance(result, Gradients):

@@ -101,13 +101,6 @@ def draw_for_run(
 ) -> tuple[Image.Image, Grid]:
     """Draw a grid as `draw_grid` does; return it with what a run says of it.
 
-    Args:
-        maps: As for `draw_grid`.
-        path: Where in the run directory the picture will be.
-        cmap: As for `draw_grid`.
-        scale: Likewise.
-        input_name: Likewise.
-
     Raises:
         UsageError: If `cmap` is unknown.
     """

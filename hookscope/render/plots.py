@@ -139,10 +139,6 @@ def activation_histograms(rows: Sequence[LayerRow], title: str) -> Figure:
     """Draw how the outputs of some layers are distributed, a panel each.
 
     Bars are shares of the finite values; what is not finite is counted above the panel.
-
-    Args:
-        rows: What to draw.
-        title: What was run.
     """
     with our_style():
         figure, grid = panels(("Outputs of layers", title), len(rows), 4)

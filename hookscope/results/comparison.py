@@ -15,6 +15,12 @@ class Prediction:
     class_names: tuple[str, ...]
     probabilities: tuple[float, ...]
 
+    @property
+    def classes(self) -> list[tuple[str, float]]:
+        """Name and probability of each class, "class 281" for one without a name."""
+        names = self.class_names or [f"class {index}" for index in self.class_indices]
+        return list(zip(names, self.probabilities, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Change:

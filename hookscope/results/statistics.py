@@ -1,6 +1,8 @@
 """What is measured of one tensor."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 from hookscope.results.distribution import Distribution
 from hookscope.results.histogram import Histogram
@@ -71,6 +73,10 @@ class TensorStatistics:
         return self.dead_channel_count / self.channel_count
 
 
+def _statistic(name: str) -> Any:
+    return property(attrgetter(f"statistics.{name}"), doc=f"See `TensorStatistics.{name}`.")
+
+
 class MeasuredTensor:
     """A row about one tensor: the statistics that are asked for most, by their short names."""
 
@@ -81,42 +87,11 @@ class MeasuredTensor:
         """All statistics of the row's tensor."""
         raise NotImplementedError
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """See `TensorStatistics.shape`."""
-        return self.statistics.shape
-
-    @property
-    def dtype(self) -> str:
-        """See `TensorStatistics.dtype`."""
-        return self.statistics.dtype
-
-    @property
-    def mean(self) -> float | None:
-        """See `TensorStatistics.mean`."""
-        return self.statistics.mean
-
-    @property
-    def std(self) -> float | None:
-        """See `TensorStatistics.std`."""
-        return self.statistics.std
-
-    @property
-    def min(self) -> float | None:
-        """See `TensorStatistics.min`."""
-        return self.statistics.min
-
-    @property
-    def max(self) -> float | None:
-        """See `TensorStatistics.max`."""
-        return self.statistics.max
-
-    @property
-    def l2(self) -> float | None:
-        """See `TensorStatistics.l2`."""
-        return self.statistics.l2
-
-    @property
-    def zero_fraction(self) -> float | None:
-        """See `TensorStatistics.zero_fraction`."""
-        return self.statistics.zero_fraction
+    shape: tuple[int, ...] = _statistic("shape")
+    dtype: str = _statistic("dtype")
+    mean: float | None = _statistic("mean")
+    std: float | None = _statistic("std")
+    min: float | None = _statistic("min")
+    max: float | None = _statistic("max")
+    l2: float | None = _statistic("l2")
+    zero_fraction: float | None = _statistic("zero_fraction")

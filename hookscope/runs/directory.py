@@ -127,10 +127,6 @@ def new_run(target: Path, option: str = "--out") -> Iterator[Run]:
 def check_target(target: Path, option: str = "--out") -> None:
     """Refuse a target that a run could not be written to, without changing anything.
 
-    Args:
-        target: As for `new_run`.
-        option: Likewise.
-
     Raises:
         OutputError: If `target` is a file, a link, a mount point, the current folder or one above it, holds something
             that hookscope did not write, lies where nothing can be written, or has too long a name.

@@ -74,9 +74,6 @@ class StoredRun:
 def read_run(folder: Path) -> StoredRun:
     """Read what `hookscope activations` or `hookscope grads` wrote.
 
-    Args:
-        folder: The run directory.
-
     Raises:
         InputError: If it is no run, was cut short, is of another version, or does not hold what it says.
     """

@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from hookscope.render.check_json import checks_to_json
+from hookscope.render.check_json import checks_to_dict, checks_to_json
 from hookscope.results.check import CheckReport
 from tests.render.checked import CORRUPT, EVERY, FAILED, KILLED, PASSING, SKIPPING
 
@@ -95,7 +95,7 @@ def test_a_number_that_json_does_not_know_is_null() -> None:
 
 
 def test_every_key_stands_in_the_documentation() -> None:
-    documented = checks_to_json.__doc__ or ""
+    documented = checks_to_dict.__doc__ or ""
     document = read(*EVERY)
     entries = document["checkpoints"]
     rules = [rule for entry in entries for rule in entry["rules"]]

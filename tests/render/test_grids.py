@@ -1,4 +1,5 @@
 import io
+import itertools
 import math
 import subprocess
 import sys
@@ -478,13 +479,9 @@ def test_an_empty_activation_is_a_caption(arrangement: str, shape: tuple[int, ..
 
 
 def test_default_colour_maps_equal_those_of_matplotlib() -> None:
-    for name in ("viridis", "berlin"):
-        table = np.frombuffer(bytes.fromhex(palettes._TABLES[name]), np.uint8).reshape(256, 3)
-        np.testing.assert_array_equal(table, mpl.colormaps[name](np.arange(256), bytes=True)[:, :3])
-        positions = np.linspace(0, 1, 241)
-        np.testing.assert_array_equal(
-            palettes.colour_levels(name, 241), mpl.colormaps[name](positions, bytes=True)[:, :3]
-        )
+    for name, count in itertools.product(("viridis", "berlin"), (241, 256)):
+        expected = mpl.colormaps[name](np.linspace(0, 1, count), bytes=True)[:, :3]
+        np.testing.assert_array_equal(palettes.colour_levels(name, count), expected)
 
 
 def test_diverging_maps_are_known_to_matplotlib() -> None:

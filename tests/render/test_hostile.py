@@ -31,7 +31,8 @@ from hookscope.render.plots import PLOTS, figure_png
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, UncalledLayer, Verification
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
-from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow, Verdict
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.runs import serialize
@@ -65,7 +66,7 @@ def gradients(name: str) -> Gradients:
         parameters=(ParameterRow(0, f"{name}.weight", name, True, "gradient", numbers, 1.0, 0.5, (name,)),),
         uncalled=(UncalledLayer(name, name, 1, name),),
         predictions=(Prediction(0, (1,), (name,), (0.5,)),),
-        verdicts=(Verdict("dead-gradient", "fail", name, name),),
+        verdicts=(Finding("dead-gradient", "fail", name, name),),
         warnings=(name,),
         notes=(name,),
         failure=Failure(name, name, (name,), name),

@@ -392,8 +392,8 @@ def test_no_name_in_a_csv_of_gradients_is_a_formula(start: str) -> None:
 
 
 def test_no_field_of_a_gradient_inspection_is_forgotten() -> None:
-    named = set(inspection_to_dict(GRADIENTS))
-    assert {field.name for field in fields(GRADIENTS)} - named == {"gradient_maps"}  # pixels
+    forgotten = {field.name for field in fields(GRADIENTS)} - set(inspection_to_dict(GRADIENTS))
+    assert forgotten == {"gradient_maps", "tensors", "comparison", "inputs_alone", "provenance"}
 
 
 @pytest.mark.parametrize("result", [INSPECTION, GRADIENTS, replace(INSPECTION, failure=FAILURE)])

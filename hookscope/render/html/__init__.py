@@ -60,9 +60,6 @@ class Given:
 def report_html(run: StoredRun) -> str:
     """Return the page of a run.
 
-    Args:
-        run: As `read_run` returns it.
-
     Raises:
         InputError: If a picture is missing, or not what the run says it is.
     """
@@ -204,9 +201,8 @@ def _inputs(run: StoredRun) -> list[Given]:
 def _classes(prediction: Prediction | None) -> list[tuple[str, str, float]]:
     if prediction is None:
         return []
-    names = prediction.class_names or [f"class {index}" for index in prediction.class_indices]
-    shares = (share if math.isfinite(share) else 0.0 for share in prediction.probabilities)
-    return [(name, probability_text(share), share) for name, share in zip(names, shares, strict=True)]
+    shares = ((name, share if math.isfinite(share) else 0.0) for name, share in prediction.classes)
+    return [(name, probability_text(share), share) for name, share in shares]
 
 
 def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
