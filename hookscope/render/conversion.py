@@ -9,7 +9,6 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, terminal
-from hookscope.render.check_json import checks_to_dict
 from hookscope.render.check_terminal import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
@@ -20,6 +19,7 @@ from hookscope.results.contents import CheckpointContents
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModuleTable
 from hookscope.runs import serialize
+from hookscope.runs.serialize import checks_to_dict
 
 Result = Activations | Gradients | CheckReport | CheckpointContents | ModuleTable | Comparison
 

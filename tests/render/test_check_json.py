@@ -2,8 +2,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from hookscope.render.check_json import checks_to_dict, checks_to_json
 from hookscope.results.check import CheckReport
+from hookscope.runs.serialize import checks_to_dict, checks_to_json
 from tests.render.checked import CORRUPT, EVERY, FAILED, KILLED, PASSING, SKIPPING
 
 

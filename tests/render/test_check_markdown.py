@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from hookscope.render.check_markdown import checks_to_markdown
+from hookscope.render.github import checks_to_markdown
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.text import safe_text
 from tests.render.checked import (

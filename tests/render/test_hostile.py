@@ -16,12 +16,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.console import RenderableType
 
-from hookscope.render import check_json, gradient_tables, tables, terminal
-from hookscope.render.check_markdown import checks_to_markdown
+from hookscope.render import gradient_tables, tables, terminal
 from hookscope.render.check_terminal import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report
-from hookscope.render.github import annotations
+from hookscope.render.github import annotations, checks_to_markdown
 from hookscope.render.grids import draw_for_run, encode_png
 from hookscope.render.html import report_html
 from hookscope.render.html.checks import checks_html
@@ -138,7 +137,7 @@ CSV: Mapping[str, Callable[[str], str]] = {
 JSON: Mapping[str, Callable[[str], str]] = {
     "inspection": lambda name: gradients(name).to_json(),
     "rows": lambda name: serialize.rows_to_json(activations(name)),
-    "check": lambda name: check_json.checks_to_json([checked.hostile(name)]),
+    "check": lambda name: serialize.checks_to_json([checked.hostile(name)]),
     "contents": lambda name: contents(name).to_json(),
 }
 
