@@ -41,11 +41,9 @@ SPARKLINE_MEANING = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column before it is drawn.
+    """A column before it is drawn, with a cell for each row. Its header is unlike any other column's.
 
     Attributes:
-        header: Its title, unlike any other column's.
-        cells: One a row.
         rank: The lowest stays longest when the terminal is narrow. 0 is the name column, which gives way to others;
             columns below 10 matter so much that names are shortened for them.
         words: Whether it holds words, aligned left and wrapped if need be, or numbers, aligned right and never wrapped.

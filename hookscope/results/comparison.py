@@ -50,7 +50,6 @@ class Comparison(Shown):
     """What edits changed: the same run without and with them.
 
     Attributes:
-        edits: The expressions.
         losses: Of the run without and of the run with edits; None for a run without a loss.
         predictions: Likewise.
         changes: Rows whose statistics differ at all, in the order of the run.

@@ -21,17 +21,10 @@ class TensorStatistics:
         shape: As it came out in the first batch, batch axis included.
         dtype: torch's name without the prefix: "float32".
         element_count: Elements over the whole input.
-        mean: Arithmetic mean.
         std: Population standard deviation (divisor n); 0 for a single element.
-        min: Smallest value.
-        max: Largest value.
-        mean_abs: Mean absolute value.
         l2: Square root of the sum of squares.
         zero_fraction: Share of exact zeros among all elements, 0-1.
-        nan_count: Elements that are NaN.
-        inf_count: Elements that are +Inf or -Inf.
         channel_axis: Axis of `shape` that counts channels; None when there is none.
-        channel_count: Channels; None without a channel axis.
         dead_channel_count: Channels that are exactly zero over the whole input.
         quantiles: Values at `QUANTILE_LEVELS`, by `numpy.quantile`'s linear definition; None without a distribution.
             Exact for up to 1,024 finite values; of more within 3 % of the value or within 0.5 % of its rank.

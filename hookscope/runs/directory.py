@@ -319,13 +319,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _reported(target: Path, option: str, within: Path | None = None) -> Iterator[None]:
-    """Turn an operating system error into one line about the run.
-
-    Args:
-        target: What the line names.
-        option: What the user named it with.
-        within: Only errors about this folder, or about a full disk; others pass. None means every error.
-    """
+    """Turn an operating system error into one line about the run; of those `within` a folder, or about a full disk."""
     try:
         yield
     except OSError as error:

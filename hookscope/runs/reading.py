@@ -63,11 +63,7 @@ class StoredRun:
         return self.result.verdicts if isinstance(self.result, Gradients) else ()
 
     def read_picture(self, path: str) -> bytes:
-        """Return the bytes of a picture that `run.json` names.
-
-        Raises:
-            InputError: If it is missing, not a plain file inside the run's folder, or too large.
-        """
+        """Return the bytes of a picture that `run.json` names; raises as `read_inside`."""
         return read_inside(self.folder, path, _MAX_PICTURE_BYTES)
 
 

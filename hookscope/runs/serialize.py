@@ -46,13 +46,10 @@ class RunRecord:
         verb: The command; "check" for its evidence.
         command: As it was typed.
         versions: Of Python, hookscope and what it uses.
-        platform: Where it ran.
         threads: torch's.
         patterns: As given with `--layer`.
         unusable_inputs: One sentence each.
-        grids: Pictures of feature maps.
         thumbnails: For the first inputs, what the network saw as a picture: a path inside the run, or None.
-        edits: Expressions.
         files: Paths of all files but `run.json` itself.
         layers: Of evidence, labels of the rows that a rule fails.
     """

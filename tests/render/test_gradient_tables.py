@@ -1,29 +1,25 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from io import StringIO
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.control import strip_control_codes
 
 from hookscope.render.gradient_tables import gradient_table, loss_lines, parameter_table, verdicts_panel
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord
-from tests.render.conftest import FAILURE, GRADIENT_ROWS, GRADIENTS, PARAMETER_ROWS, gradient_statistics, printed
-
-anything = st.text(st.characters(exclude_categories=[]), max_size=40)
-
-
-def in_colour(renderable: RenderableType, width: int = 200) -> str:
-    console = Console(file=StringIO(), width=width, color_system="standard", force_terminal=True, legacy_windows=False)
-    console.print(renderable)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
+from tests.render.conftest import (
+    FAILURE,
+    GRADIENT_ROWS,
+    GRADIENTS,
+    PARAMETER_ROWS,
+    gradient_statistics,
+    in_colour,
+    printed,
+)
 
 
 def everything(inspection: Gradients, width: int) -> Sequence[RenderableType]:
@@ -61,21 +57,6 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
         text = printed(renderable, width)
         assert strip_control_codes(text) == text
         assert all(cell_len(line) <= width and line.isprintable() for line in text.splitlines())
-
-
-@given(name=anything, other=anything, width=st.integers(min_value=20, max_value=220))
-def test_any_name_at_all_keeps_to_its_cell(name: str, other: str, width: int) -> None:
-    inspection = replace(
-        GRADIENTS,
-        gradients=(replace(GRADIENT_ROWS[5], layer=name, kind=other, remark=other), PLAIN),
-        parameters=(replace(PARAMETER_ROWS[4], name=name, kind=other), PARAMETER_ROWS[0]),
-        loss=LossRecord(name, other, 1.0, (name, other)),
-        verdicts=(Finding("dead-gradient", "fail", name, other),),
-    )
-    for renderable in everything(inspection, width):
-        lines = printed(renderable, width).splitlines()
-        assert all(cell_len(line) <= width for line in lines)
-        assert all(line.isprintable() and not line.lstrip().startswith("::") for line in lines)
 
 
 def test_eighty_columns_hold_the_essential_numbers() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import RenderableType
 
 from hookscope.render import gradient_tables, tables, terminal
@@ -173,8 +174,10 @@ def assert_harmless(text: str) -> None:
 @hostile
 def test_nothing_steers_a_terminal(kind: str, name: str) -> None:
     assert_harmless(printed(TERMINAL[kind](name, 2000), 2000))
-    folded = printed(TERMINAL[kind](name, 40), 40)
-    assert all(line.isprintable() for line in folded.split("\n"))
+    for width in (20, 40, 80, 200):
+        for line in printed(TERMINAL[kind](name, width), width).split("\n"):
+            assert cell_len(line) <= width
+            assert line.isprintable()
 
 
 @pytest.mark.parametrize("kind", CSV)
@@ -247,7 +250,7 @@ def test_pictures_draw_what_their_fonts_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("plot", PLOTS)
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=10)
 @given(name=TEXTS)
 def test_plots_draw_any_name(plot: str, name: str) -> None:
     figure_png(PLOTS[plot](gradients(name)))  # mathematics that does not parse would raise, a missing glyph would warn
