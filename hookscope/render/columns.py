@@ -260,5 +260,4 @@ def _section(columns: Sequence[Column], width: int, *, show_header: bool) -> Tab
 
 
 def _gap(width: int) -> int:
-    """Return the blanks between two columns."""
     return 2 if width >= _ROOMY_WIDTH else 1

@@ -97,6 +97,5 @@ def _predictions(before: Prediction, after: Prediction) -> RenderableType:
 
 
 def _both(change: Change, measure: str) -> Text:
-    """Return a statistic without edits and with them."""
     values = (None if each is None else getattr(each, measure) for each in (change.before, change.after))
     return safe_line(" → ".join(map(number_text, values)))

@@ -80,7 +80,6 @@ def _facts(contents: CheckpointContents, weights: Sequence[StoredPart]) -> Table
 
 
 def _about(part: StoredPart) -> RenderableType:
-    """Return what is to be known of one of several sets of weights."""
     facts = [("weights at", part.key), ("holds", _total([part])), ("prefix", part.prefix)]
     return Group(Text(), _grid(facts, part.architectures))
 

@@ -48,19 +48,17 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
         return contents_report(result, width=width, full=full)
     if isinstance(result, ModuleTable):
         title = f"{result.model.name} ({result.model.kind})"
-        return Group(*_notes(result), terminal.module_table(result.rows, width=width, title=title))
+        return Group(terminal.note_lines(result.notes), terminal.module_table(result.rows, width=width, title=title))
     if isinstance(result, Comparison):
         return comparison_report(result, width=width, full=full)
     return check_report([result], width)
 
 
 def _activations(result: Activations, width: int, *, full: bool) -> Iterator[RenderableType]:
-    yield from _notes(result)
+    yield terminal.note_lines(result.notes)
     yield terminal.layer_table(result, width=width, full=full)
-    if result.uncalled:
-        yield terminal.uncalled_lines(result.uncalled, full=full)
-    if result.predictions:
-        yield terminal.predictions_lines(result, full=full)
+    yield terminal.uncalled_lines(result.uncalled, full=full)
+    yield terminal.predictions_lines(result, full=full)
     if result.comparison is not None:
         yield comparison_report(result.comparison, width=width, full=full)
     if result.verification is not None:
@@ -68,24 +66,17 @@ def _activations(result: Activations, width: int, *, full: bool) -> Iterator[Ren
 
 
 def _gradients(result: Gradients, width: int, *, full: bool) -> Iterator[RenderableType]:
-    yield from _notes(result)
+    yield terminal.note_lines(result.notes)
     yield gradient_tables.gradient_table(result, width=width, full=full)
     yield gradient_tables.parameter_table(result, width=width, full=full)
-    if result.uncalled:
-        yield terminal.uncalled_lines(result.uncalled, full=full)
+    yield terminal.uncalled_lines(result.uncalled, full=full)
     if result.inputs_alone:
         yield gradient_tables.by_input_table(result.inputs_alone, width=width, full=full)
     if result.comparison is not None:
         yield comparison_report(result.comparison, width=width, full=full)
-    if result.predictions:
-        yield terminal.predictions_lines(result, full=full)
+    yield terminal.predictions_lines(result, full=full)
     yield gradient_tables.loss_lines(result.loss, result.verification)
     yield gradient_tables.verdicts_panel(result)
-
-
-def _notes(result: Activations | Gradients | ModuleTable) -> Iterator[RenderableType]:
-    if result.notes:
-        yield terminal.note_lines(result.notes)
 
 
 def result_dict(result: Result) -> dict[str, Any]:

@@ -142,7 +142,6 @@ def _verdict_lines(verdict: Finding) -> RenderableType:
 
 
 def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
-    """Return the columns that gradients of layers and of parameters share."""
     columns = [
         Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
         number_column("mean |g|", (each.mean_abs for each in all_statistics), 2),

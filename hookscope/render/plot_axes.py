@@ -247,5 +247,4 @@ def plain(text: str, longest: int) -> str:
 
 @lru_cache(maxsize=1)
 def _glyphs() -> frozenset[int]:
-    """Return the code points that matplotlib's own font can draw."""
     return frozenset(get_font(str(Path(mpl.get_data_path(), "fonts/ttf/DejaVuSans.ttf"))).get_charmap())

@@ -255,7 +255,6 @@ def _draw_output(axes: Axes, row: LayerRow) -> None:
 
 
 def _title(inspection: Gradients, what: str) -> tuple[str, ...]:
-    """Return what is drawn, and what was run."""
     loss = f"loss {inspection.loss.name}" if inspection.loss else "no loss"
     return what, inspection.model.name, f"{inspection.mode} mode", loss, inspection.model.weights
 

@@ -103,7 +103,6 @@ def reason_of(error: OSError) -> str:
 
 @contextmanager
 def _reported(path: Path, option: str) -> Iterator[None]:
-    """Turn an operating system error into one line about the file."""
     try:
         yield
     except OSError as error:

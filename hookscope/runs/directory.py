@@ -74,7 +74,8 @@ class Run:
         """
         with _reported(self.target, self.option):
             files = sorted(_files(self.path))
-            _sync_folder(self.path)
+            for path in self.path.rglob("*"):
+                sync(path)
             record = strict_json(_MARK | dict(metadata) | _MARK | {"files": files})
             (self.path / _RECORD).write_text(record, encoding="utf-8")
             sync(self.path / _RECORD)
@@ -309,12 +310,6 @@ def _discard(folder: Path) -> None:
     with suppress(OSError):
         (folder / _RECORD).unlink()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the operating system write all files and folders below `folder` to the disk."""
-    for path in folder.rglob("*"):
-        sync(path)
 
 
 @contextmanager

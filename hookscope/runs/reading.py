@@ -105,11 +105,7 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def _check_pictures(run: StoredRun) -> None:
-    """Raise unless every picture is of a row and an input of the run.
-
-    Raises:
-        InputError: If one is not.
-    """
+    """Raise an InputError unless every picture is of a row and an input of the run."""
     rows = run.gradients if isinstance(run.result, Gradients) else run.result.rows
     indices, input_count = {row.index for row in rows}, len(run.result.inputs)
     for grid in run.record.grids:

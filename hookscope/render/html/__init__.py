@@ -104,12 +104,10 @@ def _quantiles(statistics: TensorStatistics) -> list[tuple[str, float]]:
 
 
 def _own_name(parameter: ParameterRow) -> str:
-    """Return a parameter's name inside the module that it belongs to: "weight"."""
     return parameter.name.removeprefix(f"{parameter_owner(parameter.name, parameter.kind)}.")
 
 
 def _basis(statistics: TensorStatistics) -> str:
-    """Return how many values there are, and how good their quantiles."""
     values = counted(statistics.element_count, "value")
     if statistics.quantiles is None or statistics.element_count <= EXACT_LIMIT:
         return values
@@ -128,7 +126,6 @@ def _title(run: StoredRun) -> str:
 
 
 def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:
-    """Return what was run: term, words, and whether they call for a look."""
     result = run.result
     backward = result if isinstance(result, Gradients) else None
     seconds = sum(result.timings.values())

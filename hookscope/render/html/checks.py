@@ -134,13 +134,11 @@ def _findings(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[st
 
 
 def _status_counts(rules: Sequence[RuleOutcome]) -> str:
-    """Return "1 failed, 20 passed"."""
     counts = Counter(rule.status for rule in rules)
     return ", ".join(f"{count} {_STATUS_WORDS.get(status, status)}" for status, count in counts.items())
 
 
 def _facts(report: CheckReport) -> list[tuple[str, str, bool]]:
-    """Return what was checked: term, words, and whether they call for a look."""
     facts = model_facts(report.model) if report.model else []
     if report.inputs:
         facts.append(("Inputs", _inputs(report.inputs), False))

@@ -79,11 +79,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
 
 
 def _contents(folder: Path) -> RunRecord:
-    """Return what `run.json` says.
-
-    Raises:
-        InputError: If it is missing, or not as hookscope writes it.
-    """
+    """Return what `run.json` says; an InputError if it is missing, or not as hookscope writes it."""
     try:
         if folder.is_symlink():
             raise InputError("The folder of the evidence has become a link.")

@@ -215,7 +215,6 @@ def tree_of(layers: Sequence[Layer]) -> Node:
 
 
 def _grids_by_label(run: StoredRun) -> dict[str, list[int]]:
-    """Return the positions of the grids of each row."""
     labels = {row.index: row.label for row in (run.gradients if run.record.verb == "grads" else run.result.rows)}
     grids: dict[str, list[int]] = defaultdict(list)
     for position, grid in enumerate(run.record.grids):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from hookscope.errors import InputError
 from hookscope.render.palettes import BACKGROUND, LEVEL_COUNT
-from hookscope.results.grids import Grid, Tiles
+from hookscope.results.grids import Grid
 from hookscope.text import counted, printable
 
 # Bytes of all grids together, before base64 makes 4 of 3: with it and the tables a page stays under 25 MB. Our choice.
@@ -150,24 +150,19 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
         _encode(_fewer_colours(maps, fidelity.step), palette),
         *(tiles.columns, count, len(downs), len(acrosses), tiles.frames),
         _colours(palette),
-        (*_caption(grid), *_given_up(tiles, stride, count)),
+        (*grid.caption, *_left_out(grid, tiles.count, stride, count)),
         grid.bar,
     )
 
 
-def _caption(grid: Grid) -> Iterator[str]:
-    """Yield what the grid's caption says, and what the page leaves out of the grid."""
-    yield from grid.caption
+def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:
+    """Yield what this picture lacks beside the grid."""
     if grid.extra_token_count:
         apart = counted(grid.extra_token_count, "token")
         yield f"not here but in the run's own grid: {apart} apart, such as a class token"
-
-
-def _given_up(tiles: Tiles, stride: int, count: int) -> Iterator[str]:
-    """Yield what this picture lacks beside the grid, to make the page small."""
     if stride > 1:
         yield f"here one pixel in {stride} along each axis"
-    if count < tiles.count:
+    if count < channels:
         yield f"here the first {counted(count, 'channel')}"
 
 
@@ -186,7 +181,6 @@ def thumbnail_uri(png: bytes, name: str) -> str:
 
 
 def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
-    """Return the palette indices and the palette of a grid."""
     with _opened(png, grid.path) as picture:
         canvas = np.asarray(picture) if picture.mode == "P" else None
         palette = bytes(picture.getpalette() or ())
