@@ -120,12 +120,7 @@ def colour_levels(name: str, count: int) -> NDArray[np.uint8]:
 
 
 def distinct_colour(taken: NDArray[np.uint8], candidates: dict[str, Colour]) -> tuple[str, Colour]:
-    """Return the name and value of the first candidate that none of the `taken` colours comes near.
-
-    Args:
-        taken: Colours in use, (count, 3).
-        candidates: In order of preference. When every one is near to something, the farthest is returned.
-    """
+    """Return name and value of the first candidate that none of `taken`, (count, 3), comes near; else the farthest."""
     near = 48  # Euclidean in 8-bit RGB, our choice: below this, two colours are easily mistaken in a small tile
     distances = {
         name: float(np.sqrt(((taken.astype(int) - colour) ** 2).sum(axis=1)).min())

@@ -82,9 +82,7 @@ def gradient_histograms(inspection: Gradients, layers: Sequence[str] = ()) -> Fi
     Exact zeros are left out of the bars and counted in the title. Where the tails are long the axis is logarithmic on
     both sides of zero.
 
-    Args:
-        inspection: What to draw.
-        layers: Labels of rows; none means twelve rows spread evenly over depth, from those with a gradient.
+    `layers` are labels of rows; none means twelve rows spread evenly over depth, from those with a gradient.
     """
     known = [row for row in inspection.gradients if row.role == "output" and _nonzero(row.gradient) is not None]
     rows = [row for row in known if row.label in layers] if layers else known

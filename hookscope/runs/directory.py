@@ -150,13 +150,7 @@ def check_target(target: Path, option: str = "--out") -> None:
 
 
 def default_run_path(verb: str, model_name: str, input_name: str) -> Path:
-    """Return `hookscope-runs/<verb>-<model>-<input>`, each part made fit for a file name.
-
-    Args:
-        verb: The command: "activations".
-        model_name: `ModelInfo.name`.
-        input_name: `InputRecord.name`; of a path only the file's name without its suffix is used.
-    """
+    """Return `hookscope-runs/<verb>-<model>-<input>`, each part fit for a file name; of a path, its stem."""
     return Path("hookscope-runs") / "-".join(slug(part) for part in (verb, model_name, PurePath(input_name).stem))
 
 

@@ -19,7 +19,6 @@ from hookscope.render.html.layers import ShownFinding
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET
 from hookscope.results.check import CheckReport, RuleOutcome
-from hookscope.results.inputs import InputRecord
 from hookscope.text import counted, shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
@@ -58,10 +57,8 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
     `#picture=1`; among several checkpoints, `#checkpoint=model.pt&rule=dead-channels` and so on. Pictures are read from
     the folders that the reports name; one that cannot be read leaves a remark.
 
-    Args:
-        reports: What to show.
-        meanings: What each rule says, by its name; that of a rule that is not there is left out.
-        seconds: How long all of it took; None for the sum over the checkpoints.
+    `meanings` has what each rule says, by its name; that of a rule that is not there is left out. `seconds` is as in
+    `summary`.
     """
     ordered = by_gravity(reports)
     several = len(ordered) != 1
@@ -141,18 +138,14 @@ def _status_counts(rules: Sequence[RuleOutcome]) -> str:
 def _facts(report: CheckReport) -> list[tuple[str, str, bool]]:
     facts = model_facts(report.model) if report.model else []
     if report.inputs:
-        facts.append(("Inputs", _inputs(report.inputs), False))
+        shapes = {shape_text(each.shape) for each in report.inputs}
+        words = [counted(len(report.inputs), "input"), *(shapes if len(shapes) == 1 else ())]
+        facts.append(("Inputs", ", ".join(words), False))
     phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")
     facts.append(("Time", f"{total_seconds(report):.2f} s{f' ({phases})' if phases else ''}", False))
     if report.evidence:
         facts.append(("Evidence", report.evidence, False))
     return facts
-
-
-def _inputs(inputs: Sequence[InputRecord]) -> str:
-    """Return "2 inputs, 3x224x224", or their number alone if they have several shapes."""
-    shapes = {shape_text(each.shape) for each in inputs}
-    return ", ".join([counted(len(inputs), "input"), *(shapes if len(shapes) == 1 else ())])
 
 
 def _origin(report: CheckReport) -> list[tuple[str, str]]:

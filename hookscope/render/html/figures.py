@@ -128,13 +128,8 @@ def logarithmic(
 ) -> Figure | None:
     """Draw positive values over depth on a logarithmic axis; None if there are none.
 
-    Args:
-        title: What they are.
-        names: Of the places.
-        labels: Where a click on each place leads.
-        lines: Meaning and values; what is missing or not positive breaks the line.
-        missing: Whether a place gets a mark at the foot.
-        mark_meaning: What that mark says.
+    `lines` are meaning and values; what is missing or not positive breaks a line. A click on a place leads to its
+    label; a `missing` place gets a mark at the foot.
     """
     values = [value for _, line in lines for value in line if value and value > 0]
     if not values:
