@@ -1,6 +1,7 @@
 """Results as the text that the commands print, and as what other tools read: dicts and data frames."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from io import StringIO
 from shutil import get_terminal_size
 from typing import Any
@@ -122,8 +123,7 @@ def _records(result: Result) -> Iterator[Mapping[str, Any]]:
         for each, record in zip(result.rows, document["rows"], strict=True):
             yield {"label": each.label, **record}
     elif isinstance(result, CheckReport):
-        for finding in result.findings:
-            yield {"rule": finding.rule, "level": finding.level, "where": finding.where, "message": finding.message}
+        yield from map(asdict, result.findings)
     else:
         names = {CheckpointContents: "tensors", ModuleTable: "modules", Comparison: "changes"}
         yield from document[names[type(result)]]

@@ -98,8 +98,7 @@ class FeatureMaps:
     note: str = ""
 
     def _repr_html_(self) -> str:
-        html: str = rendered(self, "html")
-        return html
+        return str(rendered(self, "html"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +170,7 @@ class Run(Shown):
 
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write the run directory of the command; see `hookscope.render.run_files.save_run` for the options."""
-        folder: Path = rendered(self, "save", path, **options).folder
-        return folder
+        return Path(rendered(self, "save", path, **options).folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

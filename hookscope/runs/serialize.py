@@ -209,8 +209,7 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
         prediction.update(_class_fields(prediction.get("classes")))
     for loss in _dicts([document.get("loss")]):
         loss["value"] = float(loss["value"]) if loss.get("value") in ("nan", "inf", "-inf") else loss.get("value")
-    result = _checked(Gradients if backward else Activations, document)
-    assert isinstance(result, Activations | Gradients)  # noqa: S101 - what it was checked against
+    result: Activations | Gradients = _checked(Gradients if backward else Activations, document)
     return result
 
 
@@ -220,8 +219,7 @@ def record_from_dict(document: Mapping[str, Any]) -> RunRecord:
     Raises:
         ValueError: As `inspection_from_dict`.
     """
-    record = _checked(RunRecord, document)
-    assert isinstance(record, RunRecord)  # noqa: S101 - what it was checked against
+    record: RunRecord = _checked(RunRecord, document)
     return record
 
 
@@ -233,7 +231,7 @@ def _adapter(kind: type) -> "TypeAdapter[tuple[object]]":
     return TypeAdapter(tuple[kind], config=ConfigDict(strict=True, arbitrary_types_allowed=True))  # type: ignore[arg-type, valid-type]
 
 
-def _checked(kind: type, document: Mapping[str, Any]) -> object:
+def _checked(kind: type, document: Mapping[str, Any]) -> Any:
     from pydantic import ValidationError  # noqa: PLC0415 - for reading alone
 
     try:
