@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hookscope.checks.measuring import Prepared, measure_layers
 from hookscope.checks.settings import CheckSettings
-from hookscope.render.check_json import checks_to_json
 from hookscope.render.grids import draw_for_run, encode_png, grid_name
 from hookscope.render.plots import activation_histograms, figure_png
 from hookscope.render.tables import rows_to_csv
@@ -14,6 +13,7 @@ from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.results.grids import Grid
 from hookscope.runs.directory import new_run
+from hookscope.runs.serialize import checks_to_json
 
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: whoever looks for
 # the cause begins at the first.

@@ -283,7 +283,7 @@ def _writers(
     from hookscope.runs.atomic import append, write_whole
 
     if summary:
-        from hookscope.render.check_markdown import checks_to_markdown
+        from hookscope.render.github import checks_to_markdown
 
         markdown = checks_to_markdown(reports, seconds=seconds)
         yield partial(append, Path(summary), markdown, "GITHUB_STEP_SUMMARY")
@@ -314,11 +314,11 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
 
 def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", seconds: float) -> None:
     if chosen == "json":
-        from hookscope.render.check_json import checks_to_json
+        from hookscope.runs.serialize import checks_to_json
 
         typer.echo(checks_to_json(reports), nl=False)
     elif chosen == "markdown":
-        from hookscope.render.check_markdown import checks_to_markdown
+        from hookscope.render.github import checks_to_markdown
 
         typer.echo(checks_to_markdown(reports, seconds=seconds), nl=False)
     else:

@@ -40,9 +40,7 @@ def by_gravity(reports: Sequence[CheckReport]) -> list[CheckReport]:
 def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str:
     """Return one line on all checkpoints: "3 checkpoints: 1 failed, 2 passed · 2 failures, 1 warning · 4.1 s".
 
-    Args:
-        reports: What to count.
-        seconds: How long all of it took; None for the sum over the checkpoints.
+    `seconds` is how long all of it took; None for the sum over the checkpoints.
     """
     verdicts = [verdict(report) for report in reports]
     wordings: tuple[Verdict, ...] = ("failed", "could not be checked", "passed")

@@ -34,11 +34,6 @@ def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float |
     Lines are broken between words, never within a name: print with `soft_wrap=True`, and a name that is longer than
     the terminal stays whole; without it, Rich folds such a name. A single checkpoint that passes takes a line, and
     another for what was skipped.
-
-    Args:
-        reports: What to show.
-        width: Columns of the terminal.
-        seconds: How long all of it took; None for the sum over the checkpoints.
     """
     ordered = [readable(report) for report in by_gravity(reports)]
     if len(ordered) == 1 and ordered[0].passed and not ordered[0].findings:

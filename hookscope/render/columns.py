@@ -1,7 +1,7 @@
 """Tables for terminals of any width: columns that are kept or left out, rows that are folded, numbers as text."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hookscope.results.distribution import EXACT_LIMIT, Distribution
 from hookscope.results.histogram import BIN_COUNT, histogram
+from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text
 
 # A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:
@@ -40,11 +41,9 @@ SPARKLINE_MEANING = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column before it is drawn.
+    """A column before it is drawn, with a cell for each row. Its header is unlike any other column's.
 
     Attributes:
-        header: Its title, unlike any other column's.
-        cells: One a row.
         rank: The lowest stays longest when the terminal is narrow. 0 is the name column, which gives way to others;
             columns below 10 matter so much that names are shortened for them.
         words: Whether it holds words, aligned left and wrapped if need be, or numbers, aligned right and never wrapped.
@@ -62,6 +61,21 @@ class Column:
         """Cells the widest line needs, as far as `max_width` allows."""
         lines = (line for cell in self.cells for line in cell.plain.split("\n"))
         return min(self.max_width, max(cell_len(self.header), *map(cell_len, lines)))
+
+
+def number_column(header: str, values: Iterable[float | None], rank: int) -> Column:
+    """Return a column of `number_text`."""
+    return Column(header, [safe_line(number_text(value)) for value in values], rank)
+
+
+def counts_that_vary(columns: Sequence[Column], statistics: Sequence[TensorStatistics]) -> list[Column]:
+    """Leave out the columns of dtype, NaN and Inf where they would say the same in every row."""
+    idle = {
+        "dtype": len({each.dtype for each in statistics}) == 1,
+        "NaN": not any(each.nan_count for each in statistics),
+        "Inf": not any(each.inf_count for each in statistics),
+    }
+    return [column for column in columns if not idle.get(column.header)]
 
 
 def fitted(columns: Sequence[Column], remarks: Sequence[Text], width: int) -> list[Column]:
@@ -110,12 +124,7 @@ def draw_table(columns: Sequence[Column], styles: Sequence[str], kept: Sequence[
 
 
 def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
-    """Return the positions of the rows to show. A gap of one row is not worth its line.
-
-    Args:
-        notable: Whether a row must be seen, one a row.
-        full: Show all of them.
-    """
+    """Return the positions of the rows to show. A gap of one row is not worth its line."""
     last = len(notable) - 1
     if full or last < _FOLD_ABOVE_ROWS:
         return range(len(notable))
@@ -171,6 +180,11 @@ def probability_text(probability: float) -> str:
     if probability in (0, 1):
         return f"{probability:.2f}"
     return "<0.01" if probability < 0.01 else ">0.99" if probability > 0.99 else f"{probability:.2f}"
+
+
+def classes_text(classes: Iterable[tuple[str, float]]) -> str:
+    """Return classes with their probabilities: "Egyptian cat 0.40 · tiger cat 0.23"."""
+    return " · ".join(f"{name} {probability_text(probability)}" for name, probability in classes)
 
 
 def integer_text(value: int | None) -> str:
@@ -246,5 +260,4 @@ def _section(columns: Sequence[Column], width: int, *, show_header: bool) -> Tab
 
 
 def _gap(width: int) -> int:
-    """Return the blanks between two columns."""
     return 2 if width >= _ROOMY_WIDTH else 1

@@ -7,13 +7,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render.columns import Column, draw_table, fitted, number_text, probability_text, safe_line
+from hookscope.render.columns import Column, classes_text, draw_table, fitted, number_text, safe_line
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.text import counted
 
 # Our choices: what a screen has room for beside the tables of the run itself.
 _FEW_ROWS = 20
 _FEW_INPUTS = 10
+_FEW_CLASSES = 5
 
 
 def comparison_report(comparison: Comparison, *, width: int, full: bool = False) -> RenderableType:
@@ -21,11 +22,6 @@ def comparison_report(comparison: Comparison, *, width: int, full: bool = False)
 
     Of many rows those that changed most are shown, in the order of the run, and a line for each kind of row says how
     far all of them did.
-
-    Args:
-        comparison: What to show.
-        width: Columns of the terminal.
-        full: Show every row and every input.
     """
     changes = comparison.changes
     shown = changes if full or len(changes) <= _FEW_ROWS else _most_changed(changes)
@@ -94,18 +90,12 @@ def _predictions(before: Prediction, after: Prediction) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(f"input {before.input_index} without edits:", safe_line(_classes(before)))
-    grid.add_row(f"input {after.input_index} with edits:", safe_line(_classes(after)))
+    for prediction, which in ((before, "without"), (after, "with")):
+        classes = classes_text(prediction.classes[:_FEW_CLASSES])
+        grid.add_row(f"input {prediction.input_index} {which} edits:", safe_line(classes))
     return grid
 
 
 def _both(change: Change, measure: str) -> Text:
-    """Return a statistic without edits and with them."""
     values = (None if each is None else getattr(each, measure) for each in (change.before, change.after))
     return safe_line(" → ".join(map(number_text, values)))
-
-
-def _classes(prediction: Prediction, shown: int = 5) -> str:
-    names = prediction.class_names or tuple(f"class {index}" for index in prediction.class_indices)
-    pairs = list(zip(names, prediction.probabilities, strict=True))[:shown]
-    return " · ".join(f"{name} {probability_text(probability)}" for name, probability in pairs)

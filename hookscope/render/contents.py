@@ -48,11 +48,6 @@ def contents_report(contents: CheckpointContents, *, width: int, full: bool = Fa
     """Return what a weights file holds: what it is, what lies beside the weights, every tensor, and a summary.
 
     Of what is no set of weights, such as an optimiser's state, only tensors that are not finite are listed.
-
-    Args:
-        contents: What to show.
-        width: Columns of the terminal.
-        full: Show every tensor, and every entry.
     """
     weights = [part for part in contents.parts if part.is_weights]
     shown: list[RenderableType] = [_facts(contents, weights)]
@@ -85,7 +80,6 @@ def _facts(contents: CheckpointContents, weights: Sequence[StoredPart]) -> Table
 
 
 def _about(part: StoredPart) -> RenderableType:
-    """Return what is to be known of one of several sets of weights."""
     facts = [("weights at", part.key), ("holds", _total([part])), ("prefix", part.prefix)]
     return Group(Text(), _grid(facts, part.architectures))
 

@@ -1,6 +1,7 @@
 """Results as the text that the commands print, and as what other tools read: dicts and data frames."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from io import StringIO
 from shutil import get_terminal_size
 from typing import Any
@@ -9,7 +10,6 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, terminal
-from hookscope.render.check_json import checks_to_dict
 from hookscope.render.check_terminal import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
@@ -20,6 +20,7 @@ from hookscope.results.contents import CheckpointContents
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModuleTable
 from hookscope.runs import serialize
+from hookscope.runs.serialize import checks_to_dict
 
 Result = Activations | Gradients | CheckReport | CheckpointContents | ModuleTable | Comparison
 
@@ -39,13 +40,7 @@ def result_text(result: Result) -> str:
 
 
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
-    """Return what a command prints of its result on stdout: all but warnings, and where a model raised.
-
-    Args:
-        result: What to show.
-        width: Columns of the terminal.
-        full: Show every row of a long table instead of folding it.
-    """
+    """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
     if isinstance(result, Activations):
         return Group(*_activations(result, width, full=full))
     if isinstance(result, Gradients):
@@ -54,19 +49,17 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
         return contents_report(result, width=width, full=full)
     if isinstance(result, ModuleTable):
         title = f"{result.model.name} ({result.model.kind})"
-        return Group(*_notes(result), terminal.module_table(result.rows, width=width, title=title))
+        return Group(terminal.note_lines(result.notes), terminal.module_table(result.rows, width=width, title=title))
     if isinstance(result, Comparison):
         return comparison_report(result, width=width, full=full)
     return check_report([result], width)
 
 
 def _activations(result: Activations, width: int, *, full: bool) -> Iterator[RenderableType]:
-    yield from _notes(result)
+    yield terminal.note_lines(result.notes)
     yield terminal.layer_table(result, width=width, full=full)
-    if result.uncalled:
-        yield terminal.uncalled_lines(result.uncalled, full=full)
-    if result.predictions:
-        yield terminal.predictions_lines(result, full=full)
+    yield terminal.uncalled_lines(result.uncalled, full=full)
+    yield terminal.predictions_lines(result, full=full)
     if result.comparison is not None:
         yield comparison_report(result.comparison, width=width, full=full)
     if result.verification is not None:
@@ -74,24 +67,17 @@ def _activations(result: Activations, width: int, *, full: bool) -> Iterator[Ren
 
 
 def _gradients(result: Gradients, width: int, *, full: bool) -> Iterator[RenderableType]:
-    yield from _notes(result)
+    yield terminal.note_lines(result.notes)
     yield gradient_tables.gradient_table(result, width=width, full=full)
     yield gradient_tables.parameter_table(result, width=width, full=full)
-    if result.uncalled:
-        yield terminal.uncalled_lines(result.uncalled, full=full)
+    yield terminal.uncalled_lines(result.uncalled, full=full)
     if result.inputs_alone:
         yield gradient_tables.by_input_table(result.inputs_alone, width=width, full=full)
     if result.comparison is not None:
         yield comparison_report(result.comparison, width=width, full=full)
-    if result.predictions:
-        yield terminal.predictions_lines(result, full=full)
+    yield terminal.predictions_lines(result, full=full)
     yield gradient_tables.loss_lines(result.loss, result.verification)
     yield gradient_tables.verdicts_panel(result)
-
-
-def _notes(result: Activations | Gradients | ModuleTable) -> Iterator[RenderableType]:
-    if result.notes:
-        yield terminal.note_lines(result.notes)
 
 
 def result_dict(result: Result) -> dict[str, Any]:
@@ -137,8 +123,7 @@ def _records(result: Result) -> Iterator[Mapping[str, Any]]:
         for each, record in zip(result.rows, document["rows"], strict=True):
             yield {"label": each.label, **record}
     elif isinstance(result, CheckReport):
-        for finding in result.findings:
-            yield {"rule": finding.rule, "level": finding.level, "where": finding.where, "message": finding.message}
+        yield from map(asdict, result.findings)
     else:
         names = {CheckpointContents: "tensors", ModuleTable: "modules", Comparison: "changes"}
         yield from document[names[type(result)]]

@@ -1,4 +1,7 @@
-"""Gradients as Rich renderables, for people: a table of outputs, a table of parameters, the loss and the verdicts."""
+"""Gradients as Rich renderables, for people: a table of outputs, a table of parameters, the loss and the verdicts.
+
+`width` is that of the terminal, in columns; `full` shows every row of a long table instead of folding it.
+"""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -8,14 +11,17 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
+from hookscope.render.check_summary import level_counts
 from hookscope.render.columns import (
     REMARK_WIDTH,
     Column,
+    counts_that_vary,
     draw_table,
     fitted,
     integer_text,
     kept_positions,
     kind_cell,
+    number_column,
     number_text,
     percent_text,
     safe_line,
@@ -25,7 +31,7 @@ from hookscope.results.activations import Verification
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow
 from hookscope.results.statistics import TensorStatistics
-from hookscope.text import counted, shape_text
+from hookscope.text import shape_text
 
 _LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
 
@@ -34,11 +40,6 @@ def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> 
     """Return the gradients of outputs, and of inputs if measured, in forward order under a title, fitted to `width`.
 
     A row says in words what is not plain about it: no gradient, zero, NaN or Inf, the verdicts that name it.
-
-    Args:
-        inspection: What to show.
-        width: Columns of the terminal.
-        full: Show every row of a long table instead of folding it.
     """
     rows = inspection.gradients
     title = [
@@ -62,13 +63,7 @@ def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> 
 
 
 def parameter_table(inspection: Gradients, *, width: int, full: bool = False) -> RenderableType:
-    """Return the gradients of the parameters in the order of `named_parameters()`, fitted to `width`.
-
-    Args:
-        inspection: What to show.
-        width: Columns of the terminal.
-        full: Show every row of a long table instead of folding it.
-    """
+    """Return the gradients of the parameters in the order of `named_parameters()`, fitted to `width`."""
     rows = inspection.parameters
     title = safe_line("Gradients of the loss by parameter", style="bold")
     if not rows:
@@ -80,8 +75,8 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
         Column("type", [kind_cell(row.kind) for row in rows], 13, words=True),
         Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
-        Column("‖w‖", [safe_line(number_text(row.weight_l2)) for row in rows], 6),
-        Column("‖g‖/‖w‖", [safe_line(number_text(row.ratio)) for row in rows], 1),
+        number_column("‖w‖", (row.weight_l2 for row in rows), 6),
+        number_column("‖g‖/‖w‖", (row.ratio for row in rows), 1),
     ]
     verdicts = _by_place(inspection.verdicts)
     found = [verdicts.get(row.name, ()) for row in rows]
@@ -89,12 +84,7 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
 
 
 def loss_lines(loss: LossRecord | None, verification: Verification | None) -> RenderableType:
-    """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · of (model)".
-
-    Args:
-        loss: The loss; None if the forward pass broke off.
-        verification: Whether it is the loss without hooks, said in a second line; None if that is not known.
-    """
+    """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · of (model)"."""
     if loss is None:
         return safe_line("No loss: the forward pass broke off.", style="bold red")
     parts = [f"loss {loss.name} = {number_text(loss.value)}"]
@@ -111,34 +101,30 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
         if inspection.loss is None or inspection.failure is not None:
             return safe_line("Gradients were not judged: the pass broke off.", style="yellow")
         return safe_line("No issues found.", style="green")
-    failures = sum(verdict.level == "fail" for verdict in verdicts)
-    counts = ((failures, "failure"), (len(verdicts) - failures, "warning"))
-    title = "Verdict: " + ", ".join(counted(count, noun) for count, noun in counts if count)
     lines = Group(*(_verdict_lines(verdict) for verdict in verdicts))
-    return Panel(lines, title=title, title_align="left", border_style=_LEVEL_STYLES[verdicts[0].level])
+    return Panel(
+        lines,
+        title=f"Verdict: {level_counts(verdicts)}",
+        title_align="left",
+        border_style=_LEVEL_STYLES[verdicts[0].level],
+    )
 
 
 def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool = False) -> RenderableType:
-    """Return each input's loss and gradient norm, and how far the norms spread: over all parameters, and by layer.
-
-    Args:
-        inputs: At least one.
-        width: Columns of the terminal.
-        full: Show every row of a long table instead of folding it.
-    """
+    """Return each input's loss and gradient norm, and how far the norms spread: over all parameters, and by layer."""
     alone = [
         Column("input alone", [safe_line(each.name) for each in inputs], 0, words=True),
-        Column("loss", [safe_line(number_text(each.loss)) for each in inputs], 1),
-        Column("‖g‖ of parameters", [safe_line(number_text(each.parameters_l2)) for each in inputs], 2),
+        number_column("loss", (each.loss for each in inputs), 1),
+        number_column("‖g‖ of parameters", (each.parameters_l2 for each in inputs), 2),
         _no_remarks(len(inputs)),
     ]
     labels = list(dict.fromkeys(label for each in inputs for label in each.rows_l2))
     norms = [[norm for each in inputs if (norm := each.rows_l2.get(label)) is not None] for label in labels]
     spread = [
         Column("grad_output over inputs", [safe_line(label) for label in labels], 0, words=True),
-        Column("least ‖g‖", [_number(min(each, default=None)) for each in norms], 2),
-        Column("median ‖g‖", [_number(median(each) if each else None) for each in norms], 1),
-        Column("greatest ‖g‖", [_number(max(each, default=None)) for each in norms], 3),
+        number_column("least ‖g‖", (min(each, default=None) for each in norms), 2),
+        number_column("median ‖g‖", (median(each) if each else None for each in norms), 1),
+        number_column("greatest ‖g‖", (max(each, default=None) for each in norms), 3),
         _no_remarks(len(labels)),
     ]
     parts: list[RenderableType] = [safe_line("Gradients of each input alone", style="bold")]
@@ -156,29 +142,18 @@ def _verdict_lines(verdict: Finding) -> RenderableType:
 
 
 def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
-    """Return the columns that gradients of layers and of parameters share."""
-
-    def numbers(header: str, values: Iterable[float | None], rank: int) -> Column:
-        return Column(header, [safe_line(number_text(value)) for value in values], rank)
-
     columns = [
         Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
-        numbers("mean |g|", (each.mean_abs for each in all_statistics), 2),
-        numbers("max |g|", (each.max_abs for each in all_statistics), 3),
-        numbers("L2", (each.l2 for each in all_statistics), 4),
-        numbers("mean", (each.mean for each in all_statistics), 18),
-        numbers("std", (each.std for each in all_statistics), 19),
+        number_column("mean |g|", (each.mean_abs for each in all_statistics), 2),
+        number_column("max |g|", (each.max_abs for each in all_statistics), 3),
+        number_column("L2", (each.l2 for each in all_statistics), 4),
+        number_column("mean", (each.mean for each in all_statistics), 18),
+        number_column("std", (each.std for each in all_statistics), 19),
         Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 7),
         Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
         Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
-    # Columns that would say the same in every row are left out.
-    idle = {
-        "dtype": len({each.dtype for each in all_statistics}) == 1,
-        "NaN": not any(each.nan_count for each in all_statistics),
-        "Inf": not any(each.inf_count for each in all_statistics),
-    }
-    return [column for column in columns if not idle.get(column.header)]
+    return counts_that_vary(columns, all_statistics)
 
 
 def _flagged_table(
@@ -257,10 +232,6 @@ def _drawn(columns: Sequence[Column], width: int, *, full: bool) -> RenderableTy
     count = len(columns[0].cells)
     kept = kept_positions([False] * count, full=full)
     return draw_table(fitted(columns, columns[-1].cells, width), [""] * count, kept, width)
-
-
-def _number(value: float | None) -> Text:
-    return safe_line(number_text(value))
 
 
 def _no_remarks(count: int) -> Column:

@@ -48,20 +48,12 @@ _REMARK_LIMIT = 200  # characters
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What the values of each channel span, non-finite ones left out.
+    """What the values of each channel span, non-finite ones left out."""
 
-    Attributes:
-        magnitudes: Largest magnitude per channel, 0 where no value is finite, (C,).
-        all_zero: Channels in which every value is exactly zero, (C,).
-        lowest: Smallest value of all; +inf where no value is finite.
-        highest: Largest value of all; -inf where no value is finite.
-        non_finite_count: Values that are NaN or Inf.
-    """
-
-    magnitudes: NDArray[np.float32]
-    all_zero: NDArray[np.bool_]
-    lowest: float
-    highest: float
+    magnitudes: NDArray[np.float32]  # largest per channel, 0 where no value is finite, (C,)
+    all_zero: NDArray[np.bool_]  # whether every value is exactly zero, (C,)
+    lowest: float  # of all; +inf where no value is finite
+    highest: float  # of all; -inf where no value is finite
     non_finite_count: int
 
 
@@ -100,13 +92,6 @@ def draw_for_run(
     maps: FeatureMaps, path: str, *, cmap: str = "auto", scale: Scale = "channel", input_name: str = ""
 ) -> tuple[Image.Image, Grid]:
     """Draw a grid as `draw_grid` does; return it with what a run says of it.
-
-    Args:
-        maps: As for `draw_grid`.
-        path: Where in the run directory the picture will be.
-        cmap: As for `draw_grid`.
-        scale: Likewise.
-        input_name: Likewise.
 
     Raises:
         UsageError: If `cmap` is unknown.

@@ -82,7 +82,6 @@ def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
 
 
 def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:
-    """Yield what the terminal's renderables say, as HTML."""
     for each in renderables:
         if isinstance(each, Group):
             yield from _blocks(each.renderables)

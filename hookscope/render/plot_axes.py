@@ -230,10 +230,7 @@ def say(axes: Axes, sentence: str) -> None:
 def plain(text: str, longest: int) -> str:
     """Return `text` so that matplotlib draws it as it stands: no mathematics, no control codes, no missing glyphs.
 
-    Args:
-        text: Any text.
-        longest: Characters to draw; of a longer text "…" stands for the middle, because the end of a dotted name says
-            most.
+    If it is longer than `longest`, "…" stands for the middle, because the end of a dotted name says most.
     """
     known = _glyphs()
     shown = "".join(
@@ -247,5 +244,4 @@ def plain(text: str, longest: int) -> str:
 
 @lru_cache(maxsize=1)
 def _glyphs() -> frozenset[int]:
-    """Return the code points that matplotlib's own font can draw."""
     return frozenset(get_font(str(Path(mpl.get_data_path(), "fonts/ttf/DejaVuSans.ttf"))).get_charmap())

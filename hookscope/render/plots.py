@@ -82,9 +82,7 @@ def gradient_histograms(inspection: Gradients, layers: Sequence[str] = ()) -> Fi
     Exact zeros are left out of the bars and counted in the title. Where the tails are long the axis is logarithmic on
     both sides of zero.
 
-    Args:
-        inspection: What to draw.
-        layers: Labels of rows; none means twelve rows spread evenly over depth, from those with a gradient.
+    `layers` are labels of rows; none means twelve rows spread evenly over depth, from those with a gradient.
     """
     known = [row for row in inspection.gradients if row.role == "output" and _nonzero(row.gradient) is not None]
     rows = [row for row in known if row.label in layers] if layers else known
@@ -139,10 +137,6 @@ def activation_histograms(rows: Sequence[LayerRow], title: str) -> Figure:
     """Draw how the outputs of some layers are distributed, a panel each.
 
     Bars are shares of the finite values; what is not finite is counted above the panel.
-
-    Args:
-        rows: What to draw.
-        title: What was run.
     """
     with our_style():
         figure, grid = panels(("Outputs of layers", title), len(rows), 4)
@@ -259,7 +253,6 @@ def _draw_output(axes: Axes, row: LayerRow) -> None:
 
 
 def _title(inspection: Gradients, what: str) -> tuple[str, ...]:
-    """Return what is drawn, and what was run."""
     loss = f"loss {inspection.loss.name}" if inspection.loss else "no loss"
     return what, inspection.model.name, f"{inspection.mode} mode", loss, inspection.model.weights
 

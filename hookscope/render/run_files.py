@@ -29,17 +29,11 @@ _IN_FILES = ("rows", "gradients", "parameters", "uncalled")
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """A run directory that was written.
-
-    Attributes:
-        folder: Where.
-        grids: The grids in it.
-        files: Paths of everything else but `run.json` and the pictures of the inputs.
-    """
+    """A run directory that was written."""
 
     folder: Path
     grids: tuple[Grid, ...]
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # everything else but `run.json` and the pictures of the inputs
 
 
 def save_run(

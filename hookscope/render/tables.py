@@ -94,7 +94,6 @@ def _csv(columns: Sequence[str], records: Iterable[Mapping[str, object]]) -> str
 
 
 def _record(row: LayerRow | GradientRow | ParameterRow) -> dict[str, object]:
-    """Return what a row says of its place, and its statistics."""
     statistics = row.activation if isinstance(row, LayerRow) else row.gradient
     return {**_own(statistics), **_statistics_entries(statistics), **_own(row)}
 

@@ -1,6 +1,9 @@
-"""Results as Rich renderables, for people. Every name is a `Text`, so nothing in it is read as markup."""
+"""Results as Rich renderables, for people. Every name is a `Text`, so nothing in it is read as markup.
 
-from collections.abc import Iterable, Sequence
+`width` is that of the terminal, in columns; `full` shows what is folded else: every row, input and name.
+"""
+
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from rich.console import Group, RenderableType
@@ -13,15 +16,16 @@ from hookscope.render.columns import (
     REMARK_WIDTH,
     SPARKLINE_MEANING,
     Column,
+    classes_text,
+    counts_that_vary,
     draw_table,
     fitted,
     fold_name,
     integer_text,
     kept_positions,
     kind_cell,
-    number_text,
+    number_column,
     percent_text,
-    probability_text,
     quantile_text,
     safe_line,
     sparkline,
@@ -50,11 +54,6 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
 
     The wider the terminal, the more columns. Numbers are never cut or wrapped; over-long names lose their middle. A
     flagged row says so in words, in a column of their own when there is room, else beside or below the name.
-
-    Args:
-        inspection: What to show.
-        width: Columns of the terminal.
-        full: Show every row of a long table instead of folding it.
     """
     rows = inspection.rows
     if not rows:
@@ -85,12 +84,7 @@ def repeats_words(row: LayerRow | GradientRow) -> list[str]:
 
 
 def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> RenderableType:
-    """Return the selected layers that never ran, grouped by reason.
-
-    Args:
-        uncalled: What to list; nothing gives an empty renderable.
-        full: Name every layer instead of the first few of each reason.
-    """
+    """Return the selected layers that never ran, grouped by reason; an empty renderable for none."""
     by_reason: dict[str, list[str]] = {}
     for layer in uncalled:
         by_reason.setdefault(layer.reason, []).append(fold_name(layer.layer or "(model)", 48))
@@ -142,25 +136,15 @@ def failure_panel(failure: Failure) -> RenderableType:
 
 
 def predictions_lines(inspection: Activations | Gradients, *, full: bool = False) -> RenderableType:
-    """Return the top classes of every input, a line each: "cat.jpg: Egyptian cat 0.40 · tiger cat 0.23".
-
-    Args:
-        inspection: Whose predictions to show; none gives an empty renderable.
-        full: Show every input instead of the first ten.
-    """
+    """Return the top classes of every input, a line each: "cat.jpg: Egyptian cat 0.40 · tiger cat 0.23"."""
     predictions = inspection.predictions
     shown = predictions if full else predictions[:10]
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column()
     for prediction in shown:
-        names = prediction.class_names or tuple(f"class {index}" for index in prediction.class_indices)
-        classes = (
-            f"{name} {probability_text(probability)}"
-            for name, probability in zip(names, prediction.probabilities, strict=True)
-        )
         name = fold_name(inspection.inputs[prediction.input_index].name, 30)
-        grid.add_row(safe_line(f"{name}:"), safe_line(" · ".join(classes)))
+        grid.add_row(safe_line(f"{name}:"), safe_line(classes_text(prediction.classes)))
     if not shown:
         return Group()
     hidden = len(predictions) - len(shown)
@@ -170,13 +154,7 @@ def predictions_lines(inspection: Activations | Gradients, *, full: bool = False
 
 
 def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> RenderableType:
-    """Return the modules of a network as a tree by their dotted names, with a line of totals.
-
-    Args:
-        rows: In the order of `named_modules()`; parents may be missing.
-        width: Columns of the terminal.
-        title: First line.
-    """
+    """Return the modules of a network as a tree by their dotted names, with a line of totals."""
     notes = [safe_line(row.note, style="cyan") if row.note else Text() for row in rows]
     columns = [
         Column("module", [*map(safe_line, _tree_names([row.layer for row in rows]))], 0, words=True),
@@ -220,9 +198,6 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     """Return the columns of the layer table but the flags, in the order they are shown."""
     all_statistics = [row.activation for row in rows]
 
-    def numbers(header: str, values: Iterable[float | None], rank: int) -> Column:
-        return Column(header, [safe_line(number_text(value)) for value in values], rank)
-
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", names, 0, words=True),
@@ -230,13 +205,13 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
         Column("shape", [_activation_shape(row) for row in rows], 6),
         Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
         Column("parameters", [safe_line(f"{row.parameter_count:,}") for row in rows], 21),
-        numbers("mean", (each.mean for each in all_statistics), 1),
-        numbers("std", (each.std for each in all_statistics), 2),
-        numbers("min", (each.min for each in all_statistics), 3),
+        number_column("mean", (each.mean for each in all_statistics), 1),
+        number_column("std", (each.std for each in all_statistics), 2),
+        number_column("min", (each.min for each in all_statistics), 3),
         Column("median", [safe_line(_median_text(each)) for each in all_statistics], 18),
-        numbers("max", (each.max for each in all_statistics), 4),
-        numbers("mean |x|", (each.mean_abs for each in all_statistics), 19),
-        numbers("L2", (each.l2 for each in all_statistics), 20),
+        number_column("max", (each.max for each in all_statistics), 4),
+        number_column("mean |x|", (each.mean_abs for each in all_statistics), 19),
+        number_column("L2", (each.l2 for each in all_statistics), 20),
         Column(_HIST, [safe_line(sparkline(each.distribution)) for each in all_statistics], 16),
         Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 5),
         Column("dead", [safe_line(_dead_channels(each)) for each in all_statistics], 13),
@@ -246,12 +221,9 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     # Columns that would say the same in every row are left out.
     idle = {
         _HIST: all(each.distribution is None for each in all_statistics),
-        "dtype": len({each.dtype for each in all_statistics}) == 1,
         "dead": not any(each.channel_count for each in all_statistics),
-        "NaN": not any(each.nan_count for each in all_statistics),
-        "Inf": not any(each.inf_count for each in all_statistics),
     }
-    return [column for column in columns if not idle.get(column.header)]
+    return [column for column in counts_that_vary(columns, all_statistics) if not idle.get(column.header)]
 
 
 def _median_text(statistics: TensorStatistics) -> str:

@@ -37,12 +37,10 @@ class LayerRow(MeasuredTensor):
     Attributes:
         index: Position in execution order among the rows, from 0. A module finishes after its children.
         layer: Dotted name as in `named_modules()`; "" is the whole model.
-        kind: Class name of the module.
         call: 0 for the module's first call in a forward pass, 1 for its second.
         slot: Path inside a nested output: "" for a plain tensor, "[0]", "['out']".
         parameter_count: Elements in the parameters the module owns itself (not its children's); those of
             parametrisations and ParameterLists in it count.
-        activation: The output's statistics.
         flags: What a reader should know, in words.
         aliases: Other names of the same module object.
         repeats: Label of the row with this very tensor, for a pass-through module whose input another row shows; "" for
@@ -79,8 +77,6 @@ class FeatureMaps:
 
     Attributes:
         row: `LayerRow.index` of the activation it belongs to.
-        label: `LayerRow.label`.
-        kind: Class name of the module.
         input_index: Position in `Activations.inputs`.
         arrangement: "maps": `values` is (C, H, W); "frames": (C, T, H, W); "tokens": (C, H, W), a token sequence laid
             back on its grid; "vector": (F,).
@@ -103,8 +99,7 @@ class FeatureMaps:
     note: str = ""
 
     def _repr_html_(self) -> str:
-        html: str = rendered(self, "html")
-        return html
+        return str(rendered(self, "html"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +132,6 @@ class Run(Shown):
     """What every run of a network tells, with a backward pass or without one.
 
     Attributes:
-        model: Which network.
-        inputs: What it ran over, in order.
         rows: Activations, one per (layer, call, slot), in execution order.
         uncalled: Selected modules that never ran.
         predictions: Top classes per input, for classifiers.
@@ -179,8 +172,7 @@ class Run(Shown):
 
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write the run directory of the command; see `hookscope.render.run_files.save_run` for the options."""
-        folder: Path = rendered(self, "save", path, **options).folder
-        return folder
+        return Path(rendered(self, "save", path, **options).folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -31,12 +31,7 @@ class StoredValues:
         name: Dotted name: "layer1.0.bn1.running_var".
         kind: Class name of the module that owns it.
         role: Whether it is learnt.
-        shape: Sizes of its axes.
         dtype: torch's name without the prefix: "float32".
-        element_count: Elements.
-        nan_count: Elements that are NaN.
-        inf_count: Elements that are +Inf or -Inf.
-        zero_count: Elements that are exactly zero.
         min: Smallest finite value; None without one, and for what has no order.
         max: Largest finite value; None likewise.
         max_abs: Largest finite magnitude; None likewise.
@@ -77,10 +72,8 @@ class NonFiniteOrigin:
 
     Attributes:
         layer: Label of the call: "layer1.0.conv1", "(model)" for code in the forward of the whole network.
-        kind: Class name of the module.
-        nan_count: NaN in its output.
-        inf_count: Inf in its output.
-        element_count: Values in its output; if `between`, these three may be of what it hands to a module inside it.
+        element_count: Values in its output; if `between`, this and the counts of NaN and Inf may be of what
+            it hands to a module inside it.
         parameters: Its own parameters and buffers that are not finite, and those of modules inside it that it uses
             without calling them, as MultiheadAttention does with `out_proj`.
         between: The module is a container whose own code makes them, between or after the modules inside it.
@@ -106,7 +99,6 @@ class OutputValues:
     Attributes:
         label: "(model)", "(model)['logits']", "(model)[0]['boxes']".
         shape: In the pass over the first batch; its axis 0 counts inputs if `batched`.
-        dtype: torch's name without the prefix.
         batched: Whether axis 0 counts inputs.
         max_abs: Greatest finite magnitude; None without one.
         repeat_difference: Between two passes over the same batch.
@@ -139,11 +131,9 @@ class CheckMeasurements:
             up again, as attention masks are, or if an input is not finite itself (see `unmeasured`).
         channel_peaks: For each output of a smooth activation function (GELU, SiLU, Mish…) by label, the greatest
             magnitude of each channel over all inputs, (C,) float32.
-        outputs: What the network returned.
         gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
         origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
         unmeasured: By rule, in a sentence, why what it needs could not be measured.
-        warnings: Sentences a reader must see.
         seconds: Time by phase: "load", "stored", "forward", "again", "gradients".
     """
 
@@ -165,7 +155,6 @@ class RuleOutcome:
     """What became of one rule for one checkpoint.
 
     Attributes:
-        rule: Its identifier.
         status: The gravest level of its findings, or "pass", "off" or "skipped".
         findings: Failures first, then in execution order; empty unless the status is "fail" or "warn".
         reason: Why it was skipped, in a sentence; "" otherwise.
@@ -185,10 +174,8 @@ class CheckReport(Shown):
         checkpoint: What was checked, as the user named it or as found in a folder.
         outcomes: One per rule, in the order of `checks.RULES`.
         model: Which network; None if it could not be loaded.
-        inputs: What it was given.
         error: Why it could not be checked to the end, in one line; "" if it was.
         error_code: The exit code of that error; 0 without one.
-        warnings: Sentences a reader must see.
         seconds: Time by phase, and "total".
         evidence: Folder with the evidence of what failed; "" for none.
     """

@@ -15,6 +15,12 @@ class Prediction:
     class_names: tuple[str, ...]
     probabilities: tuple[float, ...]
 
+    @property
+    def classes(self) -> list[tuple[str, float]]:
+        """Name and probability of each class, "class 281" for one without a name."""
+        names = self.class_names or [f"class {index}" for index in self.class_indices]
+        return list(zip(names, self.probabilities, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -44,7 +50,6 @@ class Comparison(Shown):
     """What edits changed: the same run without and with them.
 
     Attributes:
-        edits: The expressions.
         losses: Of the run without and of the run with edits; None for a run without a loss.
         predictions: Likewise.
         changes: Rows whose statistics differ at all, in the order of the run.

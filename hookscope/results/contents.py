@@ -16,18 +16,14 @@ class StoredTensor:
 
     Attributes:
         key: Its name in the part of the file that it is in: "conv1.weight", "state.0.exp_avg".
-        shape: Sizes of its axes.
         dtype: torch's name without the prefix: "float32".
         byte_count: Bytes of its elements; tied tensors each count theirs.
         nan_count: Elements that are NaN; None where they could not be counted.
         inf_count: Elements that are +Inf or -Inf; None likewise.
         tied_to: The first tensor that shares an element with this one, with its part's key before it if that is another
             part; "" for none. Tensors side by side in one storage, as an LSTM's may be, are not tied.
-        zero_count: Elements that are zero.
-        min: Smallest element, exactly; an int for integers.
-        max: Largest element, likewise.
-        mean: Mean of the elements.
-        std: Their standard deviation, with the number of elements as the divisor.
+        min: Smallest element, exactly; an int for integers. `max` likewise.
+        std: Standard deviation, with the number of elements as the divisor.
     """
 
     key: str
@@ -73,7 +69,6 @@ class StoredEntry:
     """One top-level entry of a checkpoint: what a training script saved beside the weights.
 
     Attributes:
-        key: Its name.
         kind: Its type: "dict", "int".
         summary: Its value if it is short, else what it holds: "3 entries, 2 tensors".
     """
@@ -88,14 +83,12 @@ class CheckpointContents(Shown):
     """What a weights file holds.
 
     Attributes:
-        name: The file's name.
         kind: "torch", "legacy torch", "safetensors" and so on.
         producer: What wrote it, as far as the file tells: "torch.save, zip format 3".
         byte_count: Size of the file, in bytes; of all shards for an index.
         parts: Every set of weights, then what else has tensors.
         entries: The top-level entries of a larger checkpoint; empty for a bare state dict.
         metadata: Text stored beside the tensors.
-        warnings: Sentences a reader must see.
     """
 
     name: str

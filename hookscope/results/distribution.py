@@ -36,9 +36,6 @@ class Distribution:
     alone, whatever the order, the batches or the processes in which they came.
 
     Attributes:
-        low: Smallest value.
-        high: Largest value.
-        count: How many values there are.
         values: The values, ascending, (K,); None if they are counted.
         keys: Bins that hold any value, ascending, (B,), as the head of this module names them; None if values are kept.
         counts: Values in each bin, (B,); None likewise.

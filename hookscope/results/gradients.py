@@ -25,15 +25,11 @@ class GradientRow(MeasuredTensor):
     Attributes:
         index: Position among the rows in forward execution order, from 0.
         backward_index: Position in the order in which gradients arrived in the backward pass, from 0; None without one.
-        layer: Dotted name as in `named_modules()`; "" is the whole model.
-        kind: Class name of the module.
-        call: 0 for the module's first call in the forward pass, 1 for its second.
+        layer: As `LayerRow.layer`, like `kind` and `call`.
         slot: Path inside a nested output or input: "" for a plain tensor output, "[0]" for the first positional input.
         role: "output" for grad_output, "input" for grad_input.
-        status: What became of it.
-        gradient: Statistics of the gradient; without one, shape and dtype are the tensor's and all else is empty.
+        gradient: Statistics; without a gradient, shape and dtype are the tensor's and all else is empty.
         remark: Why there is no gradient, or what the gradient means where that is not plain; "" otherwise.
-        aliases: Other names of the same module object.
         repeats: As `LayerRow.repeats`, if the gradient is the same too: that of a pass-through output counts the uses
             of that output only, that of the tensor it repeats counts all. The rows of its inputs likewise.
         also: As `LayerRow.also`.
@@ -96,8 +92,7 @@ class ParameterRow(MeasuredTensor):
         name: Dotted name: "layer1.0.conv1.weight".
         kind: Class name of the module that owns it.
         trainable: Its `requires_grad`.
-        status: What became of it.
-        gradient: Statistics of the gradient; without one, shape and dtype are the parameter's and all else is empty.
+        gradient: Statistics; without a gradient, shape and dtype are the parameter's and all else is empty.
         weight_l2: Root of the sum of squares of the parameter itself.
         ratio: Gradient's L2 over `weight_l2`; None where either does not exist or the weight is zero.
         aliases: Other names of the same (tied) parameter.
@@ -151,8 +146,6 @@ class InputGradients:
     """Gradient norms of one input alone.
 
     Attributes:
-        name: The input's.
-        loss: Of this input alone.
         parameters_l2: Root of the sum of squares over the gradients of all parameters; None if no parameter has one.
         rows_l2: Per label of an output, the L2 norm of its gradient; None without one.
     """

@@ -9,12 +9,10 @@ class Tiles:
 
     Attributes:
         left: Left edge of the first tile.
-        top: Its top edge.
         columns: Tiles in a row.
         count: Tiles in all, one a channel; a tile holds its frames side by side, one pixel apart.
         frames: Frames in a tile; 1 for everything but clips.
-        height: Of one map, in map pixels.
-        width: Of one map, in map pixels.
+        height: Of one map, in map pixels, as `width`.
         down: Pixels per map pixel along the height.
         across: Pixels per map pixel along the width.
         gap: Background between tiles.
@@ -50,7 +48,6 @@ class Grid:
     Attributes:
         path: The PNG file, inside the run directory.
         row: `index` of the row it shows: of an activation, or of a gradient in a run of `grads`.
-        label: That row's label.
         input_index: Position in the inputs.
         caption: What its caption says, in parts, without how the tiles lie.
         bar: Labels under the colour bar, left to right: two or three, or none without a bar.

@@ -25,9 +25,7 @@ class Histogram:
     Attributes:
         low: Left edge of the first bin, the 1st percentile.
         high: Right edge of the last bin, which includes it, the 99th percentile; equal to `low` if all bins are one.
-        counts: Values in each bin.
-        below: Values under `low`.
-        above: Values over `high`.
+        counts: Values in each bin; `below` and `above` count what lies outside.
     """
 
     low: float

@@ -14,7 +14,6 @@ class ModelInfo:
 
     Attributes:
         name: Short name for titles and folders: "resnet34", "net.py:build".
-        kind: Class name of the root module.
         weights: Origin for people: "ResNet34_Weights.IMAGENET1K_V1", "random, seed 0", "model.pt".
         random: Whether the weights are random instead of trained.
         sha256: Hex digest of the weights file; None when there is none.
@@ -39,7 +38,6 @@ class ModuleRow:
 
     Attributes:
         layer: Dotted name; "" is the whole model.
-        kind: Class name.
         parameter_count: Elements in the parameters it owns directly.
         total_parameter_count: Elements in its own and its descendants' parameters; a tied one counts once.
         call_count: Calls in one forward pass.
@@ -76,7 +74,6 @@ class Failure:
 
     Attributes:
         layer: Dotted name of the innermost module that was running.
-        kind: Its class name.
         input_shapes: Shapes of its tensor inputs, in order; keyword inputs as "name=shape".
         error: The exception, as "TypeName: first line of the message".
     """
@@ -92,10 +89,8 @@ class ModuleTable(Shown):
     """The modules of a network.
 
     Attributes:
-        model: Which network.
         rows: One per module, in the order of `named_modules()`.
         failure: Set when the forward pass raised; later modules then have no shapes.
-        warnings: Sentences a reader must see.
         notes: Sentences about how it was loaded that are no cause for alarm.
     """
 

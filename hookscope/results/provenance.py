@@ -18,8 +18,6 @@ class Provenance:
     """What a run was made with, besides what the result says itself.
 
     Attributes:
-        patterns: Layer patterns, as given.
-        preprocessing: How files became inputs.
         named_inputs: Inputs by name: the value, or the record of the file it was read from.
         unusable_inputs: A sentence for each input that was left out.
         pictures: The first pictures as the network saw them, (H, W, 3) or (H, W) uint8.

@@ -23,17 +23,14 @@ class Shown:
     __slots__ = ()
 
     def __str__(self) -> str:
-        text: str = rendered(self, "text")
-        return text
+        return str(rendered(self, "text"))
 
     def _repr_html_(self) -> str:
-        html: str = rendered(self, "html")
-        return html
+        return str(rendered(self, "html"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but pictures and tensors as dicts, lists, text and numbers, as `--json` prints it."""
-        converted: dict[str, Any] = rendered(self, "dict")
-        return converted
+        return dict(rendered(self, "dict"))
 
     def to_json(self) -> str:
         """Return `to_dict` as strict JSON, a row a line."""

@@ -1,6 +1,8 @@
 """What is measured of one tensor."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 from hookscope.results.distribution import Distribution
 from hookscope.results.histogram import Histogram
@@ -19,17 +21,10 @@ class TensorStatistics:
         shape: As it came out in the first batch, batch axis included.
         dtype: torch's name without the prefix: "float32".
         element_count: Elements over the whole input.
-        mean: Arithmetic mean.
         std: Population standard deviation (divisor n); 0 for a single element.
-        min: Smallest value.
-        max: Largest value.
-        mean_abs: Mean absolute value.
         l2: Square root of the sum of squares.
         zero_fraction: Share of exact zeros among all elements, 0-1.
-        nan_count: Elements that are NaN.
-        inf_count: Elements that are +Inf or -Inf.
         channel_axis: Axis of `shape` that counts channels; None when there is none.
-        channel_count: Channels; None without a channel axis.
         dead_channel_count: Channels that are exactly zero over the whole input.
         quantiles: Values at `QUANTILE_LEVELS`, by `numpy.quantile`'s linear definition; None without a distribution.
             Exact for up to 1,024 finite values; of more within 3 % of the value or within 0.5 % of its rank.
@@ -71,6 +66,10 @@ class TensorStatistics:
         return self.dead_channel_count / self.channel_count
 
 
+def _statistic(name: str) -> Any:
+    return property(attrgetter(f"statistics.{name}"), doc=f"See `TensorStatistics.{name}`.")
+
+
 class MeasuredTensor:
     """A row about one tensor: the statistics that are asked for most, by their short names."""
 
@@ -81,42 +80,11 @@ class MeasuredTensor:
         """All statistics of the row's tensor."""
         raise NotImplementedError
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """See `TensorStatistics.shape`."""
-        return self.statistics.shape
-
-    @property
-    def dtype(self) -> str:
-        """See `TensorStatistics.dtype`."""
-        return self.statistics.dtype
-
-    @property
-    def mean(self) -> float | None:
-        """See `TensorStatistics.mean`."""
-        return self.statistics.mean
-
-    @property
-    def std(self) -> float | None:
-        """See `TensorStatistics.std`."""
-        return self.statistics.std
-
-    @property
-    def min(self) -> float | None:
-        """See `TensorStatistics.min`."""
-        return self.statistics.min
-
-    @property
-    def max(self) -> float | None:
-        """See `TensorStatistics.max`."""
-        return self.statistics.max
-
-    @property
-    def l2(self) -> float | None:
-        """See `TensorStatistics.l2`."""
-        return self.statistics.l2
-
-    @property
-    def zero_fraction(self) -> float | None:
-        """See `TensorStatistics.zero_fraction`."""
-        return self.statistics.zero_fraction
+    shape: tuple[int, ...] = _statistic("shape")
+    dtype: str = _statistic("dtype")
+    mean: float | None = _statistic("mean")
+    std: float | None = _statistic("std")
+    min: float | None = _statistic("min")
+    max: float | None = _statistic("max")
+    l2: float | None = _statistic("l2")
+    zero_fraction: float | None = _statistic("zero_fraction")

@@ -54,12 +54,7 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str, option: str) -> None:
-    """Write `text` as UTF-8: a reader sees all of it, or what was there before. Links are followed.
-
-    Args:
-        path: Where; folders that are missing are made.
-        text: What.
-        option: What named the path, for the message.
+    """Write `text` as UTF-8: all of it or nothing. Missing folders are made, links followed.
 
     Raises:
         OutputError: If it cannot be written.
@@ -87,10 +82,6 @@ def append(path: Path, text: str, option: str) -> None:
 def check_writable(path: Path, option: str) -> None:
     """Refuse a place that a file could not be written to, without changing anything: before the long work.
 
-    Args:
-        path: Where the file goes; folders that are missing would be made.
-        option: What named it, for the message.
-
     Raises:
         OutputError: If it is a folder, lies where nothing can be written, or cannot be a name.
     """
@@ -112,7 +103,6 @@ def reason_of(error: OSError) -> str:
 
 @contextmanager
 def _reported(path: Path, option: str) -> Iterator[None]:
-    """Turn an operating system error into one line about the file."""
     try:
         yield
     except OSError as error:

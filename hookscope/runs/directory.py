@@ -74,7 +74,8 @@ class Run:
         """
         with _reported(self.target, self.option):
             files = sorted(_files(self.path))
-            _sync_folder(self.path)
+            for path in self.path.rglob("*"):
+                sync(path)
             record = strict_json(_MARK | dict(metadata) | _MARK | {"files": files})
             (self.path / _RECORD).write_text(record, encoding="utf-8")
             sync(self.path / _RECORD)
@@ -127,10 +128,6 @@ def new_run(target: Path, option: str = "--out") -> Iterator[Run]:
 def check_target(target: Path, option: str = "--out") -> None:
     """Refuse a target that a run could not be written to, without changing anything.
 
-    Args:
-        target: As for `new_run`.
-        option: Likewise.
-
     Raises:
         OutputError: If `target` is a file, a link, a mount point, the current folder or one above it, holds something
             that hookscope did not write, lies where nothing can be written, or has too long a name.
@@ -153,13 +150,7 @@ def check_target(target: Path, option: str = "--out") -> None:
 
 
 def default_run_path(verb: str, model_name: str, input_name: str) -> Path:
-    """Return `hookscope-runs/<verb>-<model>-<input>`, each part made fit for a file name.
-
-    Args:
-        verb: The command: "activations".
-        model_name: `ModelInfo.name`.
-        input_name: `InputRecord.name`; of a path only the file's name without its suffix is used.
-    """
+    """Return `hookscope-runs/<verb>-<model>-<input>`, each part fit for a file name; of a path, its stem."""
     return Path("hookscope-runs") / "-".join(slug(part) for part in (verb, model_name, PurePath(input_name).stem))
 
 
@@ -315,21 +306,9 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Have the operating system write all files and folders below `folder` to the disk."""
-    for path in folder.rglob("*"):
-        sync(path)
-
-
 @contextmanager
 def _reported(target: Path, option: str, within: Path | None = None) -> Iterator[None]:
-    """Turn an operating system error into one line about the run.
-
-    Args:
-        target: What the line names.
-        option: What the user named it with.
-        within: Only errors about this folder, or about a full disk; others pass. None means every error.
-    """
+    """Turn an operating system error into one line about the run; of those `within` a folder, or about a full disk."""
     try:
         yield
     except OSError as error:

@@ -63,19 +63,12 @@ class StoredRun:
         return self.result.verdicts if isinstance(self.result, Gradients) else ()
 
     def read_picture(self, path: str) -> bytes:
-        """Return the bytes of a picture that `run.json` names.
-
-        Raises:
-            InputError: If it is missing, not a plain file inside the run's folder, or too large.
-        """
+        """Return the bytes of a picture that `run.json` names; raises as `read_inside`."""
         return read_inside(self.folder, path, _MAX_PICTURE_BYTES)
 
 
 def read_run(folder: Path) -> StoredRun:
     """Read what `hookscope activations` or `hookscope grads` wrote.
-
-    Args:
-        folder: The run directory.
 
     Raises:
         InputError: If it is no run, was cut short, is of another version, or does not hold what it says.
@@ -112,11 +105,7 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def _check_pictures(run: StoredRun) -> None:
-    """Raise unless every picture is of a row and an input of the run.
-
-    Raises:
-        InputError: If one is not.
-    """
+    """Raise an InputError unless every picture is of a row and an input of the run."""
     rows = run.gradients if isinstance(run.result, Gradients) else run.result.rows
     indices, input_count = {row.index for row in rows}, len(run.result.inputs)
     for grid in run.record.grids:

@@ -13,11 +13,7 @@ MARK = "<!doctype html>\n<!-- hookscope report -->\n"
 
 
 def default_report_path(run: Path) -> Path:
-    """Return where a run's report goes unless told otherwise: beside its folder, since a run holds its own files only.
-
-    Args:
-        run: "hookscope-runs/grads-demo-cat" gives "hookscope-runs/grads-demo-cat.html".
-    """
+    """Return where a run's report goes by default: beside its folder, "runs/demo.html" for "runs/demo"."""
     folder = run if run.name not in {"", ".."} else Path(os.path.realpath(run))
     return folder.with_name(f"{folder.name}.html") if folder.name else Path("report.html")
 
@@ -42,11 +38,7 @@ def check_report_target(target: Path) -> None:
 
 
 def write_report(target: Path, page: str) -> None:
-    """Write a page beside its target and rename it into place.
-
-    Args:
-        target: Nothing yet, or an earlier report, which is replaced.
-        page: Begins with `MARK`.
+    """Write a page, which begins with `MARK`, beside its target and rename it into place.
 
     Raises:
         OutputError: If it cannot be written, or the target has become something else; an earlier report stays.

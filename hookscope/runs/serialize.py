@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from hookscope.errors import gravest
 from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.comparison import Comparison, Prediction
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.grids import Grid
@@ -44,13 +46,10 @@ class RunRecord:
         verb: The command; "check" for its evidence.
         command: As it was typed.
         versions: Of Python, hookscope and what it uses.
-        platform: Where it ran.
         threads: torch's.
         patterns: As given with `--layer`.
         unusable_inputs: One sentence each.
-        grids: Pictures of feature maps.
         thumbnails: For the first inputs, what the network saw as a picture: a path inside the run, or None.
-        edits: Expressions.
         files: Paths of all files but `run.json` itself.
         layers: Of evidence, labels of the rows that a rule fails.
     """
@@ -114,6 +113,36 @@ def gradients_to_json(result: Gradients) -> str:
 def modules_to_dict(rows: Sequence[ModuleRow]) -> dict[str, Any]:
     """Return the modules of a network as dicts, lists, text and numbers; names are those of `ModuleRow`."""
     return {"schema_version": SCHEMA_VERSION, "modules": [asdict(row) for row in rows]}
+
+
+def checks_to_json(reports: Sequence[CheckReport]) -> str:
+    """Return `reports` as strict JSON, one checkpoint a line: see `checks_to_dict`."""
+    return strict_json(checks_to_dict(reports))
+
+
+def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
+    """Return `reports` as dicts, lists, text and numbers, in their order.
+
+    At the top: `schema_version` (it changes when a key goes or changes its meaning), `exit_code` of the command, and
+    `checkpoints`, a list of objects:
+
+    - `checkpoint`: what was checked; `passed`: true or false; `exit_code`: 0 passed, 1 a rule failed, else the error's.
+    - `error`: why it could not be checked to the end, or ""; `error_code`: its exit code, or 0.
+    - `model`: `name`, `kind`, `weights`, `random`, `sha256`, `parameter_count`, `arguments`; null if it could not be
+      loaded.
+    - `inputs`: a list of `name`, `sha256`, `size` (width, height), `shape` (without the batch axis), `steps`.
+    - `rules`: a list in the order of judgement, of `rule`: its identifier; `status`: "pass", "warn", "fail", "off" or
+      "skipped"; `reason`: why it was skipped, or ""; `findings`: a list of `level` ("fail" or "warn"), `where` (label
+      of a layer's output, name of a parameter or an input, "" for the whole) and `message`.
+    - `warnings`: sentences; `seconds`: by phase, and "total"; `evidence`: a folder, or "".
+
+    Names are exact, even hostile ones.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "exit_code": gravest(report.exit_code for report in reports),
+        "checkpoints": [_checkpoint(report) for report in reports],
+    }
 
 
 def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
@@ -180,8 +209,7 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
         prediction.update(_class_fields(prediction.get("classes")))
     for loss in _dicts([document.get("loss")]):
         loss["value"] = float(loss["value"]) if loss.get("value") in ("nan", "inf", "-inf") else loss.get("value")
-    result = _checked(Gradients if backward else Activations, document)
-    assert isinstance(result, Activations | Gradients)  # noqa: S101 - what it was checked against
+    result: Activations | Gradients = _checked(Gradients if backward else Activations, document)
     return result
 
 
@@ -191,8 +219,7 @@ def record_from_dict(document: Mapping[str, Any]) -> RunRecord:
     Raises:
         ValueError: As `inspection_from_dict`.
     """
-    record = _checked(RunRecord, document)
-    assert isinstance(record, RunRecord)  # noqa: S101 - what it was checked against
+    record: RunRecord = _checked(RunRecord, document)
     return record
 
 
@@ -204,7 +231,7 @@ def _adapter(kind: type) -> "TypeAdapter[tuple[object]]":
     return TypeAdapter(tuple[kind], config=ConfigDict(strict=True, arbitrary_types_allowed=True))  # type: ignore[arg-type, valid-type]
 
 
-def _checked(kind: type, document: Mapping[str, Any]) -> object:
+def _checked(kind: type, document: Mapping[str, Any]) -> Any:
     from pydantic import ValidationError  # noqa: PLC0415 - for reading alone
 
     try:
@@ -295,6 +322,27 @@ def _gradient(row: GradientRow | ParameterRow) -> dict[str, Any]:
 def _model(model: ModelInfo) -> dict[str, Any]:
     keys = ("name", "kind", "weights", "random", "sha256", "parameter_count", "arguments")
     return {key: getattr(model, key) for key in keys}
+
+
+def _checkpoint(report: CheckReport) -> dict[str, Any]:
+    return {
+        "checkpoint": report.checkpoint,
+        "passed": report.passed,
+        "exit_code": report.exit_code,
+        "error": report.error,
+        "error_code": report.error_code,
+        "model": report.model and _model(report.model),
+        "inputs": [asdict(record) for record in report.inputs],
+        "rules": [_rule(outcome) for outcome in report.outcomes],
+        "warnings": report.warnings,
+        "seconds": report.seconds,
+        "evidence": report.evidence,
+    }
+
+
+def _rule(outcome: RuleOutcome) -> dict[str, Any]:
+    findings = [{"level": each.level, "where": each.where, "message": each.message} for each in outcome.findings]
+    return {"rule": outcome.rule, "status": outcome.status, "reason": outcome.reason, "findings": findings}
 
 
 def _classes(prediction: Prediction) -> list[dict[str, Any]]:

@@ -332,6 +332,14 @@ def printed(renderable: RenderableType, width: int) -> str:
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
+def in_colour(renderable: RenderableType, width: int = 200) -> str:
+    """Return what a terminal with colours is sent."""
+    console = Console(file=StringIO(), width=width, color_system="standard", force_terminal=True, legacy_windows=False)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
 @pytest.fixture
 def assert_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with a golden file, or write it there under `--update-golden`."""

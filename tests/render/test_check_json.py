@@ -2,8 +2,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from hookscope.render.check_json import checks_to_json
 from hookscope.results.check import CheckReport
+from hookscope.runs.serialize import checks_to_dict, checks_to_json
 from tests.render.checked import CORRUPT, EVERY, FAILED, KILLED, PASSING, SKIPPING
 
 
@@ -71,13 +71,6 @@ def test_a_checkpoint_says_all_that_its_report_does() -> None:
     ]
 
 
-def test_statuses_and_levels_are_those_of_the_rules() -> None:
-    entry = read(FAILED)["checkpoints"][0]
-    assert [rule["status"] for rule in entry["rules"]] == ["pass", "fail", "fail", "skipped"]
-    assert [each["level"] for rule in entry["rules"] for each in rule["findings"]] == ["fail", "fail", "fail", "warn"]
-    assert [rule["reason"] for rule in entry["rules"]] == ["", "", "", "No baseline was given."]
-
-
 def test_a_checkpoint_that_could_not_be_checked_has_an_error_and_no_model() -> None:
     killed, corrupt = read(KILLED, CORRUPT)["checkpoints"]
     assert (killed["error"], killed["error_code"], killed["model"]) == (KILLED.error, 3, None)
@@ -95,7 +88,7 @@ def test_a_number_that_json_does_not_know_is_null() -> None:
 
 
 def test_every_key_stands_in_the_documentation() -> None:
-    documented = checks_to_json.__doc__ or ""
+    documented = checks_to_dict.__doc__ or ""
     document = read(*EVERY)
     entries = document["checkpoints"]
     rules = [rule for entry in entries for rule in entry["rules"]]

@@ -1,29 +1,26 @@
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from io import StringIO
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.control import strip_control_codes
 
-from hookscope.render.gradient_tables import gradient_table, loss_lines, parameter_table, verdicts_panel
+from hookscope.render.gradient_tables import by_input_table, gradient_table, loss_lines, parameter_table, verdicts_panel
 from hookscope.results.findings import Finding
-from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord
-from tests.render.conftest import FAILURE, GRADIENT_ROWS, GRADIENTS, PARAMETER_ROWS, gradient_statistics, printed
-
-anything = st.text(st.characters(exclude_categories=[]), max_size=40)
-
-
-def in_colour(renderable: RenderableType, width: int = 200) -> str:
-    console = Console(file=StringIO(), width=width, color_system="standard", force_terminal=True, legacy_windows=False)
-    console.print(renderable)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
+from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, InputGradients, LossRecord
+from tests.render.conftest import (
+    FAILURE,
+    GRADIENT_ROWS,
+    GRADIENTS,
+    PARAMETER_ROWS,
+    gradient_statistics,
+    in_colour,
+    printed,
+)
 
 
 def everything(inspection: Gradients, width: int) -> Sequence[RenderableType]:
@@ -61,21 +58,6 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
         text = printed(renderable, width)
         assert strip_control_codes(text) == text
         assert all(cell_len(line) <= width and line.isprintable() for line in text.splitlines())
-
-
-@given(name=anything, other=anything, width=st.integers(min_value=20, max_value=220))
-def test_any_name_at_all_keeps_to_its_cell(name: str, other: str, width: int) -> None:
-    inspection = replace(
-        GRADIENTS,
-        gradients=(replace(GRADIENT_ROWS[5], layer=name, kind=other, remark=other), PLAIN),
-        parameters=(replace(PARAMETER_ROWS[4], name=name, kind=other), PARAMETER_ROWS[0]),
-        loss=LossRecord(name, other, 1.0, (name, other)),
-        verdicts=(Finding("dead-gradient", "fail", name, other),),
-    )
-    for renderable in everything(inspection, width):
-        lines = printed(renderable, width).splitlines()
-        assert all(cell_len(line) <= width for line in lines)
-        assert all(line.isprintable() and not line.lstrip().startswith("::") for line in lines)
 
 
 def test_eighty_columns_hold_the_essential_numbers() -> None:
@@ -227,3 +209,42 @@ def test_no_verdict_is_said_in_words() -> None:
 def test_a_pass_that_broke_off_is_never_called_healthy(change: dict[str, object]) -> None:
     text = printed(verdicts_panel(replace(GRADIENTS, verdicts=(), **change)), 80)  # type: ignore[arg-type]
     assert "not judged" in text
+
+
+# Inputs alone
+
+
+def words(inputs: list[InputGradients], *, full: bool = False) -> list[list[str]]:
+    return [line.split() for line in printed(by_input_table(inputs, width=80, full=full), 80).splitlines()]
+
+
+def test_each_input_is_a_row_and_each_layer_shows_how_far_its_norms_spread() -> None:
+    inputs = [
+        InputGradients("a.jpg", 1.5, 3.0, {"conv": 1.0, "fc": 2.0}),
+        InputGradients("b.jpg", -0.5, None, {"conv": 4.0, "fc": None}),
+        InputGradients("c.jpg", math.nan, 0.0, {"conv": 9.0, "late": 7.0}),
+    ]
+    shown = words(inputs)
+    assert ["a.jpg", "1.500", "3.000"] in shown
+    assert ["b.jpg", "-0.5000", "-"] in shown
+    assert ["c.jpg", "nan", "0"] in shown
+    assert ["conv", "1.000", "4.000", "9.000"] in shown
+    assert ["fc", "2.000", "2.000", "2.000"] in shown
+    assert ["late", "7.000", "7.000", "7.000"] in shown
+
+
+def test_a_layer_without_any_gradient_has_no_norms() -> None:
+    assert ["fc", "-", "-", "-"] in words([InputGradients("a", 1.0, 1.0, {"fc": None})])
+
+
+def test_inputs_without_layers_are_one_table() -> None:
+    shown = words([InputGradients("a", 1.0, 1.0, {})])
+    assert shown[-1] == ["a", "1.000", "1.000"]
+    assert not any("grad_output" in line for line in shown)
+
+
+def test_many_inputs_are_folded_unless_asked_for() -> None:
+    inputs = [InputGradients(f"{number}.jpg", 1.0, 1.0, {}) for number in range(100)]
+    folded, full = (words(inputs, full=full) for full in (False, True))
+    assert len([line for line in full if line and line[0].endswith(".jpg")]) == 100
+    assert len([line for line in folded if line and line[0].endswith(".jpg")]) < 100

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import RenderableType
 
-from hookscope.render import check_json, gradient_tables, tables, terminal
-from hookscope.render.check_markdown import checks_to_markdown
+from hookscope.render import gradient_tables, tables, terminal
 from hookscope.render.check_terminal import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report
-from hookscope.render.github import annotations
+from hookscope.render.github import annotations, checks_to_markdown
 from hookscope.render.grids import draw_for_run, encode_png
 from hookscope.render.html import report_html
 from hookscope.render.html.checks import checks_html
@@ -138,7 +138,7 @@ CSV: Mapping[str, Callable[[str], str]] = {
 JSON: Mapping[str, Callable[[str], str]] = {
     "inspection": lambda name: gradients(name).to_json(),
     "rows": lambda name: serialize.rows_to_json(activations(name)),
-    "check": lambda name: check_json.checks_to_json([checked.hostile(name)]),
+    "check": lambda name: serialize.checks_to_json([checked.hostile(name)]),
     "contents": lambda name: contents(name).to_json(),
 }
 
@@ -174,8 +174,10 @@ def assert_harmless(text: str) -> None:
 @hostile
 def test_nothing_steers_a_terminal(kind: str, name: str) -> None:
     assert_harmless(printed(TERMINAL[kind](name, 2000), 2000))
-    folded = printed(TERMINAL[kind](name, 40), 40)
-    assert all(line.isprintable() for line in folded.split("\n"))
+    for width in (20, 40, 80, 200):
+        for line in printed(TERMINAL[kind](name, width), width).split("\n"):
+            assert cell_len(line) <= width
+            assert line.isprintable()
 
 
 @pytest.mark.parametrize("kind", CSV)
@@ -248,7 +250,7 @@ def test_pictures_draw_what_their_fonts_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("plot", PLOTS)
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=10)
 @given(name=TEXTS)
 def test_plots_draw_any_name(plot: str, name: str) -> None:
     figure_png(PLOTS[plot](gradients(name)))  # mathematics that does not parse would raise, a missing glyph would warn

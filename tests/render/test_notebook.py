@@ -7,14 +7,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
-import pytest
 from IPython.core.formatters import DisplayFormatter
-from matplotlib.figure import Figure
 from PIL import Image
 
 from hookscope.render.columns import sparkline
 from hookscope.render.grids import draw_grid
-from hookscope.render.plots import gradient_flow, gradient_histograms, parameter_ratios
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
@@ -136,14 +133,6 @@ def test_many_grids_are_cut_and_the_others_are_named() -> None:
 def test_an_inspection_without_rows_can_be_shown() -> None:
     assert "No layer finished." in shown(replace(INSPECTION, rows=())).text
     assert "No layer finished." in shown(replace(GRADIENTS, gradients=(), parameters=())).text
-
-
-@pytest.mark.parametrize("draw", [gradient_flow, gradient_histograms, parameter_ratios])
-def test_plots_of_the_library_are_figures(draw: object) -> None:
-    assert callable(draw)
-    figure = draw(GRADIENTS)
-    assert isinstance(figure, Figure)
-    assert figure.axes
 
 
 def test_results_load_no_renderer_before_they_are_shown() -> None:

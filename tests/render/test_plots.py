@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -16,7 +16,6 @@ from PIL import Image
 from hookscope.render.plot_axes import plain
 from hookscope.render.plots import PLOTS, figure_png, gradient_flow, gradient_histograms, parameter_ratios
 from hookscope.results.distribution import distribution_of
-from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from tests.render.conftest import (
     GRADIENT_ROWS,
@@ -198,20 +197,6 @@ def test_hostile_names_are_drawn_as_they_are() -> None:
     shown = list(names_below(figure, 0).values())
     assert shown[:4] == [r"\$x^2\$", r"a\$b", r"\\$\frac{1}{0}\$", r"\u7f51\u7edc"]
     assert "\x1b" not in "".join(texts(figure))
-
-
-@settings(max_examples=10)
-@given(name=anything, other=anything)
-def test_any_name_at_all_can_be_drawn(name: str, other: str) -> None:
-    inspection = replace(
-        GRADIENTS,
-        model=replace(GRADIENTS.model, name=name, weights=other),
-        gradients=tuple(layers([name, other])),
-        parameters=(replace(PARAMETER_ROWS[0], name=other), PARAMETER_ROWS[1]),
-        verdicts=(Finding("dead-gradient", "fail", name, other),),
-    )
-    for draw in PLOTS.values():
-        figure_png(draw(inspection))
 
 
 @given(anything)

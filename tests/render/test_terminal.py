@@ -1,16 +1,12 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from io import StringIO
 from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.control import strip_control_codes
+from rich.console import RenderableType
 
 from hookscope.render.terminal import (
     failure_panel,
@@ -20,12 +16,10 @@ from hookscope.render.terminal import (
     uncalled_lines,
     warnings_panel,
 )
-from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer
+from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
-from tests.render.conftest import FAILURE, INSPECTION, MODEL, MODULES, ROWS, numbered, printed, statistics
-
-anything = st.text(st.characters(exclude_categories=[]), max_size=40)
+from tests.render.conftest import FAILURE, INSPECTION, MODEL, MODULES, ROWS, in_colour, numbered, printed, statistics
 
 
 def table_text(inspection: Activations, width: int, *, full: bool = False) -> str:
@@ -41,13 +35,6 @@ def row_lines(text: str) -> list[str]:
     lines = text.splitlines()
     rule = next(position for position, line in enumerate(lines) if line.startswith("──"))
     return lines[rule + 1 :]
-
-
-def in_colour(renderable: RenderableType, width: int = 200) -> str:
-    console = Console(file=StringIO(), width=width, color_system="standard", force_terminal=True, legacy_windows=False)
-    console.print(renderable)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
 
 
 def everything(width: int) -> Sequence[RenderableType]:
@@ -75,22 +62,6 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
         for line in printed(renderable, width).splitlines():
             assert cell_len(line) <= width
             assert line.isprintable()
-
-
-@given(name=anything, kind=anything, width=st.integers(min_value=20, max_value=220))
-def test_any_name_at_all_keeps_to_its_cell(name: str, kind: str, width: int) -> None:
-    inspection = with_rows(replace(ROWS[4], layer=name, kind=kind), ROWS[5])
-    module = replace(MODULES[4], layer=name, kind=kind, note=kind)
-    for renderable in (
-        layer_table(inspection, width=width),
-        module_table([MODULES[0], module], width=width, title=name),
-        uncalled_lines([UncalledLayer(name, kind, 1, kind)]),
-        warnings_panel([name]),
-        failure_panel(replace(FAILURE, layer=name, kind=kind, error=kind, input_shapes=(name,))),
-    ):
-        lines = printed(renderable, width).splitlines()
-        assert all(cell_len(line) <= width for line in lines)
-        assert all(line.isprintable() and not line.lstrip().startswith("::") for line in lines)
 
 
 # The layer table
@@ -229,16 +200,6 @@ def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> No
     assert "1 row repeats another and is not shown" in table_text(with_rows(replace(ROWS[0], also=("pool",))), 80)
 
 
-def test_sixty_rows_are_not_folded() -> None:
-    assert shown_blocks(table_text(with_rows(*LONG.rows[:60]), 80)) == list(range(60))
-    assert shown_blocks(table_text(with_rows(*LONG.rows[:61]), 80)) == [*range(20), *range(41, 61)]
-
-
-def test_a_single_row_is_not_folded_away() -> None:
-    rows = [replace(ROWS[5] if position % 2 else ROWS[0], layer=f"block{position}") for position in range(100)]
-    assert shown_blocks(table_text(with_rows(*rows), 80)) == list(range(100))
-
-
 # Beside the table
 
 
@@ -322,13 +283,6 @@ def test_modules_end_in_their_totals() -> None:
 
 def test_notes_find_room_at_eighty_columns() -> None:
     assert "└ also: tied" in printed(everything(80)[5], 80)
-
-
-def test_no_control_code_reaches_the_terminal() -> None:
-    for renderable in everything(80):
-        text = printed(renderable, 80)
-        assert strip_control_codes(text) == text
-        text.encode()
 
 
 # Histograms in the layer table

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from hookscope.render.columns import number_text, percent_text, probability_text, quantile_text
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layer_href, layers_of, tree_of
-from hookscope.render.html.page import render_page
+from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import Picture, shrink_all, thumbnail_uri
 from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
@@ -38,30 +38,18 @@ _STATISTICS = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One input as the page shows it.
-
-    Attributes:
-        number: Its position.
-        name: The file's.
-        steps: What preprocessing did, in words.
-        size: Of the picture before that, and shape after it, in words.
-        uri: What the network saw, as a data URI; "" if the run does not hold it.
-        classes: The best ones: name and probability, in words and as a number.
-    """
+    """One input as the page shows it."""
 
     number: int
     name: str
     steps: Sequence[str]
     size: str
-    uri: str
-    classes: Sequence[tuple[str, str, float]]
+    uri: str  # what the network saw; "" if the run does not hold it
+    classes: Sequence[tuple[str, str, float]]  # the best: name and probability, in words and as a number
 
 
 def report_html(run: StoredRun) -> str:
     """Return the page of a run.
-
-    Args:
-        run: As `read_run` returns it.
 
     Raises:
         InputError: If a picture is missing, or not what the run says it is.
@@ -116,12 +104,10 @@ def _quantiles(statistics: TensorStatistics) -> list[tuple[str, float]]:
 
 
 def _own_name(parameter: ParameterRow) -> str:
-    """Return a parameter's name inside the module that it belongs to: "weight"."""
     return parameter.name.removeprefix(f"{parameter_owner(parameter.name, parameter.kind)}.")
 
 
 def _basis(statistics: TensorStatistics) -> str:
-    """Return how many values there are, and how good their quantiles."""
     values = counted(statistics.element_count, "value")
     if statistics.quantiles is None or statistics.element_count <= EXACT_LIMIT:
         return values
@@ -140,22 +126,15 @@ def _title(run: StoredRun) -> str:
 
 
 def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:
-    """Return what was run: term, words, and whether they call for a look."""
-    result, model = run.result, run.result.model
+    result = run.result
     backward = result if isinstance(result, Gradients) else None
-    arguments = ", ".join(f"{name}={value}" for name, value in model.arguments.items())
-    seconds = sum(each for each in result.timings.values())
+    seconds = sum(result.timings.values())
+    phases = ", ".join(f"{name} {spent:.2f}" for name, spent in result.timings.items())
     facts = [
-        ("Model", f"{model.name} ({model.kind}{', ' + arguments if arguments else ''})", False),
-        ("Parameters", f"{model.parameter_count:,}", False),
-        ("Weights", model.weights, model.random),
+        *model_facts(result.model),
         ("Device", f"{result.device}, {result.dtype}{f', {backward.mode} mode' if backward else ''}", False),
         ("Rows", f"{counted(len(result.rows), 'output')}, {counted(len(run.record.grids), 'grid')}", False),
-        (
-            "Time",
-            f"{seconds:.2f} s ({', '.join(f'{k} {v:.2f}' for k, v in result.timings.items())})",
-            False,
-        ),
+        ("Time", f"{seconds:.2f} s ({phases})", False),
     ]
     if backward and (loss := backward.loss):
         target = f" to {loss.target}" if loss.target else ""
@@ -204,9 +183,8 @@ def _inputs(run: StoredRun) -> list[Given]:
 def _classes(prediction: Prediction | None) -> list[tuple[str, str, float]]:
     if prediction is None:
         return []
-    names = prediction.class_names or [f"class {index}" for index in prediction.class_indices]
-    shares = (share if math.isfinite(share) else 0.0 for share in prediction.probabilities)
-    return [(name, probability_text(share), share) for name, share in zip(names, shares, strict=True)]
+    shares = ((name, share if math.isfinite(share) else 0.0) for name, share in prediction.classes)
+    return [(name, probability_text(share), share) for name, share in shares]
 
 
 def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 
 from hookscope.render.check_summary import (
@@ -16,10 +16,9 @@ from hookscope.render.check_summary import (
 )
 from hookscope.render.html.evidence import Evidence, EvidencePicture, read_evidence
 from hookscope.render.html.layers import ShownFinding
-from hookscope.render.html.page import render_page
+from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET
 from hookscope.results.check import CheckReport, RuleOutcome
-from hookscope.results.inputs import InputRecord
 from hookscope.text import counted, shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
@@ -35,35 +34,20 @@ _STATUS_WORDS = {"fail": "failed", "warn": "warned", "pass": "passed"}
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A checkpoint as the page shows it.
-
-    Attributes:
-        report: The verdict on it, made readable.
-        name: As the user named it.
-        model: Name of the network, without the checkpoint's; "" if it could not be loaded.
-        prefix: Of identifiers on the page: "checkpoint=model.pt&" among several, "" for one.
-        anchor: Its own identifier: "checkpoint=model.pt".
-        facts: Term, words, and whether they call for a look.
-        findings: Failures first.
-        evidence: Of what failed.
-        pictures: Their identifiers and what they show.
-        judged: Rules that gave a verdict, the gravest first.
-        unjudged: The others.
-        origin: Weights and inputs, to reproduce the check: term and words.
-    """
+    """A checkpoint as the page shows it; `report` is made readable."""
 
     report: CheckReport
     name: str
-    model: str
-    prefix: str
+    model: str  # the network's name without the checkpoint's; "" if it could not be loaded
+    prefix: str  # of identifiers on the page: "checkpoint=model.pt&" among several, "" for one
     anchor: str
-    facts: Sequence[tuple[str, str, bool]]
+    facts: Sequence[tuple[str, str, bool]]  # term, words, and whether they call for a look
     findings: Sequence[ShownFinding]
     evidence: Evidence
-    pictures: Sequence[tuple[str, EvidencePicture]]
-    judged: Sequence[RuleOutcome]
+    pictures: Sequence[tuple[str, EvidencePicture]]  # with their identifiers
+    judged: Sequence[RuleOutcome]  # rules that gave a verdict, the gravest first
     unjudged: Sequence[RuleOutcome]
-    origin: Sequence[tuple[str, str]]
+    origin: Sequence[tuple[str, str]]  # weights and inputs, to reproduce the check: term and words
 
 
 def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
@@ -73,10 +57,8 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
     `#picture=1`; among several checkpoints, `#checkpoint=model.pt&rule=dead-channels` and so on. Pictures are read from
     the folders that the reports name; one that cannot be read leaves a remark.
 
-    Args:
-        reports: What to show.
-        meanings: What each rule says, by its name; that of a rule that is not there is left out.
-        seconds: How long all of it took; None for the sum over the checkpoints.
+    `meanings` has what each rule says, by its name; that of a rule that is not there is left out. `seconds` is as in
+    `summary`.
     """
     ordered = by_gravity(reports)
     several = len(ordered) != 1
@@ -144,39 +126,26 @@ def _findings(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[st
             # "layer1.0.conv1.weight" is about layer1.0.conv1.
             picture = by_layer.get(each.where) or by_layer.get(each.where.rpartition(".")[0])
             href, anchor = f"#{picture}" if picture else "", f"{rule}&finding={number}"
-            found.append(ShownFinding(each.level, each.rule, each.where, href, each.message, anchor, f"#{rule}"))
+            found.append(ShownFinding(**asdict(each), href=href, anchor=anchor, rule_href=f"#{rule}"))
     return sorted(found, key=lambda finding: finding.level != "fail")
 
 
 def _status_counts(rules: Sequence[RuleOutcome]) -> str:
-    """Return "1 failed, 20 passed"."""
     counts = Counter(rule.status for rule in rules)
     return ", ".join(f"{count} {_STATUS_WORDS.get(status, status)}" for status, count in counts.items())
 
 
 def _facts(report: CheckReport) -> list[tuple[str, str, bool]]:
-    """Return what was checked: term, words, and whether they call for a look."""
-    facts: list[tuple[str, str, bool]] = []
-    if model := report.model:
-        arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
-        facts += [
-            ("Model", f"{model.name} ({model.kind}{arguments})", False),
-            ("Parameters", f"{model.parameter_count:,}", False),
-            ("Weights", model.weights, model.random),
-        ]
+    facts = model_facts(report.model) if report.model else []
     if report.inputs:
-        facts.append(("Inputs", _inputs(report.inputs), False))
+        shapes = {shape_text(each.shape) for each in report.inputs}
+        words = [counted(len(report.inputs), "input"), *(shapes if len(shapes) == 1 else ())]
+        facts.append(("Inputs", ", ".join(words), False))
     phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")
     facts.append(("Time", f"{total_seconds(report):.2f} s{f' ({phases})' if phases else ''}", False))
     if report.evidence:
         facts.append(("Evidence", report.evidence, False))
     return facts
-
-
-def _inputs(inputs: Sequence[InputRecord]) -> str:
-    """Return "2 inputs, 3x224x224", or their number alone if they have several shapes."""
-    shapes = {shape_text(each.shape) for each in inputs}
-    return ", ".join([counted(len(inputs), "input"), *(shapes if len(shapes) == 1 else ())])
 
 
 def _origin(report: CheckReport) -> list[tuple[str, str]]:

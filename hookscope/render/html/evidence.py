@@ -24,17 +24,9 @@ _HISTOGRAMS = "plots/histograms.png"
 
 @dataclass(frozen=True, slots=True)
 class EvidencePicture:
-    """One picture as the page shows it.
+    """One picture as the page shows it: what it shows in words, the file as a data URI, its size in pixels."""
 
-    Attributes:
-        layer: Label of the layer whose feature maps it shows; "" for the histograms of all layers.
-        alternative: What it shows, in words.
-        uri: The file, as a data URI.
-        width: In pixels.
-        height: In pixels.
-    """
-
-    layer: str
+    layer: str  # whose feature maps it shows; "" for the histograms of all layers
     alternative: str
     uri: str
     width: int
@@ -43,26 +35,15 @@ class EvidencePicture:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a folder holds to be shown.
-
-    Attributes:
-        pictures: Grids in execution order, then histograms.
-        byte_count: Of their files together.
-        remarks: Sentences on what is not shown.
-    """
+    """What a folder holds to be shown: grids in execution order, then histograms."""
 
     pictures: Sequence[EvidencePicture] = ()
-    byte_count: int = 0
-    remarks: Sequence[str] = ()
+    byte_count: int = 0  # of their files together
+    remarks: Sequence[str] = ()  # on what is not shown
 
 
 def read_evidence(folder: Path, room: int) -> Evidence:
-    """Read the pictures of one checkpoint's evidence.
-
-    Args:
-        folder: As `CheckReport.evidence` names it.
-        room: Bytes that the files may have together; what is beyond stays in the folder.
-    """
+    """Read the pictures in `CheckReport.evidence`, up to `room` bytes; what is beyond stays in the folder."""
     try:
         record = _contents(folder)
     except InputError as error:
@@ -98,11 +79,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
 
 
 def _contents(folder: Path) -> RunRecord:
-    """Return what `run.json` says.
-
-    Raises:
-        InputError: If it is missing, or not as hookscope writes it.
-    """
+    """Return what `run.json` says; an InputError if it is missing, or not as hookscope writes it."""
     try:
         if folder.is_symlink():
             raise InputError("The folder of the evidence has become a link.")

@@ -29,48 +29,28 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot over depth.
-
-    Attributes:
-        title: What it shows.
-        summary: The same for somebody who cannot see it.
-        labels: Where a click on each place leads, by place.
-        shapes: From back to front.
-        ticks: Height and text of each tick of the vertical axis.
-        names: Place from the left and text of each name below.
-        keys: Style and meaning, for the legend.
-        marks: Places from the left of what has a mark at the foot.
-        mark_meaning: What that mark says.
-    """
+    """A plot over depth."""
 
     title: str
-    summary: str
-    labels: Sequence[str]
-    shapes: Sequence[Shape]
-    ticks: Sequence[tuple[float, str]]
-    names: Sequence[tuple[float, str]]
-    keys: Sequence[tuple[str, str]]
-    marks: Sequence[float] = ()
+    summary: str  # for somebody who cannot see it
+    labels: Sequence[str]  # where a click on each place leads
+    shapes: Sequence[Shape]  # from back to front
+    ticks: Sequence[tuple[float, str]]  # height and text
+    names: Sequence[tuple[float, str]]  # place from the left and text
+    keys: Sequence[tuple[str, str]]  # style and meaning
+    marks: Sequence[float] = ()  # places from the left of marks at the foot
     mark_meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A histogram as a path in a box of 100 x 24, and where in it zero is.
-
-    Attributes:
-        path: The outline, closed.
-        zero: Place of zero from the left; None outside the box.
-        low: Text of the left end.
-        high: Text of the right end.
-        summary: The same in words.
-    """
+    """A histogram as a closed path in a box of 100 x 24, with the texts of its ends."""
 
     path: str
-    zero: float | None
+    zero: float | None  # place from the left; None outside the box
     low: str
     high: str
-    summary: str
+    summary: str  # the same in words
 
 
 def bars(statistics: TensorStatistics) -> Bars | None:
@@ -148,13 +128,8 @@ def logarithmic(
 ) -> Figure | None:
     """Draw positive values over depth on a logarithmic axis; None if there are none.
 
-    Args:
-        title: What they are.
-        names: Of the places.
-        labels: Where a click on each place leads.
-        lines: Meaning and values; what is missing or not positive breaks the line.
-        missing: Whether a place gets a mark at the foot.
-        mark_meaning: What that mark says.
+    `lines` are meaning and values; what is missing or not positive breaks a line. A click on a place leads to its
+    label; a `missing` place gets a mark at the foot.
     """
     values = [value for _, line in lines for value in line if value and value > 0]
     if not values:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from urllib.parse import quote
 
 from hookscope.render.columns import integer_text, number_text, percent_text
@@ -23,23 +23,14 @@ _MOST_LEVELS = 24
 
 @dataclass(frozen=True, slots=True)
 class LayerColumn:
-    """A column of the table of layers.
+    """A column of the table of layers."""
 
-    Attributes:
-        key: Short and unique: class of its cells, and its name in the page's address.
-        title: In the header.
-        meaning: In words, for the choice of columns.
-        shown: Whether it is shown at first.
-        gradient: Whether it is about gradients.
-        words: Whether it holds words, not numbers.
-    """
-
-    key: str
+    key: str  # short and unique: class of its cells, and its name in the page's address
     title: str
     meaning: str
-    shown: bool = True
+    shown: bool = True  # at first
     gradient: bool = False
-    words: bool = False
+    words: bool = False  # not numbers
 
 
 COLUMNS = (
@@ -65,53 +56,33 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ShownFinding:
-    """What a verdict, or a rule of a check, objects to.
+class ShownFinding(Finding):
+    """A finding with what it leads to; "" for nothing.
 
     Attributes:
-        level: "fail" or "warn".
-        rule: Its identifier.
-        where: Label of a layer, or name of a parameter; "" for the whole network.
-        href: The layer's page or picture; "" for none, or on that page itself.
-        message: In a sentence.
-        anchor: Its own identifier: "rule=dead-channels&finding=2"; "" for none.
-        rule_href: The rule, further down; "" for none.
+        href: The layer's page or picture, unless that is where the finding stands.
+        anchor: Its own identifier: "rule=dead-channels&finding=2".
+        rule_href: The rule, further down.
     """
 
-    level: str
-    rule: str
-    where: str
-    href: str
-    message: str
+    href: str = ""
     anchor: str = ""
     rule_href: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One row of the table, and its page.
-
-    Attributes:
-        row: The activation.
-        number: Its place, from 0.
-        label: For people, and for the page's address.
-        calls: Labels and numbers of all calls and outputs of the same module.
-        gradient: Of its output; None without a backward pass.
-        input_gradients: Of its inputs.
-        parameters: Its own.
-        findings: Verdicts that name it or one of its parameters.
-        grids: Positions of its grids.
-    """
+    """One row of the table, and its page."""
 
     row: LayerRow
     number: int
     label: str
-    calls: Sequence["Layer"]
-    gradient: GradientRow | None
+    calls: Sequence["Layer"]  # all calls and outputs of the same module
+    gradient: GradientRow | None  # of its output; None without a backward pass
     input_gradients: Sequence[GradientRow]
     parameters: Sequence[ParameterRow]
-    findings: Sequence[ShownFinding]
-    grids: Sequence[int]
+    findings: Sequence[ShownFinding]  # verdicts that name it or one of its parameters
+    grids: Sequence[int]  # positions
 
     @property
     def flags(self) -> list[tuple[str, bool]]:
@@ -134,20 +105,15 @@ class Layer:
         """Its histogram."""
         return bars(self.row.activation)
 
-    def cell(self, column: LayerColumn) -> tuple[str, float | str | None]:
-        """Return what a cell says and what the column is sorted by."""
+    @property
+    def cells(self) -> dict[str, tuple[str, float | str | None]]:
+        """What each cell says and what its column is sorted by, by the column's key."""
         row, values = self.row, self.row.activation
         gradient = self.gradient.gradient if self.gradient else TensorStatistics((), "", 0)
+        state = self.gradient.status if self.gradient else "-"
+        dead = values.dead_channel_count
         bad = None if values.nan_count is None else values.nan_count + (values.inf_count or 0)
-        texts = {
-            "kind": row.kind,
-            "shape": "-" if "not a tensor" in row.flags else shape_text(values.shape),
-            "hist": "",
-            "gstate": self.gradient.status if self.gradient else "-",
-            "flags": "",
-        }
-        numbers: dict[str, float | None] = {
-            "params": row.parameter_count,
+        numbers = {
             "mean": values.mean,
             "std": values.std,
             "min": values.min,
@@ -157,32 +123,25 @@ class Layer:
             "gabs": gradient.mean_abs,
             "gl2": gradient.l2,
         }
-        if column.key in texts:
-            return texts[column.key], values.element_count if column.key == "shape" else texts[column.key]
-        if column.key in {"zeros", "gzeros"}:
-            share = values.zero_fraction if column.key == "zeros" else gradient.zero_fraction
-            return percent_text(share), share
-        if column.key == "dead":
-            dead = values.dead_channel_count
-            return (integer_text(dead) if values.channel_count else "-"), dead
-        if column.key == "bad":
-            return integer_text(bad), bad
-        number = numbers[column.key]
-        return (f"{number:,}" if column.key == "params" else number_text(number)), number
+        return {
+            "kind": (row.kind, row.kind),
+            "params": (f"{row.parameter_count:,}", row.parameter_count),
+            "shape": ("-" if "not a tensor" in row.flags else shape_text(values.shape), values.element_count),
+            "gstate": (state, state),
+            "gzeros": (percent_text(gradient.zero_fraction), gradient.zero_fraction),
+            "zeros": (percent_text(values.zero_fraction), values.zero_fraction),
+            "dead": (integer_text(dead) if values.channel_count else "-", dead),
+            "bad": (integer_text(bad), bad),
+            **{key: (number_text(number), number) for key, number in numbers.items()},
+        }
 
 
 @dataclass(slots=True)
 class Node:
-    """A part of the network in the tree.
+    """A part of the network in the tree."""
 
-    Attributes:
-        name: Last part of its dotted name.
-        layers: Rows of the module itself.
-        children: Parts inside it, by name.
-    """
-
-    name: str
-    layers: list[Layer] = field(default_factory=list)
+    name: str  # last part of its dotted name
+    layers: list[Layer] = field(default_factory=list)  # of the module itself
     children: dict[str, "Node"] = field(default_factory=dict)
 
     @property
@@ -207,7 +166,7 @@ def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
     for layer in layers:
         for place in (layer.label, *(parameter.name for parameter in layer.parameters)):
             pages.setdefault(place, layer.href)
-    return [_finding(verdict, pages.get(verdict.where, "")) for verdict in run.verdicts]
+    return [ShownFinding(**asdict(verdict), href=pages.get(verdict.where, "")) for verdict in run.verdicts]
 
 
 def layers_of(run: StoredRun) -> list[Layer]:
@@ -223,7 +182,7 @@ def layers_of(run: StoredRun) -> list[Layer]:
     grids = _grids_by_label(run)
     verdicts: dict[str, list[ShownFinding]] = defaultdict(list)
     for verdict in run.verdicts:
-        verdicts[verdict.where].append(_finding(verdict, ""))
+        verdicts[verdict.where].append(ShownFinding(**asdict(verdict)))
     calls: dict[str, list[Layer]] = defaultdict(list)
     layers = []
     for number, row in enumerate(run.result.rows):
@@ -255,12 +214,7 @@ def tree_of(layers: Sequence[Layer]) -> Node:
     return root
 
 
-def _finding(verdict: Finding, href: str) -> ShownFinding:
-    return ShownFinding(verdict.level, verdict.rule, verdict.where, href, verdict.message)
-
-
 def _grids_by_label(run: StoredRun) -> dict[str, list[int]]:
-    """Return the positions of the grids of each row."""
     labels = {row.index: row.label for row in (run.gradients if run.record.verb == "grads" else run.result.rows)}
     grids: dict[str, list[int]] = defaultdict(list)
     for position, grid in enumerate(run.record.grids):

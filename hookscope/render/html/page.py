@@ -15,18 +15,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookscope.render.columns import integer_text, number_text
+from hookscope.results.network import ModelInfo
 from hookscope.runs.reports import MARK
 from hookscope.text import counted, safe_text, shape_text
 
 
 def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script: str = "", **values: Any) -> str:
-    """Return a page.
+    """Return the page of a template, which includes "head.html", with filters of its own.
 
-    Args:
-        template: Its file name; it includes "head.html".
-        filters: What only this template uses.
-        script: File name of the script; "" for a page without one.
-        values: What the template shows, `title` among it.
+    `script` is a file name, "" for a page without one; the values hold a `title`.
     """
     environment = Environment(
         loader=PackageLoader("hookscope.render.html"),
@@ -46,6 +43,16 @@ def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script
         version=version("hookscope"),
         **values,
     )
+
+
+def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
+    """Return which network it is: term, words, and whether they call for a look."""
+    arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
+    return [
+        ("Model", f"{model.name} ({model.kind}{arguments})", False),
+        ("Parameters", f"{model.parameter_count:,}", False),
+        ("Weights", model.weights, model.random),
+    ]
 
 
 def _visible(value: Any) -> Any:

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image
 
 from hookscope.errors import InputError
 from hookscope.render.palettes import BACKGROUND, LEVEL_COUNT
-from hookscope.results.grids import Grid, Tiles
+from hookscope.results.grids import Grid
 from hookscope.text import counted, printable
 
 # Bytes of all grids together, before base64 makes 4 of 3: with it and the tables a page stays under 25 MB. Our choice.
@@ -73,40 +74,23 @@ LADDER = (
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The maps of one activation for one input, tiles touching each other.
+    """The maps of one activation for one input, tiles touching each other. Sizes are of a tile, in pixels."""
 
-    Attributes:
-        png: A palette PNG; the background is transparent.
-        columns: Tiles in a row.
-        count: Tiles.
-        height: Of one tile, in pixels.
-        width: Of one tile, in pixels; frames lie side by side in it.
-        frames: Frames in a tile.
-        colours: The colour map from low to high, as "#rrggbb", nine of them.
-        caption: What the grid's caption says, in parts.
-        bar: Labels under the colour bar.
-    """
-
-    png: bytes
+    png: bytes  # with a palette and a transparent background
     columns: int
     count: int
     height: int
-    width: int
+    width: int  # frames lie side by side in it
     frames: int
-    colours: tuple[str, ...]
+    colours: tuple[str, ...]  # nine of the colour map, from low to high, as "#rrggbb"
     caption: tuple[str, ...]
-    bar: tuple[str, ...]
+    bar: tuple[str, ...]  # labels under the colour bar
 
 
 def shrink_all(
     grids: Sequence[Grid], read: Callable[[str], bytes], budget: int = BUDGET
 ) -> tuple[list[Picture | None], Fidelity]:
-    """Make grids small enough for one page.
-
-    Args:
-        grids: As the run has them.
-        read: Returns the bytes of one; called from several threads.
-        budget: Bytes of all pictures together.
+    """Make grids small enough for one page: at most `budget` bytes together. `read` is called from several threads.
 
     Returns:
         The pictures, and what was given up. None stands for those without tiles, and those that do not fit whatever is
@@ -141,12 +125,7 @@ def _shrink_within(
 
 
 def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
-    """Cut the maps out of a grid; None if there are none.
-
-    Args:
-        png: The grid's file.
-        grid: What the run says of it.
-        fidelity: What to give up.
+    """Cut the maps out of the file of a grid; None if there are none.
 
     Raises:
         InputError: If it is no grid, or its tiles do not lie in it.
@@ -171,24 +150,19 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
         _encode(_fewer_colours(maps, fidelity.step), palette),
         *(tiles.columns, count, len(downs), len(acrosses), tiles.frames),
         _colours(palette),
-        (*_caption(grid), *_given_up(tiles, stride, count)),
+        (*grid.caption, *_left_out(grid, tiles.count, stride, count)),
         grid.bar,
     )
 
 
-def _caption(grid: Grid) -> Iterator[str]:
-    """Yield what the grid's caption says, and what the page leaves out of the grid."""
-    yield from grid.caption
+def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:
+    """Yield what this picture lacks beside the grid."""
     if grid.extra_token_count:
         apart = counted(grid.extra_token_count, "token")
         yield f"not here but in the run's own grid: {apart} apart, such as a class token"
-
-
-def _given_up(tiles: Tiles, stride: int, count: int) -> Iterator[str]:
-    """Yield what this picture lacks beside the grid, to make the page small."""
     if stride > 1:
         yield f"here one pixel in {stride} along each axis"
-    if count < tiles.count:
+    if count < channels:
         yield f"here the first {counted(count, 'channel')}"
 
 
@@ -198,12 +172,8 @@ def thumbnail_uri(png: bytes, name: str) -> str:
     Raises:
         InputError: If it is no PNG.
     """
-    try:
-        with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
-            _check_size(picture, name)
-            small = picture.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _not_readable(name) from error
+    with _opened(png, name) as picture:
+        small = picture.convert("RGB")
     small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     small.save(file, "JPEG", quality=88)
@@ -211,14 +181,9 @@ def thumbnail_uri(png: bytes, name: str) -> str:
 
 
 def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
-    """Return the palette indices and the palette of a grid."""
-    try:
-        with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
-            _check_size(picture, grid.path)
-            canvas = np.asarray(picture) if picture.mode == "P" else None
-            palette = bytes(picture.getpalette() or ())
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _not_readable(grid.path) from error
+    with _opened(png, grid.path) as picture:
+        canvas = np.asarray(picture) if picture.mode == "P" else None
+        palette = bytes(picture.getpalette() or ())
     if canvas is None or not (grid.tiles is None or grid.tiles.fits(*canvas.shape)):
         raise InputError(
             f"Cannot read '{printable(grid.path)}': its tiles do not lie where run.json says. "
@@ -227,15 +192,18 @@ def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
     return canvas, palette.ljust(768, b"\0")
 
 
-def _check_size(picture: Image.Image, name: str) -> None:
-    if picture.width * picture.height > _MAX_PIXELS:
-        raise _not_readable(name)
-
-
-def _not_readable(name: str) -> InputError:
-    return InputError(
-        f"Cannot read '{printable(name)}': it is no picture of a run. Run the command that made it again."
-    )
+@contextmanager
+def _opened(png: bytes, name: str) -> Iterator[Image.Image]:
+    """Open a PNG, and turn whatever is wrong with it into an InputError."""
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
+            if picture.width * picture.height > _MAX_PIXELS:
+                raise ValueError("too many pixels")  # noqa: TRY301 - told like any other fault
+            yield picture
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(
+            f"Cannot read '{printable(name)}': it is no picture of a run. Run the command that made it again."
+        ) from error
 
 
 def _fewer_colours(maps: NDArray[np.uint8], step: int) -> NDArray[np.uint8]:
