@@ -189,12 +189,10 @@ def _without_overrides(
     inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
 ) -> AbstractContextManager[object]:
     """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
-    for _, tensor in inputs:
-        if type(tensor) not in _PLAIN_TYPES:
-            return torch._C.DisableTorchFunctionSubclass()
-    for _, tensor in outputs:
-        if type(tensor) not in _PLAIN_TYPES:
-            return torch._C.DisableTorchFunctionSubclass()
+    for tensors in (inputs, outputs):
+        for _, tensor in tensors:
+            if type(tensor) not in _PLAIN_TYPES:
+                return torch._C.DisableTorchFunctionSubclass()
     return _NOTHING
 
 

@@ -35,14 +35,6 @@ _OVERWRITTEN = "it is overwritten through another view of its memory, and no cop
 
 
 @dataclass(slots=True)
-class _Parts:
-    """A gradient that arrives by several ways: how many are to come, and the sum of those that came."""
-
-    expected: int
-    total: Tensor | None = None
-
-
-@dataclass(slots=True)
 class GradientWatch(Generic[T]):
     """Hooks the tensors that pass through module calls, and keeps what is learned for the next forward pass.
 
@@ -74,7 +66,7 @@ class GradientWatch(Generic[T]):
     _aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=dict)
     _made_aliases: list[Alias] = field(default_factory=list)
     _views: list[View] = field(default_factory=list)
-    _parts: dict[SiteKey, _Parts] = field(default_factory=dict)
+    _parts: dict[SiteKey, list[Tensor | None]] = field(default_factory=dict)
     _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
@@ -139,13 +131,11 @@ class GradientWatch(Generic[T]):
     def _hook_modification(self, view: View, node: Node, *, also_direct: bool) -> None:
         """Take the gradient of a view from the graph node of its modification in place.
 
-        Args:
-            view: The view.
-            node: Its first edge leads to where the gradient of the view's base goes.
-            also_direct: The loss depends on the view in another way, too, from before the modification.
+        The first edge of the node leads to where the gradient of the view's base goes. With `also_direct` the loss
+        depends on the view in another way, too, from before the modification.
         """
         if also_direct:
-            self._parts[view.site.key] = _Parts(expected=2)
+            self._parts[view.site.key] = []
 
         def after(gradients: tuple[Tensor | None, ...], _: object) -> None:
             of_base = gradients[0]  # with the strides of the base
@@ -373,20 +363,18 @@ class GradientWatch(Generic[T]):
         with self.lock:  # each device has a thread for its part of the backward pass
             if self._parts:
                 for site in sites:
-                    self._note([site], self._in_all(site, gradient))
+                    self._note([site], self._in_both_parts(site, gradient))
             else:
                 self._note(sites, gradient)
 
-    def _in_all(self, site: GradientSite[T], gradient: Tensor | None) -> Tensor | None:
-        """Return the sum of a site's gradients once the last has come; None before."""
+    def _in_both_parts(self, site: GradientSite[T], gradient: Tensor | None) -> Tensor | None:
+        """Return the sum of the gradients of a site that gets two, once the second has come; None before."""
         parts = self._parts.get(site.key)
         if parts is None:
             return gradient
-        if gradient is not None:
-            part = gradient.detach()
-            parts.total = part.clone() if parts.total is None else parts.total + part
-        parts.expected -= 1
-        return None if parts.expected else parts.total
+        parts.append(None if gradient is None else gradient.detach().clone())
+        come = [each for each in parts if each is not None]
+        return sum(come[1:], come[0]) if len(parts) == 2 and come else None
 
     def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
         if gradient is None:  # another output of the same operation got one

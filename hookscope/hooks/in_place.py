@@ -34,43 +34,25 @@ class Aliased(torch.autograd.Function):
 
 
 class Alias(NamedTuple):
-    """An alias that is no view. If it is modified in place, autograd does not know that its original is, too.
-
-    Attributes:
-        key: What it was made for.
-        counter: Shares its version counter, but none of its memory.
-        version: When it was made.
-        node: Its graph node.
-        original: The node and output number that computed the original.
-    """
+    """An alias that is no view. If it is modified in place, autograd does not know that its original is, too."""
 
     key: SiteKey
-    counter: Tensor
-    version: int
+    counter: Tensor  # shares its version counter, but none of its memory
+    version: int  # when it was made
     node: Node
-    original: tuple[Node, int]
+    original: tuple[Node, int]  # the node and output number that computed it
 
 
 class View(NamedTuple):
-    """A hooked view. If it is modified in place, the graph goes around the hook.
-
-    Attributes:
-        site: What is watched.
-        counter: Shares the view's version counter, but none of its memory.
-        version: When the hook was put on the view.
-        node: The graph node that has the hook; None for a leaf.
-        base: The node and output number that the gradient of the view's base goes to; None if it has no gradient.
-        strides: Of the view.
-        offset: Of the view's first element in the base.
-    """
+    """A hooked view. If it is modified in place, the graph goes around the hook."""
 
     site: GradientSite[Any]
-    counter: Tensor
-    version: int
-    node: Node | None
-    base: tuple[Node, int] | None
+    counter: Tensor  # shares the view's version counter, but none of its memory
+    version: int  # when the hook was put on the view
+    node: Node | None  # that has the hook; None for a leaf
+    base: tuple[Node, int] | None  # where the gradient of the view's base goes; None if it has no gradient
     strides: tuple[int, ...]
-    offset: int
+    offset: int  # of the view's first element in the base
 
 
 def used_beside(aliases: Sequence[Alias], nodes: Mapping[Node, None]) -> set[SiteKey]:

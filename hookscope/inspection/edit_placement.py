@@ -71,8 +71,8 @@ def place_edits(
     tied: set[tuple[int, str]] = set()
     for name, edit in bound:
         if edit.place == "parameter grad":
-            if (id(parameters[name]), edit.text) in tied:  # one gradient under several names
+            if (known := (id(parameters[name]), edit.text)) in tied:  # one gradient under several names
                 continue
-            tied.add((id(parameters[name]), edit.text))
+            tied.add(known)
         by_name.setdefault(name, []).append(intervention(edit))
     return PlacedEdits(by_name, applications)

@@ -39,11 +39,7 @@ _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for 
 class _Runtime(ctypes.Structure):
     """Entry points of the OpenMP runtime that torch has loaded."""
 
-    _fields_ = (
-        ("run", ctypes.c_void_p),
-        ("thread_number", ctypes.c_void_p),
-        ("thread_count", ctypes.c_void_p),
-    )
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("run", "thread_number", "thread_count"))
 
 
 class Layout(ctypes.Structure):
@@ -65,17 +61,10 @@ class _Results(ctypes.Structure):
     """As in native.c."""
 
     _fields_ = (
-        ("found", ctypes.c_void_p),
-        ("nonzero", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("found", "nonzero", "tables", "values")),
         ("exact_limit", ctypes.c_longlong),
-        ("keys", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("runtime", ctypes.c_void_p),
-        ("smallest", ctypes.c_double),
-        ("largest", ctypes.c_double),
-        ("cancellation", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime")),
+        *((name, ctypes.c_double) for name in ("smallest", "largest", "cancellation")),
     )
 
 
