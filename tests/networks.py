@@ -48,8 +48,7 @@ def small_swin(
 ) -> nn.Module:
     """Return a Swin Transformer of the usual four stages."""
     depths, heads = [2, 2, 2, 2], [2, 4, 4, 8]
-    swin: nn.Module = SwinTransformer([4, 4], 24, depths, heads, [7, 7], block=block, downsample_layer=merging)
-    return swin
+    return SwinTransformer([4, 4], 24, depths, heads, [7, 7], block=block, downsample_layer=merging)
 
 
 def small_swin_v2() -> nn.Module:
@@ -57,20 +56,18 @@ def small_swin_v2() -> nn.Module:
 
 
 def small_video_swin() -> nn.Module:
-    swin: nn.Module = SwinTransformer3d([2, 4, 4], 24, [2, 2, 2, 2], [2, 4, 4, 8], [8, 7, 7])
-    return swin
+    return SwinTransformer3d([2, 4, 4], 24, [2, 2, 2, 2], [2, 4, 4, 8], [8, 7, 7])
 
 
 def small_vit() -> nn.Module:
     """Return a Vision Transformer on 14 x 14 patches."""
-    vit: nn.Module = torchvision.models.VisionTransformer(
+    return torchvision.models.VisionTransformer(
         image_size=112, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=48
     )
-    return vit
 
 
 def small_maxvit() -> nn.Module:
-    maxvit: nn.Module = torchvision.models.MaxVit(
+    return torchvision.models.MaxVit(
         input_size=(128, 128),
         stem_channels=8,
         partition_size=4,
@@ -79,13 +76,12 @@ def small_maxvit() -> nn.Module:
         head_dim=4,
         stochastic_depth_prob=0.1,
     )
-    return maxvit
 
 
 def small_mvit() -> nn.Module:
     """Return a Multiscale Vision Transformer; on 4 frames of 64 x 96 its grids are 2 x 16 x 24 and two halvings."""
     kernel, stay, halve = [3, 3, 3], [1, 1, 1], [1, 2, 2]
-    mvit: nn.Module = MViT(
+    return MViT(
         spatial_size=(64, 96),
         temporal_size=4,
         block_setting=[
@@ -98,7 +94,6 @@ def small_mvit() -> nn.Module:
         rel_pos_embed=True,
         proj_after_attn=True,
     )
-    return mvit
 
 
 def vgg_with_a_small_head() -> nn.Module:
@@ -116,18 +111,14 @@ def s3d_of_any_size() -> nn.Module:
 
 def detector(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        model: nn.Module = torchvision.models.get_model(
-            name, weights=None, weights_backbone=None, num_classes=3, **options
-        )
-        return model
+        return torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=3, **options)
 
     return build
 
 
 def vision(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
-        return model
+        return torchvision.models.get_model(name, weights=None, **options)
 
     return build
 
@@ -258,8 +249,7 @@ class Checkpointed(nn.Module):
         self.use_reentrant = use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(checkpoint(self.block, x, use_reentrant=self.use_reentrant))
-        return out
+        return self.head(checkpoint(self.block, x, use_reentrant=self.use_reentrant))
 
 
 @dataclass
@@ -363,8 +353,7 @@ def encoder() -> nn.Module:
 def noisy(net: Any, x: Tensor) -> Tensor:
     """Draw from every global generator: torch, Python, NumPy."""
     noise = torch.randn_like(x) * random.random() + np.random.rand()
-    out: Tensor = net.second(F.dropout(torch.relu(net.first(x + noise)), 0.5, training=True))
-    return out
+    return net.second(F.dropout(torch.relu(net.first(x + noise)), 0.5, training=True))
 
 
 def counting(net: Any, x: Tensor) -> Tensor:
@@ -373,8 +362,7 @@ def counting(net: Any, x: Tensor) -> Tensor:
     net.average.data.mul_(0.9).add_(x.mean(0), alpha=0.1)
     net.latest = x.detach().clone()
     net.cache = x.detach() * 2
-    out: Tensor = net.body(x + net.average)
-    return out
+    return net.body(x + net.average)
 
 
 def counting_network() -> nn.Module:
@@ -401,8 +389,7 @@ class StubbornlyFrozen(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.body(x))
-        return out
+        return self.norm(self.body(x))
 
 
 def frozen() -> nn.Module:
@@ -448,15 +435,13 @@ def functional_in_place(net: Any, x: Tensor) -> Tensor:
     skip += out
     skip.mul_(0.5)
     net.third(skip)[:, 0].zero_()
-    result: Tensor = net.third(skip).sigmoid_()
-    return result
+    return net.third(skip).sigmoid_()
 
 
 def without_gradients(net: Any, x: Tensor) -> Tensor:
     with torch.inference_mode():
         features = net.body(x)
-    out: Tensor = net.head(features.clone())
-    return out
+    return net.head(features.clone())
 
 
 def with_gradients(net: Any, x: Tensor) -> Tensor:
@@ -465,8 +450,7 @@ def with_gradients(net: Any, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
         energy = net.body(x)
         (force,) = torch.autograd.grad(energy.sum(), x)
-    out: Tensor = net.head(force)
-    return out
+    return net.head(force)
 
 
 def mixed_precision(net: Any, x: Tensor) -> Tensor:
@@ -476,8 +460,7 @@ def mixed_precision(net: Any, x: Tensor) -> Tensor:
 
 
 def spectral(net: Any, x: Tensor) -> Tensor:
-    out: Tensor = net.back(net.scale(net.to_spectrum(x)))
-    return out
+    return net.back(net.scale(net.to_spectrum(x)))
 
 
 class Apply(nn.Module):
@@ -507,8 +490,7 @@ def early_exit(net: Any, x: Tensor) -> Tensor:
         out = net.broken(out)
     except ValueError:
         out = net.fallback(out)
-    result: Tensor = net.never(out) if out.numel() == 0 else out
-    return result
+    return net.never(out) if out.numel() == 0 else out
 
 
 def failing(_x: Tensor) -> Tensor:

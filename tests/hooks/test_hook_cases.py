@@ -107,7 +107,6 @@ def test_a4_edits_come_before_the_recording_and_can_be_removed(removed: str) -> 
     else:
         assert first == [8]
         assert (seen["c"], seen["a"], seen["b"]) == (10, 30, 20)
-    assert a.grad is not None
     assert a.grad.item() == seen["a"]
     assert not any(each._backward_hooks for each in tensors.values())
 
@@ -127,8 +126,7 @@ class TwoLayers(nn.Module):
         self.fc2.bias = nn.Parameter(torch.tensor([1.0]))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.relu1(self.fc1(x)))
-        return out
+        return self.fc2(self.relu1(self.fc1(x)))
 
 
 def test_b1_inputs_and_outputs_of_two_layers() -> None:
@@ -148,12 +146,10 @@ def test_b1_inputs_and_outputs_of_two_layers() -> None:
 
 def test_b1_gradients_of_outputs_and_inputs_of_two_layers() -> None:
     def observe(_call: ModuleCall, _slot: str, output: Tensor) -> list[float]:
-        values: list[float] = output.flatten().tolist()
-        return values
+        return output.flatten().tolist()
 
     def observe_gradient(_site: GradientSite[list[float]], gradient: Tensor) -> list[float]:
-        values: list[float] = gradient.flatten().tolist()
-        return values
+        return gradient.flatten().tolist()
 
     model = TwoLayers()
     x = torch.ones(1, 3, requires_grad=True)
@@ -202,7 +198,6 @@ def test_b1_gradients_of_parameters_are_rows_of_their_own() -> None:
         "fc2.weight grad": [[7, 0, 27, 0]],
         "fc2.bias grad": [1],
     }
-    assert inspection.loss is not None
     assert (inspection.loss.name, inspection.loss.value) == ("sum", 89)
     assert [(row.label, row.role) for row in inspection.gradients] == [
         ("fc1[0]", "input"),
@@ -250,8 +245,7 @@ class ConvThenLinear(nn.Module):
         self.fc1 = nn.Linear(160, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc1(self.relu(self.conv(x)).flatten(1))
-        return out
+        return self.fc1(self.relu(self.conv(x)).flatten(1))
 
 
 def test_b2_editing_the_gradients_of_a_layer_and_of_parameters() -> None:
@@ -295,8 +289,7 @@ class ConvNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.relu(self.conv(x)).flatten(1)
-        out: Tensor = self.seq(self.fc1(hidden))
-        return out
+        return self.seq(self.fc1(hidden))
 
 
 def test_b3_leaves_are_seen_in_execution_order_without_their_container() -> None:
@@ -339,8 +332,7 @@ def test_b4_output_and_input_shape_of_one_layer() -> None:
 
 @pytest.fixture(scope="module")
 def resnet34() -> nn.Module:
-    model: nn.Module = torchvision.models.resnet34()
-    return model
+    return torchvision.models.resnet34()
 
 
 C1_SHAPES = {0: (1, 64, 112, 112), 15: (1, 128, 28, 28), 30: (1, 512, 7, 7)}
@@ -380,5 +372,4 @@ def test_c2_the_output_of_a_stage_of_resnet50_and_its_gradients() -> None:
     }
     with torch.no_grad():
         expected = (model.eval()(image) - target).square().mean().item()
-    assert inspection.loss is not None
     assert inspection.loss.value == pytest.approx(expected, rel=1e-5)

@@ -172,8 +172,7 @@ def compares_two_arguments(net: Any, x: Tensor) -> Tensor:
 
 def attends(net: Any, x: Tensor) -> Tensor:
     hidden = net.linear(x.view(2, 1, 3).expand(2, 2, 3).reshape(2, 2, 3))
-    out: Tensor = net.attention(net.same(hidden), hidden, hidden)[0]
-    return out
+    return net.attention(net.same(hidden), hidden, hidden)[0]
 
 
 # --- in place ---

@@ -195,8 +195,7 @@ def test_the_first_gradient_that_is_not_finite_is_the_earliest_to_arrive() -> No
 
     class Bad(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = Root.apply(x * 0)
-            return out
+            return Root.apply(x * 0)
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Identity(), Bad(), nn.Linear(2, 2))
     inspection = inspect_gradients(model, torch.ones(1, 2), total)
@@ -208,7 +207,6 @@ def test_the_first_gradient_that_is_not_finite_is_the_earliest_to_arrive() -> No
 
 def test_a_loss_that_is_nan_still_reports() -> None:
     inspection = inspect_gradients(chain(2, 3, 2), torch.full((1, 2), math.nan), total)
-    assert inspection.loss is not None
     assert math.isnan(inspection.loss.value)
     assert {row.status for row in inspection.gradients} == {"gradient"}
     assert inspection.parameters[0].gradient.nan_count == 6
@@ -285,8 +283,7 @@ def test_an_output_whose_operation_got_a_gradient_elsewhere_is_not_reached() -> 
 
     def forward(net: Any, x: Tensor) -> Tensor:
         net.split(net.body(x))
-        first: Tensor = net.split.first
-        return first
+        return net.split.first
 
     model = Written(forward, body=chain(2, 4), split=SecondHalf())
     assert statuses(inspect_gradients(model, torch.ones(1, 2), total)) == {"body.0": "gradient", "split": "not reached"}
@@ -306,8 +303,6 @@ def test_batches_are_merged_and_parameters_summed_as_training_does() -> None:
     model, values = chain(3, 4, 2), torch.randn(5, 3)
     inspection = inspect_gradients(model, [batch_of(values[:2]), batch_of(values[2:], 2)], total)
     whole = inspect_gradients(model, values, total)
-    assert inspection.loss is not None
-    assert whole.loss is not None
     assert inspection.loss.value == pytest.approx(whole.loss.value, rel=1e-5)
     assert len(inspection.inputs) == 5
     for merged, together in zip(inspection.gradients, whole.gradients, strict=True):
@@ -384,7 +379,6 @@ def test_a_repeated_pass_draws_the_same_random_numbers() -> None:
     inspection = inspect_gradients(
         model, x, total, mode="train", on_tensor=lambda label, tensor: kept.update({label: tensor.clone()})
     )
-    assert inspection.loss is not None
     assert inspection.loss.value == expected.item()
     assert torch.equal(kept["0.weight grad"], gradient)
     assert "1.norm grad_output" in kept
@@ -404,14 +398,12 @@ def test_a_model_that_counts_on_a_view_sharing_its_memory_is_computed_right_and_
             hidden = self.first(x) * 1
             flat = self.same(hidden)
             hidden.mul_(3)  # changes flat as well
-            out: Tensor = self.last(flat)
-            return out
+            return self.last(flat)
 
     torch.manual_seed(0)
     model, x = Shares(), torch.ones(1, 2)
     expected = model(x).item()
     inspection = inspect_gradients(model, x, total)
-    assert inspection.loss is not None
     assert inspection.loss.value == expected
     assert statuses(inspection) == {"first": "gradient", "same": "no gradient path", "last": "gradient"}
     assert "no copy can take its place" in remarks(inspection)["same"]
@@ -470,8 +462,7 @@ def test_a_module_called_twice_in_one_reentrant_checkpoint_keeps_its_calls_apart
     act = model[1]
 
     def segment(x: Tensor) -> Tensor:
-        out: Tensor = act(model[2](act(x)))
-        return out
+        return act(model[2](act(x)))
 
     def gradients(forward: Callable[..., Tensor]) -> dict[str, Tensor]:
         kept: dict[str, Tensor] = {}
@@ -520,8 +511,7 @@ def test_leaves_that_are_no_parameters_of_the_network_keep_their_gradients() -> 
             self.head = nn.Linear(2, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(self.parts[0](x)) * with_gradient
-            return out
+            return self.head(self.parts[0](x)) * with_gradient
 
     inspect_gradients(Hides(), torch.ones(1, 2), total)
     assert hidden.weight.grad is None
@@ -587,11 +577,9 @@ def test_edits_change_inputs_outputs_and_gradients_of_layers_that_are_not_shown(
     l2 = [row.gradient.l2 or 0.0 for row in plain.parameters]
     assert [row.gradient.l2 for row in doubled.parameters] == pytest.approx([2 * l2[0], 2 * l2[1], *l2[2:]])
     silent = inspect_gradients(model, x, total, ["/^1$/"], edits=["/^1$/:input:zero"])
-    assert silent.loss is not None
     assert silent.loss.value == pytest.approx(model[1].bias.sum().item())
     assert silent.parameters[0].status == "zero"
     nothing = inspect_gradients(model, x, total, ["/^1$/"], edits=["/^1$/:output:zero"])
-    assert nothing.loss is not None
     assert nothing.loss.value == 0
     assert nothing.rows[0].activation.max == 0
 
@@ -645,7 +633,6 @@ def test_a_loss_that_is_not_one_real_number_is_refused(loss: Any, message: str) 
 
 def test_a_loss_of_one_element_is_one_number() -> None:
     inspection = inspect_gradients(chain(2, 1), torch.ones(1, 2), lambda output, _: output)
-    assert inspection.loss is not None
     assert inspection.loss.value == pytest.approx(inspection.rows[0].activation.mean)
 
 
@@ -674,8 +661,7 @@ class Exploding(nn.Module):
         self.error = error
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Explodes.apply(x, self.error)
-        return out
+        return Explodes.apply(x, self.error)
 
 
 @pytest.mark.parametrize(
@@ -698,7 +684,6 @@ def test_a_backward_pass_that_raises_says_where_and_keeps_what_was_seen(error: E
     assert str(caught.value).startswith(f"Sequential {message}")
     assert caught.value.__cause__ is error
     inspection = caught.value.inspection
-    assert inspection.failure is not None
     assert (inspection.failure.layer, inspection.failure.kind) == ("1", "Exploding")
     assert [row.layer for row in inspection.rows] == ["0", "1", "2"]
     assert {row.layer: row.backward_index for row in inspection.gradients} == {"0": None, "1": 1, "2": 0}
@@ -746,6 +731,5 @@ def test_a_loss_is_chosen_by_name_with_its_target() -> None:
     inspection = inspect_gradients(model, x, "ce", target=2)
     with torch.no_grad():
         expected = nn.functional.cross_entropy(model(x), torch.tensor([2])).item()
-    assert inspection.loss is not None
     assert inspection.loss.value == pytest.approx(expected, rel=1e-6)
     assert inspect_gradients(model, x).loss == inspect_gradients(model, x, "projection").loss

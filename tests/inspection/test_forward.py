@@ -120,7 +120,6 @@ def test_a_forward_pass_that_raises_gives_the_rows_up_to_there_and_the_place() -
         inspect(Outer(), torch.zeros(1, 4))
     inspection = info.value.inspection
     assert [row.layer for row in inspection.rows] == [f"layers.{index}" for index in range(19)]
-    assert inspection.failure is not None
     assert inspection.failure.layer == "inner.0"
     assert [layer.layer for layer in inspection.uncalled] == []
     assert info.value.exit_code == 6

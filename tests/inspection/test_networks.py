@@ -323,7 +323,6 @@ def test_nothing_is_left_after_an_interrupted_inspection(case: Case, kind: type[
     if isinstance(caught.value, ForwardError):
         assert caught.value.__cause__ is error
         failure = caught.value.inspection.failure
-        assert failure is not None
         assert failure.layer == middle
         assert failure.error == "ArithmeticError: in the middle"
         reached = [row.layer for row in caught.value.inspection.rows]

@@ -16,7 +16,7 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.state.preservation import Mode, preserved
-from hookscope.inspection.state.snapshot import take
+from hookscope.inspection.state.snapshot import Snapshot
 
 
 class Buffers(nn.Module):
@@ -163,8 +163,7 @@ class Large(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.write(self)
-        out: Tensor = self.body(self.head(x))
-        return out
+        return self.body(self.head(x))
 
 
 def clamp(network: Any) -> None:
@@ -253,7 +252,7 @@ def test_parameters_and_caches_of_a_large_network_are_not_copied_without_a_reaso
     network: Any = Large(lambda network: network.words.weight.data.zero_())
     network.cache = {"weights": network.head.weight, "large": torch.zeros(3_000_000), "small": torch.ones(3)}
     with preserved(network, seed=0):
-        held = take([*network.modules()]).values
+        held = Snapshot([*network.modules()]).values
         copied = [held.tensors[place] for place, _ in held.single]
         copied += [held.tensors[place] for places, _ in held.joined for place in places]
         assert {*map(id, copied)} == {id(network.words.weight), id(network.cache["small"])}
@@ -269,7 +268,7 @@ def test_a_parameter_that_is_written_to_unseen_is_an_error_and_the_rest_is_put_b
     with pytest.raises(KeyboardInterrupt) as raised:
         inspect(network, torch.ones(1, 1000))
     assert network.calls == 0
-    assert "could not be put back" in raised.value.__notes__[0]
+    assert "could not be restored" in raised.value.__notes__[0]
 
 
 def interrupted(network: Any) -> None:
@@ -338,8 +337,7 @@ class Refuses(nn.Module):
         return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x)
-        return out
+        return self.linear(x)
 
 
 def test_a_network_that_refuses_its_mode_is_refused_with_its_reason() -> None:
@@ -356,7 +354,7 @@ def test_a_network_that_refuses_its_mode_is_refused_with_its_reason() -> None:
 
 def test_a_network_that_refuses_to_go_back_is_put_back_all_the_same() -> None:
     network = nn.Sequential(nn.Dropout(), Refuses(refused=True))
-    with pytest.raises(ModelError, match=r"as it was: .*: its change of mode raised ValueError: not this mode"):
+    with pytest.raises(ModelError, match=r"restored: .*: its change of mode raised ValueError: not this mode"):
         inspect(network, torch.ones(1, 2))
     assert [module.training for module in network.modules()] == [True] * 4
     assert network[1].switches == 0
