@@ -109,18 +109,12 @@ def s3d_of_any_size() -> nn.Module:
     return s3d
 
 
-def detector(name: str, **options: Any) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        return torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=3, **options)
-
-    return build
-
-
 def vision(name: str, **options: Any) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        return torchvision.models.get_model(name, weights=None, **options)
+    return lambda: torchvision.models.get_model(name, weights=None, **options)
 
-    return build
+
+def detector(name: str, **options: Any) -> Callable[[], nn.Module]:
+    return vision(name, weights_backbone=None, num_classes=3, **options)
 
 
 SMALL = {"min_size": 64, "max_size": 96}
@@ -639,20 +633,10 @@ def pictures_with_boxes() -> tuple[Any, ...]:
 TRAINED: dict[str, Callable[[], tuple[Any, ...]]] = {
     name: image(2, 3, 64, 64)
     for name in (
-        "resnext50_32x4d",
-        "vgg11_bn",
-        "densenet121",
-        "mobilenet_v2",
-        "mobilenet_v3_small",
-        "shufflenet_v2_x0_5",
-        "googlenet",
-        "efficientnet_b0",
-        "convnext_tiny",
-        "regnet_y_400mf",
-        "mnasnet0_5",
-        "deeplabv3_mobilenet_v3_large",
-        "fcn_resnet50",
-        "lraspp_mobilenet_v3_large",
+        *("resnext50_32x4d", "vgg11_bn", "densenet121", "mobilenet_v2"),
+        *("mobilenet_v3_small", "shufflenet_v2_x0_5", "googlenet", "efficientnet_b0"),
+        *("convnext_tiny", "regnet_y_400mf", "mnasnet0_5"),
+        *("deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large"),
     )
 } | {
     "r3d_18": image(2, 3, 4, 32, 32),

@@ -18,6 +18,7 @@ from hookscope.hooks.gradient_hooks import GradientSite
 from hookscope.hooks.tensor_gradients import TensorGradients
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
+from tests.networks import Written
 
 
 def scalar(value: float) -> Tensor:
@@ -235,22 +236,10 @@ def test_b1_statistics_of_two_layers() -> None:
     assert (fc2.mean, fc2.std, fc2.min, fc2.max) == (89, 0, 89, 89)
 
 
-class ConvThenLinear(nn.Module):
-    """Case B2: conv = Conv2d(3, 10, 2, stride 2), ReLU, a flattening, fc1 = Linear(160, 5)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 10, 2, stride=2)
-        self.relu = nn.ReLU()
-        self.fc1 = nn.Linear(160, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc1(self.relu(self.conv(x)).flatten(1))
-
-
 def test_b2_editing_the_gradients_of_a_layer_and_of_parameters() -> None:
     torch.manual_seed(0)
-    model, x = ConvThenLinear(), torch.randn(1, 3, 8, 8)
+    parts = {"conv": nn.Conv2d(3, 10, 2, stride=2), "relu": nn.ReLU(), "fc1": nn.Linear(160, 5)}
+    model, x = Written(lambda net, x: net.fc1(net.relu(net.conv(x)).flatten(1)), **parts), torch.randn(1, 3, 8, 8)
 
     def gradients(*edits: str) -> dict[str, Tensor]:
         kept: dict[str, Tensor] = {}
@@ -276,24 +265,11 @@ def test_b2_editing_the_gradients_of_a_layer_and_of_parameters() -> None:
     assert not any(parameter._backward_hooks for parameter in model.parameters())
 
 
-class ConvNetwork(nn.Module):
-    """Case B3: a convolution, ReLU, a flattening that is no module, a linear layer, and a container of two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Declared in another order than they run in.
-        self.seq = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2))
-        self.fc1 = nn.Linear(160, 5)
-        self.relu = nn.ReLU()
-        self.conv = nn.Conv2d(3, 10, 2, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.relu(self.conv(x)).flatten(1)
-        return self.seq(self.fc1(hidden))
-
-
 def test_b3_leaves_are_seen_in_execution_order_without_their_container() -> None:
-    model = ConvNetwork()
+    # Declared in another order than they run in.
+    parts = {"seq": nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), "fc1": nn.Linear(160, 5), "relu": nn.ReLU()}
+    parts["conv"] = nn.Conv2d(3, 10, 2, stride=2)
+    model = Written(lambda net, x: net.seq(net.fc1(net.relu(net.conv(x)).flatten(1))), **parts)
     rows = inspect(model, torch.ones(1, 3, 8, 8)).rows
     assert [(row.layer, row.kind) for row in rows] == [
         ("conv", "Conv2d"),
