@@ -184,8 +184,8 @@ class Written(nn.Module):
             else:
                 self.register_buffer(name, part)
 
-    def forward(self, *args: Any) -> Any:
-        return self.function(self, *args)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
 
 
 def written(function: Callable[..., Any], **parts: Callable[[], nn.Module | Tensor]) -> Callable[[], nn.Module]:
@@ -386,20 +386,6 @@ class StubbornlyFrozen(nn.Module):
         return self.norm(self.body(x))
 
 
-def frozen() -> nn.Module:
-    model = conv_net()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model
-
-
-def partly_frozen() -> nn.Module:
-    model = nn.Sequential(conv_net(), nn.Linear(5, 3))
-    for parameter in model[0].parameters():
-        parameter.requires_grad_(False)
-    return model
-
-
 def recurrent(net: Any, x: Tensor) -> tuple[Tensor, Any]:
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True)
     hidden, state = net.lstm(packed)
@@ -445,16 +431,6 @@ def with_gradients(net: Any, x: Tensor) -> Tensor:
         energy = net.body(x)
         (force,) = torch.autograd.grad(energy.sum(), x)
     return net.head(force)
-
-
-def mixed_precision(net: Any, x: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out: Tensor = net.body(x)
-    return out
-
-
-def spectral(net: Any, x: Tensor) -> Tensor:
-    return net.back(net.scale(net.to_spectrum(x)))
 
 
 class Apply(nn.Module):
@@ -513,14 +489,8 @@ def shared_module() -> nn.Module:
     return nn.Sequential(OrderedDict([("first", block), ("middle", nn.Linear(6, 6)), ("again", block)]))
 
 
-def compiled(module: nn.Module) -> nn.Module:
-    wrapped: Any = torch.compile(module, backend="eager")
-    assert isinstance(wrapped, nn.Module)
-    return wrapped
-
-
-def many_dtypes(net: Any, x: Tensor) -> tuple[Any, ...]:
-    return net.wide(x), net.narrow(x), net.sign(x), net.top(x), net.empty(x), net.huge(x), net.broken(x)
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
 
 
 BY_HAND: dict[str, Network] = {
@@ -531,8 +501,10 @@ BY_HAND: dict[str, Network] = {
     ),
     "shared module": Network(shared_module, image(2, 6)),
     "tied weights": Network(TiedAutoencoder, image(2, 12)),
-    "frozen": Network(frozen, image(2, 3, 8, 8)),
-    "partly frozen": Network(partly_frozen, image(2, 3, 8, 8)),
+    "frozen": Network(lambda: conv_net().requires_grad_(False), image(2, 3, 8, 8)),
+    "partly frozen": Network(
+        lambda: nn.Sequential(conv_net().requires_grad_(False), nn.Linear(5, 3)), image(2, 3, 8, 8)
+    ),
     "stubbornly frozen BatchNorm": Network(StubbornlyFrozen, image(2, 3, 8, 8)),
     "checkpointing": Network(lambda: Checkpointed(use_reentrant=False), image(2, 6)),
     "reentrant checkpointing": Network(
@@ -566,10 +538,13 @@ BY_HAND: dict[str, Network] = {
     ),
     "inference mode inside": Network(written(without_gradients, body=conv_net, head=linear(5, 3)), image(2, 3, 8, 8)),
     "gradients inside": Network(written(with_gradients, body=linear(4, 4, 1), head=linear(4, 2)), image(3, 4)),
-    "autocast inside": Network(written(mixed_precision, body=conv_net), image(2, 3, 8, 8)),
+    "autocast inside": Network(
+        written(torch.autocast("cpu", dtype=torch.bfloat16)(lambda net, x: net.body(x)), body=conv_net),
+        image(2, 3, 8, 8),
+    ),
     "complex spectrum": Network(
         written(
-            spectral,
+            lambda net, x: net.back(net.scale(net.to_spectrum(x))),
             to_spectrum=leaf(torch.fft.rfft2),
             scale=leaf(lambda z: z * torch.tensor(0.5 + 1j)),
             back=leaf(torch.fft.irfft2),
@@ -595,7 +570,7 @@ BY_HAND: dict[str, Network] = {
     "parametrized weights": Network(parametrized, image(2, 6)),
     "dtypes and odd values": Network(
         written(
-            many_dtypes,
+            lambda net, x: tuple(part(x) for part in net.children()),
             wide=leaf(lambda x: x.double() * 1e100),
             narrow=leaf(lambda x: x.half()),
             sign=leaf(lambda x: x > 0),

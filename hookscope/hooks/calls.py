@@ -16,9 +16,9 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
-from hookscope.hooks.identities import Identities
 from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_given, tensors_in
+from hookscope.hooks.recognition import Identities
 
 T = TypeVar("T")
 
@@ -31,9 +31,6 @@ class Entry(NamedTuple):
     Attributes:
         frame: Identity of the frame that runs the call's hooks. Arguments would not do: torch replaces them for full
             backward hooks, after all pre-hooks.
-        call: The call.
-        versions: Of its inputs.
-        args: What it was called with.
     """
 
     frame: int
@@ -47,9 +44,6 @@ class CallHooks(Generic[T]):
     """The hooks of one capture, with what they have seen in the latest forward pass; one set serves all modules.
 
     Attributes:
-        observe: Called with each output.
-        watch: Watches gradients; None without.
-        lock: Held while anything is noted.
         observations: In the order in which modules finished.
         counts: How often each layer was called.
     """

@@ -20,12 +20,23 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.hooks.autograd import can_require_grad, is_transformed, plain_arithmetic, strided_copy, why_untracked
-from hookscope.hooks.dataflow import graph_nodes
-from hookscope.hooks.in_place import Alias, Aliased, View, used_beside, version_counter, view_of
+from hookscope.hooks.autograd import (
+    Alias,
+    Aliased,
+    View,
+    can_require_grad,
+    graph_nodes,
+    is_transformed,
+    plain_arithmetic,
+    strided_copy,
+    used_beside,
+    version_counter,
+    view_of,
+    why_untracked,
+)
 from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, shape_of
 from hookscope.hooks.pytree import replaceable_inputs, with_tensors
-from hookscope.hooks.replays import Replays
+from hookscope.hooks.recognition import Replays
 
 T = TypeVar("T")
 
@@ -40,10 +51,7 @@ class GradientWatch(Generic[T]):
 
     Attributes:
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
-        with_inputs: Whether gradients of inputs are wanted as well.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
-        lock: Held while a gradient is observed.
-        listening: Whether gradients that arrive are observed.
         sites: In the order in which tensors were met in the forward pass.
         replays: Calls that ran without gradients, which activation checkpointing may replay.
         arrivals: How many sites have got a gradient.

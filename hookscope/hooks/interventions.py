@@ -27,13 +27,7 @@ class Intervention(NamedTuple):
 
 
 def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
-    """Register the hooks that edit; collect their handles.
-
-    Args:
-        model: The network.
-        edits: By name of a module or, for "parameter grad", of a parameter.
-        handles: What the hooks are removed by is added here.
-    """
+    """Register the hooks that edit modules or, for "parameter grad", parameters by name; add their handles."""
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, wanted in edits.items():

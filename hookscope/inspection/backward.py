@@ -1,5 +1,6 @@
 """Run a model forward and backward and gather the gradients: the pipeline behind `hookscope grads`."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,7 +28,8 @@ from hookscope.inspection.rows import Recorder, feature_maps, layer_rows, uncall
 from hookscope.inspection.run import Break, choose
 from hookscope.inspection.state.preservation import Mode, preserved
 from hookscope.models import LoadedModel
-from hookscope.results.gradients import Gradients
+from hookscope.results.gradients import Gradients, InputGradients
+from hookscope.results.inputs import InputRecord
 from hookscope.statistics import Reducer
 
 
@@ -270,3 +272,39 @@ def _sum_note(batch_count: int) -> tuple[str, ...]:
         f"The loss and the gradients of parameters are sums over {batch_count} batches, as training accumulates them."
     )
     return (note,) if batch_count > 1 else ()
+
+
+def gradients_by_input(
+    differentiate: Callable[[Iterable[Batch]], Gradients],
+    batches: Iterable[Batch],
+    on_error: Callable[[InputRecord, PassError], None] | None = None,
+) -> tuple[InputGradients, ...]:
+    """Run each batch by itself and keep the norms of its gradients.
+
+    Args:
+        differentiate: `inspect_gradients` with everything but the inputs given.
+        batches: Of one input each.
+        on_error: Called for an input that the model raised on, which is then left out; without it the error is raised.
+
+    Returns:
+        Norms, one set an input, in order.
+    """
+    results = []
+    for batch in batches:
+        try:
+            inspection = differentiate([batch])
+        except PassError as error:
+            if on_error is None:
+                raise
+            on_error(batch.records[0], error)
+            continue
+        norms = [row.gradient.l2 for row in inspection.parameters if row.gradient.l2 is not None]
+        results.append(
+            InputGradients(
+                name=inspection.inputs[0].name,
+                loss=math.nan if inspection.loss is None else inspection.loss.value,
+                parameters_l2=math.hypot(*norms) if norms else None,
+                rows_l2={row.label: row.gradient.l2 for row in inspection.gradients if row.role == "output"},
+            )
+        )
+    return tuple(results)

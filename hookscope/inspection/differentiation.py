@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, UsageError, is_out_of_memory
-from hookscope.hooks.autograd import strided_copy
-from hookscope.hooks.dataflow import graph_leaves, graph_nodes
+from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.pytree import tensors_in, with_tensors

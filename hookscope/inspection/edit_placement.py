@@ -36,13 +36,9 @@ class PlacedEdits:
 def place_edits(
     edits: Sequence[str | Edit], network: nn.Module, execution_order: Callable[[], Sequence[str]], recorder: Recorder
 ) -> PlacedEdits:
-    """Return edits ready for `capture`.
+    """Return edits of a network, in the order in which they are to be applied, ready for `capture`.
 
-    Args:
-        edits: Expressions, or what `parse_edit` made of them, in the order in which they are to be applied.
-        network: The network they are about.
-        execution_order: As `select_layers` takes it.
-        recorder: Tells along each forward pass which axis counts channels.
+    The recorder tells along each forward pass which axis counts channels.
 
     Raises:
         LayerNotFoundError: If an edit names nothing.

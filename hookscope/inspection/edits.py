@@ -215,13 +215,7 @@ _TOKEN = re.compile(
 
 
 def parse_edit(text: str) -> Edit:
-    """Parse an edit expression.
-
-    Args:
-        text: What the user wrote, see the top of this file.
-
-    Returns:
-        The edit.
+    """Parse an edit expression, see the top of this file.
 
     Raises:
         UsageError: If it is malformed. The message has three lines: what is wrong, the expression, and a caret under

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.hooks.dataflow import graph_leaves, graph_nodes
+from hookscope.hooks.autograd import graph_leaves, graph_nodes
 
 
 class Overwriting(NamedTuple):
@@ -87,14 +87,9 @@ def _storage(tensor: Tensor) -> int:
 
 
 def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor]) -> Overwriting | None:
-    """Run forward and backward until the backward pass needs a tensor that has been overwritten.
+    """Run forward and backward until the backward pass needs a tensor that has been overwritten; None if none is.
 
-    Args:
-        modules: All of the network, by name.
-        loss: Runs the network and its loss, without other hooks.
-
-    Returns:
-        Which tensor that is, and what overwrote it; None if the backward pass finishes.
+    `modules` are all of the network, by name; `loss` runs it and its loss, without other hooks.
     """
     trace = _Trace()
     hooks = torch.autograd.graph.saved_tensors_hooks(trace.pack, trace.unpack)

@@ -100,11 +100,8 @@ def asks_for_identity(modules: Iterable[nn.Module]) -> bool:
     """Tell whether modules' own code asks whether two values are one object: then no alias may stand for one.
 
     What is compared to a constant or to a global name, such as None, does not count. Torch's own classes do not ask,
-    except for attention, of the tensors it is given at once.
-
-    Args:
-        modules: Their classes, the functions they keep as attributes, and the functions these call by name are gone
-            through.
+    except for attention, of the tensors it is given at once. Classes, the functions that modules keep as attributes,
+    and the functions these call by name are gone through.
     """
     own = [module for module in modules if not type(module).__module__.startswith("torch.")]
     return any(map(_class_asks, {*map(type, own)})) or any(

@@ -457,25 +457,16 @@ def test_a_module_that_calls_itself_keeps_its_calls_apart() -> None:
     assert [(item.call, item.value) for item in captured.observations] == [(2, 5), (1, 6), (0, 7)]
 
 
-class Fallback(nn.Module):
-    """Try one part; if it raises, go on with the other."""
-
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first = first
-        self.second = second
-
-    def forward(self, x: Tensor) -> Tensor:
-        try:
-            out: Tensor = self.first(x)
-        except ValueError:
-            out = self.second(x)
-        return out
+def fallback(net: Any, x: Tensor) -> Tensor:
+    try:
+        return net.first(x)
+    except ValueError:
+        return net.second(x)
 
 
 def test_a_call_that_raised_and_was_caught_leaves_no_trace_in_the_others() -> None:
     inner = nn.Sequential(Scale(2), Raises(ValueError("no")))
-    seen = observed(Fallback(inner, Scale(3)), torch.ones(1))
+    seen = observed(Written(fallback, first=inner, second=Scale(3)), torch.ones(1))
     assert {key: value(seen, *key) for key in seen} == {
         ("first.0", 0, ""): [2],
         ("second", 0, ""): [3],

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.hooks.forward_hooks import ModuleCall
-from hookscope.hooks.gradient_hooks import GradientSite
 from hookscope.hooks.tensor_gradients import TensorGradients
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
@@ -146,17 +145,12 @@ def test_b1_inputs_and_outputs_of_two_layers() -> None:
 
 
 def test_b1_gradients_of_outputs_and_inputs_of_two_layers() -> None:
-    def observe(_call: ModuleCall, _slot: str, output: Tensor) -> list[float]:
-        return output.flatten().tolist()
+    def flat(*seen: Any) -> list[float]:
+        return seen[-1].flatten().tolist()
 
-    def observe_gradient(_site: GradientSite[list[float]], gradient: Tensor) -> list[float]:
-        return gradient.flatten().tolist()
-
-    model = TwoLayers()
-    x = torch.ones(1, 3, requires_grad=True)
-    with hookscope.capture(
-        model, dict(model.named_children()), observe, gradients=observe_gradient, with_inputs=True
-    ) as captured:
+    model, x = TwoLayers(), torch.ones(1, 3, requires_grad=True)
+    layers = dict(model.named_children())
+    with hookscope.capture(model, layers, flat, gradients=flat, with_inputs=True) as captured:
         model(x).backward()
     seen = {(site.layer, site.role): site.value for site in captured.gradients}
     assert seen == {

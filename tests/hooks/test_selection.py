@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.patterns import parse_pattern
 from hookscope.hooks.selection import module_index, owned_parameters, select_layers, unwrap
+from tests.networks import Apply, Written
 
 
 def network() -> nn.Module:
@@ -44,33 +45,17 @@ def resnet34() -> nn.Module:
 # --- without a pattern ---
 
 
-class Scaled(nn.Module):
-    """Owns a parameter, and calls a module."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.gain, self.inner = nn.Parameter(torch.ones(1)), inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.inner(x)) * self.gain
+def scaled(inner: nn.Module) -> nn.Module:
+    """Return what owns a parameter, and calls a module."""
+    return Written(lambda net, x: net.inner(x) * net.gain, gain=nn.Parameter(torch.ones(1)), inner=inner)
 
 
-class Weighted(nn.Module):
-    """Owns its parameters in lists, and calls nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.ones(2, 2))])
-        self.named = nn.ParameterDict({"bias": nn.Parameter(torch.ones(2))})
-        self.spare = nn.ModuleList()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weights[0] + self.named["bias"]
-
-
-class Exponential(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp()
+def weighted() -> nn.Module:
+    """Return what owns its parameters in lists, and calls nothing."""
+    weights = nn.ParameterList([nn.Parameter(torch.ones(2, 2))])
+    named = nn.ParameterDict({"bias": nn.Parameter(torch.ones(2))})
+    parts = {"weights": weights, "named": named, "spare": nn.ModuleList()}
+    return Written(lambda net, x: x @ net.weights[0] + net.named["bias"], **parts)
 
 
 def test_without_a_pattern_every_leaf_is_meant() -> None:
@@ -78,13 +63,13 @@ def test_without_a_pattern_every_leaf_is_meant() -> None:
 
 
 def test_without_a_pattern_what_owns_parameters_is_meant_too() -> None:
-    model = nn.Sequential(Scaled(nn.Sequential(nn.ReLU(), nn.Tanh())))
+    model = nn.Sequential(scaled(nn.Sequential(nn.ReLU(), nn.Tanh())))
     assert names(model=model) == ["0", "0.inner.0", "0.inner.1"]
 
 
 def test_lists_of_modules_and_of_parameters_are_not_meant_but_what_they_are_for_is() -> None:
     lists = {"empty": nn.ModuleList(), "keyed": nn.ModuleDict({"a": nn.ReLU()})}
-    model = nn.Sequential(OrderedDict([("blocks", nn.Sequential(Weighted())), *lists.items()]))
+    model = nn.Sequential(OrderedDict([("blocks", nn.Sequential(weighted())), *lists.items()]))
     assert names(model=model) == ["blocks.0", "keyed.a"]
     assert sum(each.numel() for each in owned_parameters(model.get_submodule("blocks.0"))) == 6
 
@@ -117,7 +102,7 @@ def test_a_parametrised_layer_is_one_layer_and_its_parametrisation_none(
 
 def test_a_module_that_is_a_layer_and_a_parametrisation_is_a_layer() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    register_parametrization(model[0], "weight", Exponential())
+    register_parametrization(model[0], "weight", Apply(torch.exp))
     assert names(model=model) == ["0", "1"]
     model.append(model.get_submodule("0.parametrizations.weight.0"))
     assert names(model=model) == ["0", "0.parametrizations.weight.0", "1"]
@@ -290,7 +275,7 @@ def test_a_position_counts_matches_in_execution_order(pattern: str, expected: st
 
 
 def test_a_position_alone_counts_among_what_is_meant_without_a_pattern() -> None:
-    model = nn.Sequential(nn.Sequential(Scaled(nn.ReLU())))
+    model = nn.Sequential(nn.Sequential(scaled(nn.ReLU())))
     order = ["0.0.inner", "0.0", "0", ""]
     assert [names(f"@{at}", model=model, order=order) for at in (0, -1)] == [["0.0.inner"], ["0.0"]]
 
@@ -438,13 +423,8 @@ def test_a_plain_word_is_a_substring_test(word: str) -> None:
 # --- wrapped networks ---
 
 
-class Doubled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
 def test_wrappers_are_taken_off() -> None:
-    inner = Doubled()
+    inner = nn.Tanh()
     wrapped: nn.Module = nn.DataParallel(inner)
     compiled = torch.compile(wrapped, backend="eager")
     assert isinstance(compiled, nn.Module)
@@ -455,5 +435,5 @@ def test_wrappers_are_taken_off() -> None:
 
 
 def test_only_the_wrappers_of_the_whole_network_are_taken_off() -> None:
-    model = nn.Sequential(nn.DataParallel(Doubled()))
+    model = nn.Sequential(nn.DataParallel(nn.Tanh()))
     assert unwrap(model) is model

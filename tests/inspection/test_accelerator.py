@@ -18,7 +18,7 @@ from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.statistics import TensorStatistics
-from hookscope.statistics.binning import count_in_bins
+from hookscope.statistics.torch_reductions import count_in_bins
 from tests import far_device
 from tests.networks import BY_HAND, NETWORKS
 

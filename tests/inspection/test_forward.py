@@ -90,19 +90,12 @@ def test_a_forward_pass_that_raises_gives_the_rows_up_to_there_and_the_place() -
         def forward(self, _x: Tensor, **_scale: Tensor) -> Tensor:
             raise ValueError("broken\nin two lines")
 
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(19)))
-            self.inner = nn.ModuleList([Breaks()])
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner[0](self.layers(x), scale=torch.ones(2))
-
+    parts = {"layers": nn.Sequential(*(nn.Linear(4, 4) for _ in range(19))), "inner": nn.ModuleList([Breaks()])}
+    outer = Written(lambda net, x: net.inner[0](net.layers(x), scale=torch.ones(2)), **parts)
     with pytest.raises(
         ForwardError, match=r"inner\.0 \(Breaks\).*\[0\] \(1, 4\), \['scale'\] \(2,\): ValueError: broken$"
     ) as info:
-        inspect(Outer(), torch.zeros(1, 4))
+        inspect(outer, torch.zeros(1, 4))
     inspection = info.value.inspection
     assert [row.layer for row in inspection.rows] == [f"layers.{index}" for index in range(19)]
     assert inspection.failure.layer == "inner.0"

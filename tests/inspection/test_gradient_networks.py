@@ -18,7 +18,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
-from tests.inspection.test_networks import assert_unchanged, copied, put_back_by_hand, seeded, snapshot
+from tests.inspection.test_networks import assert_unchanged, copied, hooked, put_back_by_hand, seeded, snapshot
 from tests.networks import NETWORKS, TRAINED, Cache
 
 SEED = 3
@@ -227,15 +227,8 @@ class Copies:
             label = self.running.pop()
             return None if self.of_inputs else self.hand_on(label, output)
 
-        handles = []
-        for name, module in network.named_modules():
-            handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(after, always_call=True))
-        try:
+        with hooked(network, before, lambda _name: after, always_call=True):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def true_gradients(

@@ -148,15 +148,22 @@ class Witness:
         def after(name: str) -> Any:
             return lambda _module, _args, output: self.outputs.append((name, [clone(t) for t in tensors_of(output)]))
 
-        handles = []
-        for name, module in network.named_modules():
-            handles.append(module.register_forward_pre_hook(before(name)))
-            handles.append(module.register_forward_hook(after(name)))
-        try:
+        with hooked(network, before, after):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+
+@contextmanager
+def hooked(network: nn.Module, before: Any, after: Any, **options: Any) -> Iterator[None]:
+    """Put on each module the hooks that these functions make for its name, for the length of the block."""
+    handles = []
+    for name, module in network.named_modules():
+        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=bool(options)))
+        handles.append(module.register_forward_hook(after(name), **options))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def values_of(tensor: Tensor) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ the mean absolute value, L2 and the standard deviation, and for the mean 1e-5 of
 of both signs cancel.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,8 +25,7 @@ from hookscope.results.distribution import EXACT_LIMIT, Distribution, distributi
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics import Pending, Reducer, Reduction, collect, merge, reduce_tensor, summarise
 from hookscope.statistics import tensor_statistics as measure
-from hookscope.statistics.binning import count_in_bins
-from hookscope.statistics.torch_reductions import reduce_on_device
+from hookscope.statistics.torch_reductions import count_in_bins, reduce_on_device
 
 RELATIVE = 1e-5
 
@@ -536,6 +536,10 @@ def test_nothing_is_counted_that_was_not_asked_for(count: int, dtype: torch.dtyp
 # --- merging ---
 
 
+def measure_merged(parts: Sequence[Tensor], channel_axis: int | None = 1) -> TensorStatistics:
+    return summarise([functools.reduce(merge, [reduce_tensor(part, channel_axis) for part in parts])])[0]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 12), st.integers(1, 30)),
@@ -554,10 +558,7 @@ def test_merging_any_split_equals_measuring_the_whole(
     tensor[torch.rand(shape, generator=generator) < poison / 2] = -math.inf
     edges = sorted({0, *(cut for cut in cuts if cut < shape[0]), shape[0]})
     parts = [tensor[start:stop] for start, stop in itertools.pairwise(edges)]
-    merged, *others = (reduce_tensor(part, 1) for part in parts)
-    for other in others:
-        merged = merge(merged, other)
-    statistics = summarise([merged])[0]
+    statistics = measure_merged(parts)
     check(statistics, exact(tensor), 1)
     same_distribution(statistics.distribution, exact(tensor))
 
@@ -565,27 +566,23 @@ def test_merging_any_split_equals_measuring_the_whole(
 @pytest.mark.parametrize("scales", [(1e-20, 1e20), (1e20, 1e-20), (1.0, 1e10)])
 def test_merging_values_of_different_magnitude(scales: tuple[float, float]) -> None:
     parts = [random_tensor([3, 4, 500], seed) * scale for seed, scale in enumerate(scales)]
-    merged = merge(reduce_tensor(parts[0], 1), reduce_tensor(parts[1], 1))
-    check(summarise([merged])[0], exact(torch.cat(parts)), 1)
+    check(measure_merged(parts), exact(torch.cat(parts)), 1)
 
 
 def test_a_deviation_survives_many_merges_around_a_huge_mean() -> None:
     parts = [(1e4 + random_tensor([1, 2, 700], seed, torch.float64)).float() for seed in range(40)]
-    merged = reduce_tensor(parts[0], 1)
-    for part in parts[1:]:
-        merged = merge(merged, reduce_tensor(part, 1))
-    check(summarise([merged])[0], exact(torch.cat(parts)), 1)
+    check(measure_merged(parts), exact(torch.cat(parts)), 1)
 
 
 def test_a_channel_is_dead_only_if_it_is_zero_in_every_part() -> None:
     first, second = torch.zeros(1, 3, 4), torch.zeros(1, 3, 4)
     first[0, 0, 0], second[0, 2, 3] = 1, -1
-    assert summarise([merge(reduce_tensor(first, 1), reduce_tensor(second, 1))])[0].dead_channel_count == 1
+    assert measure_merged([first, second]).dead_channel_count == 1
 
 
 def test_channels_are_dropped_where_their_number_differs() -> None:
     parts = [random_tensor([1, 3, 4], 1), random_tensor([1, 5, 4], 2)]
-    statistics = summarise([merge(reduce_tensor(parts[0], 1), reduce_tensor(parts[1], 1))])[0]
+    statistics = measure_merged(parts)
     assert (statistics.channel_axis, statistics.channel_count, statistics.dead_channel_count) == (None, None, None)
     check(statistics, np.concatenate([exact(part).reshape(-1) for part in parts]))
 
@@ -595,23 +592,21 @@ def test_an_empty_part_changes_nothing(empty_first: bool) -> None:
     parts = [random_tensor([2, 3], 1), torch.empty(0, 3)]
     if empty_first:
         parts.reverse()
-    statistics = summarise([merge(reduce_tensor(parts[0], 1), reduce_tensor(parts[1], 1))])[0]
+    statistics = measure_merged(parts)
     assert statistics.shape == tuple(parts[0].shape)
     check(statistics, exact(torch.cat(parts)), 1)
 
 
 def test_what_could_not_be_measured_once_stays_unmeasured() -> None:
-    known, unknown = reduce_tensor(torch.ones(2, 3), 1), reduce_tensor(torch.empty(2, 3, device="meta"), 1)
-    for merged in (merge(known, unknown), merge(unknown, known)):
-        statistics = summarise([merged])[0]
+    parts = [torch.ones(2, 3), torch.empty(2, 3, device="meta")]
+    for statistics in (measure_merged(parts), measure_merged(parts[::-1])):
         assert statistics.unmeasured == "a meta tensor holds no data"
         assert statistics.mean is None
 
 
 def test_a_small_part_weighs_as_little_as_it_is() -> None:
     large, small = torch.zeros(1, 200_000), torch.ones(1, 1000)
-    quantiles = summarise([merge(reduce_tensor(large), reduce_tensor(small))])[0].quantiles
-    assert quantiles == (0.0,) * len(QUANTILE_LEVELS)
+    assert measure_merged([large, small], None).quantiles == (0.0,) * len(QUANTILE_LEVELS)
 
 
 # --- one reducer for many tensors ---

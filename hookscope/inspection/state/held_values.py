@@ -27,22 +27,18 @@ class HeldValues:
     Attributes:
         tensors: Those that lie in memory by strides.
         aliases: For each of them one that shares its memory and keeps its size and strides.
-        addresses: Where they lay.
         versions: How often each had been modified in place.
         joined: Places in `tensors` of small ones that are alike, and their values in a row.
         single: Places of others that were copied, and the copies.
-        bare: Places of those that were not.
         special: Sparse, nested and quantised tensors, and those of subclasses that compute in their own way: copy, None
             if none can be made, and version.
     """
 
     def __init__(self, tensors: Sequence[Tensor], copied: AbstractSet[int]) -> None:
-        """Keep what tensors hold.
+        """Keep what tensors hold, each given once, with copies of those of which `copied` has the identity.
 
-        Args:
-            tensors: Each once.
-            copied: Identities of those whose values to copy. Of others their place in memory is kept, and it is noticed
-                if they are written to in place, unless that happens through `.data`.
+        Of others their place in memory is kept, and it is noticed if they are written to in place, unless that happens
+        through `.data`.
         """
         self.joined: list[tuple[list[int], Tensor]] = []
         self.single: list[tuple[int, Tensor]] = []
