@@ -359,16 +359,6 @@ def test_what_a_users_hook_puts_in_place_of_the_output_is_what_is_seen() -> None
     assert value(seen, "1") == [3600]
 
 
-def test_a_users_hooks_stay() -> None:
-    model = nn.Sequential(Scale(2))
-    model[0].register_forward_hook(lambda *_: None, always_call=True)
-    model[0].register_forward_pre_hook(lambda *_: None, with_kwargs=True)
-    before = hooks_of(model)
-    assert sum(map(len, before["0"])) == 4  # the hooks, and a mark of how to call each
-    observed(model, torch.ones(1))
-    assert hooks_of(model) == before
-
-
 # --- removal ---
 
 
@@ -765,20 +755,6 @@ def test_gradients_of_inputs_are_those_along_the_module() -> None:
         ("mix", "['y']"): [8, 8],
     }
     assert arrived(sites["relu", 0, "", "output"]) == [15, 15]
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("with_inputs", [False, True])
-def test_gradients_inside_a_checkpoint_arrive_once(use_reentrant: bool, with_inputs: bool) -> None:
-    torch.manual_seed(0)
-    model = checkpointed(use_reentrant)
-    x = torch.ones(2, 3, requires_grad=True)
-    hidden = model.block[0](x)
-    expected = torch.autograd.grad(model.head(model.block[2](model.block[1](hidden))).sum(), hidden)[0]
-    _, sites, _ = watched(model, lambda: model(x).sum(), with_inputs=with_inputs)
-    assert all(site.value is not None for site in sites.values())
-    torch.testing.assert_close(sites["block.0", 0, "", "output"].value, expected)
-    assert len(sites) == (12 if with_inputs else 6)
 
 
 def test_a_parameter_that_a_module_returns_keeps_no_hook() -> None:

@@ -58,13 +58,37 @@ def weighted() -> nn.Module:
     return Written(lambda net, x: x @ net.weights[0] + net.named["bias"], **parts)
 
 
-def test_without_a_pattern_every_leaf_is_meant() -> None:
-    assert names() == LEAVES
+def shared() -> nn.Module:
+    linear = nn.Linear(2, 2)
+    return nn.Sequential(OrderedDict([("encoder", linear), ("act", nn.ReLU()), ("decoder", linear)]))
 
 
-def test_without_a_pattern_what_owns_parameters_is_meant_too() -> None:
-    model = nn.Sequential(scaled(nn.Sequential(nn.ReLU(), nn.Tanh())))
-    assert names(model=model) == ["0", "0.inner.0", "0.inner.1"]
+def with_a_place_for_a_child() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model[0].register_module("later", None)
+    return model
+
+
+def containing_itself() -> nn.Module:
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(1, 1)))
+    model[1].shortcut = model[0]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (network(), LEAVES),
+        (nn.Sequential(scaled(nn.Sequential(nn.ReLU(), nn.Tanh()))), ["0", "0.inner.0", "0.inner.1"]),
+        (with_a_place_for_a_child(), ["0", "1"]),
+        (nn.Sequential(OrderedDict([("shortcut", nn.Sequential())])), ["shortcut"]),
+        (shared(), ["encoder", "act"]),
+        (containing_itself(), ["0", "1.0"]),
+    ],
+    ids=["leaves", "an owner of parameters", "a place for a child", "an empty container", "shared", "a loop"],
+)
+def test_without_a_pattern_leaves_and_owners_of_parameters_are_meant(model: nn.Module, expected: list[str]) -> None:
+    assert names(model=model) == expected
 
 
 def test_lists_of_modules_and_of_parameters_are_not_meant_but_what_they_are_for_is() -> None:
@@ -116,16 +140,6 @@ def test_a_quantised_layer_is_meant_and_its_packed_weights_are_not() -> None:
 
 
 # --- plain words, globs, expressions ---
-
-
-def test_a_module_without_children_is_a_leaf_even_if_a_place_for_one_is_registered() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    model[0].register_module("later", None)
-    assert names(model=model) == ["0", "1"]
-
-
-def test_an_empty_container_is_a_leaf_and_its_parent_is_not() -> None:
-    assert names(model=nn.Sequential(OrderedDict([("shortcut", nn.Sequential())]))) == ["shortcut"]
 
 
 @pytest.mark.parametrize(
@@ -325,11 +339,6 @@ def test_an_at_sign_inside_an_expression_is_no_position() -> None:
 # --- shared modules ---
 
 
-def shared() -> nn.Module:
-    linear = nn.Linear(2, 2)
-    return nn.Sequential(OrderedDict([("encoder", linear), ("act", nn.ReLU()), ("decoder", linear)]))
-
-
 @pytest.mark.parametrize("pattern", ["encoder", "decoder", "name:dec*", "linear", "/coder$/"])
 def test_a_shared_module_is_found_under_any_name_and_listed_under_its_first(pattern: str) -> None:
     assert names(pattern, model=shared()) == ["encoder"]
@@ -339,24 +348,12 @@ def test_excluding_one_name_of_a_shared_module_excludes_it() -> None:
     assert names("!decoder", model=shared()) == ["act"]
 
 
-def test_a_shared_module_is_a_leaf_once() -> None:
-    assert names(model=shared()) == ["encoder", "act"]
-
-
 def test_the_index_holds_each_module_once_with_its_further_names() -> None:
     inner = nn.Sequential(nn.Linear(2, 2))
     model = nn.ModuleDict({"a": inner, "b": nn.ModuleList([inner, nn.ReLU()])})
     modules, aliases = module_index(model)
     assert modules == dict(model.named_modules())
     assert aliases == {"a": ("b.0",), "a.0": ("b.0.0",)}
-
-
-def test_a_module_that_contains_itself_is_no_trouble() -> None:
-    model = nn.Sequential(nn.ReLU())
-    inner = nn.Sequential(nn.Linear(1, 1))
-    model.append(inner)
-    inner.shortcut = model[0]
-    assert names(model=model) == ["0", "1.0"]
 
 
 # --- what is wrong is said ---

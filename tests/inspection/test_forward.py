@@ -188,18 +188,6 @@ def test_the_demo_network_is_inspected_without_a_network(pytestconfig: pytest.Co
     assert inspection.predictions[0].class_names[:3] == ("Egyptian cat", "tiger cat", "tabby")
 
 
-def test_a_buffer_registered_in_the_forward_pass_is_gone_afterwards() -> None:
-    class Remembers(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            self.register_buffer("seen", x.clone(), persistent=False)
-            return x
-
-    network = Remembers()
-    inspect(network, torch.zeros(1, 2))
-    assert dict(network.named_buffers()) == {}
-    assert network._non_persistent_buffers_set == set()
-
-
 def test_by_default_attention_and_layers_with_parametrised_weights_have_rows() -> None:
     transformer = torchvision.models.VisionTransformer(16, 8, 2, 2, 8, 16, num_classes=3)
     inspection = inspect(transformer, torch.zeros(1, 3, 16, 16))

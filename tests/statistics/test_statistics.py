@@ -172,16 +172,22 @@ def test_squares_that_are_all_large_do_not_overflow_together(exponent: int, coun
     check(measure(tensor), exact(tensor))
 
 
-def test_an_outlier_does_not_hide_the_rest() -> None:
-    tensor = torch.full((50_000,), 0.1)
-    tensor[17] = 1e12
-    check(measure(tensor), exact(tensor))
+SUBNORMAL = torch.tensor([1e-45, 0.0, 1e-42, -3e-40])
 
 
-def test_half_precision_sums_do_not_overflow() -> None:
-    tensor = torch.full((100_000,), 60_000.0, dtype=torch.float16)
-    tensor[::2] = -60_000.0
-    check(measure(tensor), exact(tensor))
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.full((50_000,), 0.1).index_fill(0, torch.tensor([17]), 1e12),  # which must not hide the rest
+        torch.tensor([-6e4, 6e4], dtype=torch.float16).repeat(50_000),  # whose half-precision sum would overflow
+        SUBNORMAL,
+        torch.cat([SUBNORMAL, torch.ones(4)]),
+        torch.tensor([[0.0], [2.0]]).expand(2, 5000),
+    ],
+    ids=["outlier", "half precision", "subnormal", "subnormal beside ones", "expanded"],
+)
+def test_measures_odd_values(tensor: Tensor) -> None:
+    check(measure(tensor, 0), exact(tensor), 0)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BIT_FLOATS, ids=str)
@@ -250,13 +256,6 @@ def test_negative_zero_is_a_zero() -> None:
     assert (statistics.zero_fraction, statistics.dead_channel_count) == (0.75, 1)
     statistics = measure(torch.tensor([-0.0, -0.0, -1.0]))
     assert statistics.zero_fraction == 2 / 3
-
-
-def test_a_subnormal_is_not_a_zero() -> None:
-    tensor = torch.tensor([1e-45, 0.0, 1e-42, -3e-40])
-    check(measure(tensor, 0), exact(tensor), 0)
-    tensor = torch.cat([tensor, torch.ones(4)])
-    check(measure(tensor, 0), exact(tensor), 0)
 
 
 # --- values that are not finite ---
@@ -362,11 +361,6 @@ def test_channels_last_memory_is_measured_by_logical_channels() -> None:
     check(statistics, exact(tensor), 1)
     assert statistics.shape == (2, 6, 9, 11)
     assert statistics.dead_channel_count == 1
-
-
-def test_an_expanded_tensor_counts_every_repetition() -> None:
-    tensor = torch.tensor([[0.0], [2.0]]).expand(2, 5000)
-    check(measure(tensor, 0), exact(tensor), 0)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
