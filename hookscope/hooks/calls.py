@@ -102,8 +102,11 @@ class CallHooks(Generic[T]):
         entry = _ended(entries, id(sys._getframe(1)))
         if entry is None:  # a replay of what was seen when it first ran
             return None
-        in_place = entry.versions != _versions(entry.call.inputs)
-        return self._end(entry.call, _given(entry, args, kwargs), output, in_place=in_place)
+        given = entry.call.inputs
+        in_place = entry.versions != _versions(given)
+        if entry.args is not args:  # torch, or a later hook, has put others in place of the inputs
+            given = [*given, *tensors_given(args, kwargs)]
+        return self._end(entry.call, given, output, in_place=in_place)
 
     def _begin(self, layer: str, module: nn.Module, inputs: Sequence[tuple[str, Tensor]]) -> ModuleCall | None:
         """Count a call; None if it replays one that was observed, and watched if asked for, when it first ran."""
@@ -202,12 +205,6 @@ def _ended(entries: list[Entry], frame: int) -> Entry | None:
         if entries[at].frame == frame:
             return entries.pop(at)
     return None
-
-
-def _given(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[tuple[str, Tensor]]:
-    """List the tensors that forward was given: also those that torch, or a later hook, put in place of the inputs."""
-    inputs = entry.call.inputs
-    return inputs if entry.args is args else [*inputs, *tensors_given(args, kwargs)]
 
 
 def _observe_physical(

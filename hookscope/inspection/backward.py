@@ -221,7 +221,8 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
     for batch in queue:
         merge_batch(run)
         before = {name: [*getattr(run, name)] for name in _GATHERED}
-        held = _held_gradients(run) if queue.on_error is not None and run.losses else {}
+        parameters = run.inspected.parameters() if queue.on_error is not None and run.losses else []
+        held = {each: each.grad.clone() for each in parameters if each.grad is not None}
         broken = run_batch(run, batch)
         if broken is not None:
             if queue.on_error is None or broken.error is None or broken.overwritten:
@@ -241,11 +242,6 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
     for name, value in seen.items():
         setattr(run, name, value)
     return broken
-
-
-def _held_gradients(run: GradientRun) -> dict[nn.Parameter, Tensor]:
-    parameters = run.inspected.parameters()
-    return {each: each.grad.clone() for each in parameters if each.grad is not None}
 
 
 def _undo(run: GradientRun, before: Mapping[str, Any], held: Mapping[nn.Parameter, Tensor]) -> None:

@@ -15,19 +15,12 @@ from hookscope.hooks.autograd import graph_leaves, graph_nodes
 
 
 class Overwriting(NamedTuple):
-    """A saved tensor that is overwritten before the backward pass reads it.
+    """A saved tensor that is overwritten before the backward pass reads it; modules are named, "" is the model."""
 
-    Attributes:
-        saved_by: Name of the innermost module whose forward saved it; "" is the whole model.
-        node: Name of the backward operation that needs it: "TanhBackward0".
-        overwritten_by: Name of the innermost module in whose forward it was overwritten; None if that was not seen.
-        operation: The operation that overwrote it: "relu_".
-    """
-
-    saved_by: str
-    node: str
-    overwritten_by: str | None
-    operation: str
+    saved_by: str  # the innermost module whose forward saved it
+    node: str  # the backward operation that needs it: "TanhBackward0"
+    overwritten_by: str | None  # the innermost module in whose forward that happened; None if it was not seen
+    operation: str  # what overwrote it: "relu_"
 
 
 class _Saved(NamedTuple):

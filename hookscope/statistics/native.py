@@ -43,18 +43,12 @@ class _Runtime(ctypes.Structure):
 
 
 class Layout(ctypes.Structure):
-    """`Layout` of native.c, and what else tensors of one shape, strides and channel axis have in common.
-
-    Attributes:
-        known: What is known without reading the values.
-        all_nonzero: Values per channel that are not zero if none is, (C,); None without channels.
-        address: Of this structure.
-    """
+    """`Layout` of native.c, and what else tensors of one shape, strides and channel axis have in common."""
 
     _fields_ = tuple((name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads"))
-    known: Reduction
-    all_nonzero: NDArray[np.float64] | None
-    address: int
+    known: Reduction  # without reading the values
+    all_nonzero: NDArray[np.float64] | None  # values per channel that are not zero if none is, (C,)
+    address: int  # of this structure
 
 
 class _Results(ctypes.Structure):
@@ -69,15 +63,10 @@ class _Results(ctypes.Structure):
 
 
 class Kernel(NamedTuple):
-    """The compiled reduction.
+    """The compiled reduction."""
 
-    Attributes:
-        reduce: As declared in native.c.
-        runtime: Passed to it; None if torch's threads cannot be used.
-    """
-
-    reduce: Callable[[int, int, int], int]
-    runtime: _Runtime | None
+    reduce: Callable[[int, int, int], int]  # as declared in native.c
+    runtime: _Runtime | None  # passed to it; None if torch's threads cannot be used
 
 
 @cache
@@ -147,8 +136,10 @@ class FusedReducer:
         if nonzero is not None and outcome & _WITH_ZEROS:
             nonzero = self._nonzero[: nonzero.size].copy()
         distribution = None
-        if self._tables is not None:
-            distribution = self._distribution(count, low, high, outcome >> _BIN_COUNT_SHIFT)
+        if self._tables is not None and (bins := outcome >> _BIN_COUNT_SHIFT):
+            distribution = Distribution(low, high, count, None, self._keys[:bins].copy(), self._counts[:bins].copy())
+        elif self._tables is not None:
+            distribution = distribution_of(self._values[:count])
         # In the order of the fields: this runs in every hook, and the constructor takes three times as long.
         moments = (count, mean, squared_deviations, low, high, abs_sum, square_sum)
         fields = (shape, dtype, count, axis, *moments, 0, int(nonzero_count), nonzero, distribution, None)
@@ -171,11 +162,6 @@ class FusedReducer:
             self._describe_room(0 if nonzero is None else nonzero.size)
         outcome = self._kernel.reduce(address, layout.address, self._results_address)
         return None if outcome == _RARE else (layout, outcome)
-
-    def _distribution(self, count: int, low: float, high: float, bin_count: int) -> Distribution | None:
-        if not bin_count:
-            return distribution_of(self._values[:count])
-        return Distribution(low, high, count, None, self._keys[:bin_count].copy(), self._counts[:bin_count].copy())
 
     def _describe_room(self, channel_count: int) -> None:
         """Tell compiled code where to write, with room for so many channels."""

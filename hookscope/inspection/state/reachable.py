@@ -56,26 +56,15 @@ _WITH_CONTAINERS = frozenset({"collections", "types", "weakref", "_weakrefset"})
 
 @dataclass(slots=True)
 class Reachable:
-    """What modules lead to, each object once.
+    """What modules lead to, each object once; tensors by identity."""
 
-    Attributes:
-        modules: Those that were given, and those that only attributes lead to.
-        owners: Those of them, and other objects, whose attributes may change.
-        registers: What such modules keep parts and hooks in.
-        containers: Other containers, with their kinds.
-        parameters: By identity, of all modules.
-        buffers: By identity, of those that may change.
-        tensors: Others, by identity.
-        states: What has a state that is read and written as a whole.
-    """
-
-    modules: list[nn.Module] = field(default_factory=list)
-    owners: list[Any] = field(default_factory=list)
-    registers: list[Any] = field(default_factory=list)
-    containers: list[tuple[type, Any]] = field(default_factory=list)
-    parameters: dict[int, Tensor] = field(default_factory=dict)
-    buffers: dict[int, Tensor] = field(default_factory=dict)
-    tensors: dict[int, Tensor] = field(default_factory=dict)
+    modules: list[nn.Module] = field(default_factory=list)  # given, or led to by attributes alone
+    owners: list[Any] = field(default_factory=list)  # modules and other objects whose attributes may change
+    registers: list[Any] = field(default_factory=list)  # what such modules keep parts and hooks in
+    containers: list[tuple[type, Any]] = field(default_factory=list)  # others, with their kinds
+    parameters: dict[int, Tensor] = field(default_factory=dict)  # of all modules
+    buffers: dict[int, Tensor] = field(default_factory=dict)  # of modules that may change
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # others
     states: list[State] = field(default_factory=list)
 
 

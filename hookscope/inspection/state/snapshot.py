@@ -41,7 +41,8 @@ class Snapshot:
         own_code = has_own_code(modules)
         self._found = found = reachable(modules, closely=own_code)
         written = overwritten(found.modules, own_code=own_code)
-        expected = written.tensors | {id(each) for owner in found.owners for each in _stepped_by(owner)}
+        stepped = [group for owner in found.owners if isinstance(owner, Optimizer) for group in owner.param_groups]
+        expected = written.tensors | {id(parameter) for group in stepped for parameter in group["params"]}
         # Without code of its own, nothing else happens to parameters than what is known.
         parameters = [each for each in found.parameters.values() if own_code or id(each) in expected]
         self.tensors = tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
@@ -195,12 +196,6 @@ def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]
             if not tensor.is_leaf:
                 with suppress(Exception):  # a subclass may raise anything
                     yield tensor, tensor.grad_fn, tensor.clone()
-
-
-def _stepped_by(owner: object) -> Iterator[Tensor]:
-    """Find the parameters that an optimiser writes to."""
-    if isinstance(owner, Optimizer):
-        yield from (parameter for group in owner.param_groups for parameter in group["params"])
 
 
 def _affordable(tensors: Sequence[Tensor]) -> set[int]:
