@@ -1,40 +1,30 @@
 """One function for each command, with the command's name, options and result: hookscope on one page."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, nn
-
-from hookscope.checks.judging import judge_gradients
-from hookscope.checks.rules import limits_from_text
 from hookscope.errors import UsageError
-from hookscope.inputs import noise_batch, parse_shape, to_device
-from hookscope.inspection.device import choose_device, floating_dtype, move_to
-from hookscope.inspection.edits import Edit
-from hookscope.inspection.forward import list_modules
-from hookscope.inspection.session import (
-    Images,
-    OnError,
-    OnProgress,
-    choose_session_loss,
-    open_session,
-    run_backward,
-    run_forward,
-)
-from hookscope.models import FileOptions, LoadedModel, build_on_meta, example_shape, load_model, parse_model
-from hookscope.models.construction import loaded_module
-from hookscope.models.contents import list_contents
-from hookscope.results.activations import Activations
-from hookscope.results.check import CheckReport
-from hookscope.results.contents import CheckpointContents
-from hookscope.results.gradients import Gradients
-from hookscope.results.network import ModuleTable
 
-Model = str | Path | nn.Module | LoadedModel
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hookscope.inspection.edits import Edit
+    from hookscope.inspection.session import Images, OnError, OnProgress
+    from hookscope.models import FileOptions, LoadedModel
+    from hookscope.results.activations import Activations
+    from hookscope.results.check import CheckReport
+    from hookscope.results.contents import CheckpointContents
+    from hookscope.results.gradients import Gradients
+    from hookscope.results.network import ModuleTable
+
+    Model = str | Path | nn.Module | LoadedModel
+
 Texts = str | Sequence[str]
 Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Numbers = str | float | Sequence[float]
@@ -125,6 +115,8 @@ def activations(
             `ImageError`, `LayerNotFoundError`, `UsageError`, and `ForwardError` if the model raised, which carries
             what was seen until then.
     """
+    from hookscope.inspection.session import open_session, run_forward
+
     began = time.perf_counter()
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
     loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
@@ -227,6 +219,10 @@ def grads(  # noqa: D417 - those of `activations` are described there
     Raises:
         HookscopeError: As for `activations`; `PassError` if the model raised.
     """
+    from hookscope.checks.judging import judge_gradients
+    from hookscope.checks.rules import limits_from_text
+    from hookscope.inspection.session import choose_session_loss, open_session, run_backward
+
     began = time.perf_counter()
     limits = limits_from_text(_arguments(limit))
     has_images = not isinstance(images, list | tuple) or bool(images)
@@ -305,6 +301,9 @@ def layers(
     Raises:
         HookscopeError: As for `activations`. A forward pass that raises is in `failure` instead.
     """
+    from hookscope.inputs import parse_shape
+    from hookscope.models import build_on_meta, load_model, parse_model
+
     shape = None if input_shape is None else parse_shape(input_shape)
     if not isinstance(model, str | Path):
         return _module_table(_given(model), _texts(layer), shape)
@@ -357,10 +356,11 @@ def check(
         UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
         OutputError: If the evidence could not be written where it is to go.
     """
-    from hookscope.checks.baseline import read_baseline  # noqa: PLC0415
-    from hookscope.checks.checkpoint import check_checkpoint  # noqa: PLC0415
-    from hookscope.checks.configuration import read_settings  # noqa: PLC0415
-    from hookscope.checks.judging import wanted_rules  # noqa: PLC0415 - the other functions do without
+    from hookscope.checks.baseline import read_baseline
+    from hookscope.checks.checkpoint import check_checkpoint
+    from hookscope.checks.configuration import read_settings
+    from hookscope.checks.judging import wanted_rules
+    from hookscope.inspection.device import choose_device
 
     settings = read_settings(None if config is None else Path(config), Path())
     settings = settings if arch is None else replace(settings, arch=arch)
@@ -387,6 +387,8 @@ def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContent
         CheckpointError: If it is missing, damaged, or not a weights file.
         NothingMatchedError: If there is nothing at `key`.
     """
+    from hookscope.models.contents import list_contents
+
     return list_contents(Path(file), key)
 
 
@@ -405,11 +407,11 @@ def report(run: str | Path | Activations | Gradients, out: str | Path | None = N
         OutputError: If the page cannot be written.
         UsageError: If `run` is a result and `out` is None.
     """
-    from hookscope.render.html import report_html  # noqa: PLC0415 - loads Jinja, for pages alone
-    from hookscope.runs.reading import read_run  # noqa: PLC0415
-    from hookscope.runs.reports import check_report_target, default_report_path, write_report  # noqa: PLC0415
+    from hookscope.render.html import report_html
+    from hookscope.runs.reading import read_run
+    from hookscope.runs.reports import check_report_target, default_report_path, write_report
 
-    if isinstance(run, Activations | Gradients):
+    if not isinstance(run, str | Path):
         if out is None:
             raise UsageError("The page of a result needs a file name: give out.")
         with TemporaryDirectory() as folder:
@@ -431,6 +433,9 @@ def _load(
     seed: int,
 ) -> LoadedModel:
     """Load what MODEL names and move it to its device; take a module as it is."""
+    from hookscope.inspection.device import choose_device, move_to
+    from hookscope.models import FileOptions, load_model
+
     if not isinstance(model, str | Path):
         given = (weights, arch, _arguments(model_arg), reading, device, dtype)
         if given != ("auto", None, [], FileOptions(), "auto", None):
@@ -445,15 +450,26 @@ def _load(
 
 
 def _file_options(trust: bool, key: str | None, allow_missing: Texts, allow_unexpected: Texts) -> FileOptions:
+    from hookscope.models import FileOptions
+
     return FileOptions(trust, key, tuple(_texts(allow_missing)), tuple(_texts(allow_unexpected)))
 
 
 def _given(model: nn.Module | LoadedModel) -> LoadedModel:
+    from hookscope.models import LoadedModel
+    from hookscope.models.construction import loaded_module
+
     return model if isinstance(model, LoadedModel) else loaded_module(model)
 
 
 def _module_table(loaded: LoadedModel, patterns: Sequence[str], shape: tuple[int, ...] | None) -> ModuleTable:
     """List modules after a pass over noise; a warning says why there was none."""
+    from hookscope.inputs import noise_batch, to_device
+    from hookscope.inspection.device import floating_dtype
+    from hookscope.inspection.forward import list_modules
+    from hookscope.models import example_shape
+    from hookscope.results.network import ModuleTable
+
     shape = shape or loaded.example_shape or example_shape(loaded.module, loaded.preprocessing)
     warnings = loaded.warnings
     args = None
@@ -472,9 +488,9 @@ def _device(loaded: LoadedModel) -> str:
 
 def _texts(given: Any) -> Any:
     """Return one text as a list of it; a mapping and anything else that holds several as it is."""
-    if isinstance(given, str | Edit):
-        return [given]
-    return given if isinstance(given, Mapping) else list(given)
+    if isinstance(given, Mapping):
+        return given
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _arguments(given: Texts | Mapping[str, Any]) -> list[str]:

@@ -48,8 +48,7 @@ def small_swin(
 ) -> nn.Module:
     """Return a Swin Transformer of the usual four stages."""
     depths, heads = [2, 2, 2, 2], [2, 4, 4, 8]
-    swin: nn.Module = SwinTransformer([4, 4], 24, depths, heads, [7, 7], block=block, downsample_layer=merging)
-    return swin
+    return SwinTransformer([4, 4], 24, depths, heads, [7, 7], block=block, downsample_layer=merging)
 
 
 def small_swin_v2() -> nn.Module:
@@ -57,20 +56,18 @@ def small_swin_v2() -> nn.Module:
 
 
 def small_video_swin() -> nn.Module:
-    swin: nn.Module = SwinTransformer3d([2, 4, 4], 24, [2, 2, 2, 2], [2, 4, 4, 8], [8, 7, 7])
-    return swin
+    return SwinTransformer3d([2, 4, 4], 24, [2, 2, 2, 2], [2, 4, 4, 8], [8, 7, 7])
 
 
 def small_vit() -> nn.Module:
     """Return a Vision Transformer on 14 x 14 patches."""
-    vit: nn.Module = torchvision.models.VisionTransformer(
+    return torchvision.models.VisionTransformer(
         image_size=112, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=48
     )
-    return vit
 
 
 def small_maxvit() -> nn.Module:
-    maxvit: nn.Module = torchvision.models.MaxVit(
+    return torchvision.models.MaxVit(
         input_size=(128, 128),
         stem_channels=8,
         partition_size=4,
@@ -79,13 +76,12 @@ def small_maxvit() -> nn.Module:
         head_dim=4,
         stochastic_depth_prob=0.1,
     )
-    return maxvit
 
 
 def small_mvit() -> nn.Module:
     """Return a Multiscale Vision Transformer; on 4 frames of 64 x 96 its grids are 2 x 16 x 24 and two halvings."""
     kernel, stay, halve = [3, 3, 3], [1, 1, 1], [1, 2, 2]
-    mvit: nn.Module = MViT(
+    return MViT(
         spatial_size=(64, 96),
         temporal_size=4,
         block_setting=[
@@ -98,7 +94,6 @@ def small_mvit() -> nn.Module:
         rel_pos_embed=True,
         proj_after_attn=True,
     )
-    return mvit
 
 
 def vgg_with_a_small_head() -> nn.Module:
@@ -114,22 +109,12 @@ def s3d_of_any_size() -> nn.Module:
     return s3d
 
 
-def detector(name: str, **options: Any) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        model: nn.Module = torchvision.models.get_model(
-            name, weights=None, weights_backbone=None, num_classes=3, **options
-        )
-        return model
-
-    return build
-
-
 def vision(name: str, **options: Any) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
-        return model
+    return lambda: torchvision.models.get_model(name, weights=None, **options)
 
-    return build
+
+def detector(name: str, **options: Any) -> Callable[[], nn.Module]:
+    return vision(name, weights_backbone=None, num_classes=3, **options)
 
 
 SMALL = {"min_size": 64, "max_size": 96}
@@ -199,8 +184,8 @@ class Written(nn.Module):
             else:
                 self.register_buffer(name, part)
 
-    def forward(self, *args: Any) -> Any:
-        return self.function(self, *args)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
 
 
 def written(function: Callable[..., Any], **parts: Callable[[], nn.Module | Tensor]) -> Callable[[], nn.Module]:
@@ -258,8 +243,7 @@ class Checkpointed(nn.Module):
         self.use_reentrant = use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(checkpoint(self.block, x, use_reentrant=self.use_reentrant))
-        return out
+        return self.head(checkpoint(self.block, x, use_reentrant=self.use_reentrant))
 
 
 @dataclass
@@ -363,8 +347,7 @@ def encoder() -> nn.Module:
 def noisy(net: Any, x: Tensor) -> Tensor:
     """Draw from every global generator: torch, Python, NumPy."""
     noise = torch.randn_like(x) * random.random() + np.random.rand()
-    out: Tensor = net.second(F.dropout(torch.relu(net.first(x + noise)), 0.5, training=True))
-    return out
+    return net.second(F.dropout(torch.relu(net.first(x + noise)), 0.5, training=True))
 
 
 def counting(net: Any, x: Tensor) -> Tensor:
@@ -373,8 +356,7 @@ def counting(net: Any, x: Tensor) -> Tensor:
     net.average.data.mul_(0.9).add_(x.mean(0), alpha=0.1)
     net.latest = x.detach().clone()
     net.cache = x.detach() * 2
-    out: Tensor = net.body(x + net.average)
-    return out
+    return net.body(x + net.average)
 
 
 def counting_network() -> nn.Module:
@@ -401,22 +383,7 @@ class StubbornlyFrozen(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.body(x))
-        return out
-
-
-def frozen() -> nn.Module:
-    model = conv_net()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model
-
-
-def partly_frozen() -> nn.Module:
-    model = nn.Sequential(conv_net(), nn.Linear(5, 3))
-    for parameter in model[0].parameters():
-        parameter.requires_grad_(False)
-    return model
+        return self.norm(self.body(x))
 
 
 def recurrent(net: Any, x: Tensor) -> tuple[Tensor, Any]:
@@ -448,15 +415,13 @@ def functional_in_place(net: Any, x: Tensor) -> Tensor:
     skip += out
     skip.mul_(0.5)
     net.third(skip)[:, 0].zero_()
-    result: Tensor = net.third(skip).sigmoid_()
-    return result
+    return net.third(skip).sigmoid_()
 
 
 def without_gradients(net: Any, x: Tensor) -> Tensor:
     with torch.inference_mode():
         features = net.body(x)
-    out: Tensor = net.head(features.clone())
-    return out
+    return net.head(features.clone())
 
 
 def with_gradients(net: Any, x: Tensor) -> Tensor:
@@ -465,19 +430,7 @@ def with_gradients(net: Any, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
         energy = net.body(x)
         (force,) = torch.autograd.grad(energy.sum(), x)
-    out: Tensor = net.head(force)
-    return out
-
-
-def mixed_precision(net: Any, x: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out: Tensor = net.body(x)
-    return out
-
-
-def spectral(net: Any, x: Tensor) -> Tensor:
-    out: Tensor = net.back(net.scale(net.to_spectrum(x)))
-    return out
+    return net.head(force)
 
 
 class Apply(nn.Module):
@@ -507,8 +460,7 @@ def early_exit(net: Any, x: Tensor) -> Tensor:
         out = net.broken(out)
     except ValueError:
         out = net.fallback(out)
-    result: Tensor = net.never(out) if out.numel() == 0 else out
-    return result
+    return net.never(out) if out.numel() == 0 else out
 
 
 def failing(_x: Tensor) -> Tensor:
@@ -537,14 +489,8 @@ def shared_module() -> nn.Module:
     return nn.Sequential(OrderedDict([("first", block), ("middle", nn.Linear(6, 6)), ("again", block)]))
 
 
-def compiled(module: nn.Module) -> nn.Module:
-    wrapped: Any = torch.compile(module, backend="eager")
-    assert isinstance(wrapped, nn.Module)
-    return wrapped
-
-
-def many_dtypes(net: Any, x: Tensor) -> tuple[Any, ...]:
-    return net.wide(x), net.narrow(x), net.sign(x), net.top(x), net.empty(x), net.huge(x), net.broken(x)
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
 
 
 BY_HAND: dict[str, Network] = {
@@ -555,8 +501,10 @@ BY_HAND: dict[str, Network] = {
     ),
     "shared module": Network(shared_module, image(2, 6)),
     "tied weights": Network(TiedAutoencoder, image(2, 12)),
-    "frozen": Network(frozen, image(2, 3, 8, 8)),
-    "partly frozen": Network(partly_frozen, image(2, 3, 8, 8)),
+    "frozen": Network(lambda: conv_net().requires_grad_(False), image(2, 3, 8, 8)),
+    "partly frozen": Network(
+        lambda: nn.Sequential(conv_net().requires_grad_(False), nn.Linear(5, 3)), image(2, 3, 8, 8)
+    ),
     "stubbornly frozen BatchNorm": Network(StubbornlyFrozen, image(2, 3, 8, 8)),
     "checkpointing": Network(lambda: Checkpointed(use_reentrant=False), image(2, 6)),
     "reentrant checkpointing": Network(
@@ -590,10 +538,13 @@ BY_HAND: dict[str, Network] = {
     ),
     "inference mode inside": Network(written(without_gradients, body=conv_net, head=linear(5, 3)), image(2, 3, 8, 8)),
     "gradients inside": Network(written(with_gradients, body=linear(4, 4, 1), head=linear(4, 2)), image(3, 4)),
-    "autocast inside": Network(written(mixed_precision, body=conv_net), image(2, 3, 8, 8)),
+    "autocast inside": Network(
+        written(torch.autocast("cpu", dtype=torch.bfloat16)(lambda net, x: net.body(x)), body=conv_net),
+        image(2, 3, 8, 8),
+    ),
     "complex spectrum": Network(
         written(
-            spectral,
+            lambda net, x: net.back(net.scale(net.to_spectrum(x))),
             to_spectrum=leaf(torch.fft.rfft2),
             scale=leaf(lambda z: z * torch.tensor(0.5 + 1j)),
             back=leaf(torch.fft.irfft2),
@@ -619,7 +570,7 @@ BY_HAND: dict[str, Network] = {
     "parametrized weights": Network(parametrized, image(2, 6)),
     "dtypes and odd values": Network(
         written(
-            many_dtypes,
+            lambda net, x: tuple(part(x) for part in net.children()),
             wide=leaf(lambda x: x.double() * 1e100),
             narrow=leaf(lambda x: x.half()),
             sign=leaf(lambda x: x > 0),
@@ -657,20 +608,10 @@ def pictures_with_boxes() -> tuple[Any, ...]:
 TRAINED: dict[str, Callable[[], tuple[Any, ...]]] = {
     name: image(2, 3, 64, 64)
     for name in (
-        "resnext50_32x4d",
-        "vgg11_bn",
-        "densenet121",
-        "mobilenet_v2",
-        "mobilenet_v3_small",
-        "shufflenet_v2_x0_5",
-        "googlenet",
-        "efficientnet_b0",
-        "convnext_tiny",
-        "regnet_y_400mf",
-        "mnasnet0_5",
-        "deeplabv3_mobilenet_v3_large",
-        "fcn_resnet50",
-        "lraspp_mobilenet_v3_large",
+        *("resnext50_32x4d", "vgg11_bn", "densenet121", "mobilenet_v2"),
+        *("mobilenet_v3_small", "shufflenet_v2_x0_5", "googlenet", "efficientnet_b0"),
+        *("convnext_tiny", "regnet_y_400mf", "mnasnet0_5"),
+        *("deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large"),
     )
 } | {
     "r3d_18": image(2, 3, 4, 32, 32),

@@ -1,10 +1,14 @@
-"""What autograd does with a tensor: whether it tracks it, and why not; copies it tracks, and arithmetic without it."""
+"""What autograd does with tensors: whether it tracks one, its graph, and what it misses of modifications in place."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from hookscope.hooks.observed import GradientSite, SiteKey
 
 
 def is_transformed(tensor: Tensor) -> bool:
@@ -56,3 +60,149 @@ def plain_arithmetic() -> Iterator[None]:
     """Switch off gradients and autocast, on all devices."""
     with torch.no_grad(), torch._C._DisableAutocast():
         yield
+
+
+class Aliased(torch.autograd.Function):
+    """The same memory with the same version counter, as another tensor with another graph node.
+
+    A view would be that, too, but if it is modified in place, autograd copies its gradient three times.
+    """
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        """Return the alias."""
+        return tensor.detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        """Return the gradient of the tensor, which is that of the alias."""
+        return gradient
+
+    @staticmethod
+    def jvp(_: Any, tangent: Tensor) -> Tensor:
+        """Return the tangent of the alias."""
+        return tangent.view_as(tangent)
+
+
+class Alias(NamedTuple):
+    """An alias that is no view. If it is modified in place, autograd does not know that its original is, too."""
+
+    key: SiteKey
+    counter: Tensor  # shares its version counter, but none of its memory
+    version: int  # when it was made
+    node: Node
+    original: tuple[Node, int]  # the node and output number that computed it
+
+
+class View(NamedTuple):
+    """A hooked view. If it is modified in place, the graph goes around the hook."""
+
+    site: GradientSite[Any]
+    counter: Tensor  # shares the view's version counter, but none of its memory
+    version: int  # when the hook was put on the view
+    node: Node | None  # that has the hook; None for a leaf
+    base: tuple[Node, int] | None  # where the gradient of the view's base goes; None if it has no gradient
+    strides: tuple[int, ...]
+    offset: int  # of the view's first element in the base
+
+
+def used_beside(aliases: Sequence[Alias], nodes: Mapping[Node, None]) -> set[SiteKey]:
+    """Return for which aliases the original was used, or is the loss, after the alias was made."""
+    originals = {alias.original: alias for alias in aliases}
+    wrong = {alias.key for alias in aliases if next(iter(nodes), None) is alias.original[0]}
+    for node in nodes:
+        for edge in node.next_functions:
+            alias = originals.get((edge[0], edge[1])) if edge[0] is not None else None
+            if alias is not None and node is not alias.node and node._sequence_nr() > alias.node._sequence_nr():
+                wrong.add(alias.key)
+    return wrong
+
+
+def version_counter(tensor: Tensor) -> Tensor:
+    """Return a tensor with another's version counter alone: holding the other would hold its memory."""
+    counter = tensor.detach()
+    with suppress(RuntimeError):  # of some subclasses and devices a tensor takes no other's data
+        counter.data = torch.empty(0)
+    return counter
+
+
+def view_of(site: GradientSite[Any], tensor: Tensor) -> View:
+    """Describe a view that is about to be hooked."""
+    counter, node, base = version_counter(tensor), tensor.grad_fn, tensor._base
+    if node is None or base is None or base.grad_fn is None or tensor.layout != torch.strided or tensor.is_nested:
+        return View(site, counter, tensor._version, node, None, (), 0)
+    edge, offset = (base.grad_fn, base.output_nr), int(tensor.storage_offset() - base.storage_offset())
+    return View(site, counter, tensor._version, node, edge, tensor.stride(), offset)
+
+
+def graph_nodes(loss: Tensor) -> dict[Node, None]:
+    """Return the nodes of the graph that a backward pass from a tensor would run, the tensor's own first."""
+    if loss.grad_fn is None:
+        return {}
+    nodes: dict[Node, None] = {loss.grad_fn: None}
+    waiting = [loss.grad_fn]
+    while waiting:
+        for following, _ in waiting.pop().next_functions:
+            if following is not None and following not in nodes:
+                nodes[following] = None
+                waiting.append(following)
+    return nodes
+
+
+def graph_leaves(nodes: Iterable[Node]) -> list[Tensor]:
+    """List the leaves that a backward pass through these nodes would give a gradient to."""
+    ends = [node for node in nodes if not node.next_functions]
+    return [leaf for node in ends if (leaf := getattr(node, "variable", None)) is not None]
+
+
+def consumers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list[SiteKey | None]]:
+    """Return for each output what is computed from it directly: outputs with no other output between, and the loss.
+
+    Args:
+        loss: As it was differentiated.
+        nodes: By site, the node that computed its tensor. Sites of inputs are passed over. A container that returned
+            its last child's tensor has the child's node, and stands beside it.
+
+    Returns:
+        Sites in the order of `nodes`, None for the loss, last. What the graph does not hold, such as the inside of a
+        reentrant checkpoint, is left out.
+    """
+    users = _users(loss)
+    sites: dict[Node, list[SiteKey]] = {}
+    for key, node in nodes.items():
+        if key[3] == "output":
+            sites.setdefault(node, []).append(key)
+    places = {key: place for place, key in enumerate(nodes)}
+    found: dict[SiteKey, list[SiteKey | None]] = {}
+    for node, keys in sites.items():
+        if node is loss.grad_fn or node in users:
+            met = _first_met(node, users, sites)
+            direct = sorted([key for each in met for key in sites.get(each, ())], key=lambda key: places[key])
+            by_loss = node is loss.grad_fn or any(each not in sites for each in met)
+            found |= dict.fromkeys(keys, [*direct, None] if by_loss else [*direct])
+    return found
+
+
+def _users(loss: Tensor) -> dict[Node, list[Node]]:
+    """Return by node those that use what it computed."""
+    users: dict[Node, list[Node]] = {}
+    for node in graph_nodes(loss):
+        for used, _ in node.next_functions:
+            if used is not None:
+                users.setdefault(used, []).append(node)
+    return users
+
+
+def _first_met(node: Node, users: Mapping[Node, Iterable[Node]], stops: Mapping[Node, object]) -> list[Node]:
+    """Return the first nodes of `stops` on every way from a node to the loss, and the loss where there is none."""
+    met, seen, waiting = [], {node}, list(users.get(node, ()))
+    while waiting:
+        user = waiting.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        if user in stops or user not in users:
+            met.append(user)
+        else:
+            waiting += users[user]
+    return met

@@ -16,9 +16,9 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
-from hookscope.hooks.identities import Identities
 from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_given, tensors_in
+from hookscope.hooks.recognition import Identities
 
 T = TypeVar("T")
 
@@ -31,9 +31,6 @@ class Entry(NamedTuple):
     Attributes:
         frame: Identity of the frame that runs the call's hooks. Arguments would not do: torch replaces them for full
             backward hooks, after all pre-hooks.
-        call: The call.
-        versions: Of its inputs.
-        args: What it was called with.
     """
 
     frame: int
@@ -47,9 +44,6 @@ class CallHooks(Generic[T]):
     """The hooks of one capture, with what they have seen in the latest forward pass; one set serves all modules.
 
     Attributes:
-        observe: Called with each output.
-        watch: Watches gradients; None without.
-        lock: Held while anything is noted.
         observations: In the order in which modules finished.
         counts: How often each layer was called.
     """
@@ -108,8 +102,11 @@ class CallHooks(Generic[T]):
         entry = _ended(entries, id(sys._getframe(1)))
         if entry is None:  # a replay of what was seen when it first ran
             return None
-        in_place = entry.versions != _versions(entry.call.inputs)
-        return self._end(entry.call, _given(entry, args, kwargs), output, in_place=in_place)
+        given = entry.call.inputs
+        in_place = entry.versions != _versions(given)
+        if entry.args is not args:  # torch, or a later hook, has put others in place of the inputs
+            given = [*given, *tensors_given(args, kwargs)]
+        return self._end(entry.call, given, output, in_place=in_place)
 
     def _begin(self, layer: str, module: nn.Module, inputs: Sequence[tuple[str, Tensor]]) -> ModuleCall | None:
         """Count a call; None if it replays one that was observed, and watched if asked for, when it first ran."""
@@ -189,12 +186,10 @@ def _without_overrides(
     inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
 ) -> AbstractContextManager[object]:
     """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
-    for _, tensor in inputs:
-        if type(tensor) not in _PLAIN_TYPES:
-            return torch._C.DisableTorchFunctionSubclass()
-    for _, tensor in outputs:
-        if type(tensor) not in _PLAIN_TYPES:
-            return torch._C.DisableTorchFunctionSubclass()
+    for tensors in (inputs, outputs):
+        for _, tensor in tensors:
+            if type(tensor) not in _PLAIN_TYPES:
+                return torch._C.DisableTorchFunctionSubclass()
     return _NOTHING
 
 
@@ -210,12 +205,6 @@ def _ended(entries: list[Entry], frame: int) -> Entry | None:
         if entries[at].frame == frame:
             return entries.pop(at)
     return None
-
-
-def _given(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[tuple[str, Tensor]]:
-    """List the tensors that forward was given: also those that torch, or a later hook, put in place of the inputs."""
-    inputs = entry.call.inputs
-    return inputs if entry.args is args else [*inputs, *tensors_given(args, kwargs)]
 
 
 def _observe_physical(

@@ -8,7 +8,7 @@ happened, also from copies that the network makes of itself.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
@@ -177,40 +177,28 @@ def _remove_copied_hook(module: nn.Module, *_called_with: object) -> None:
 
 
 def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
-    """Hook each module once."""
+    """Hook each module once, under its first name.
+
+    Does what registering hooks `with_kwargs` does, but makes no handles: they would cost more than the hooks do.
+    """
     hooks, watch, key, attached = captured._hooks, captured._watch, captured._key, captured._attached
     only, before, after = hooks.only, hooks.before, hooks.after
     gives_aliases = watch is not None and watch.with_inputs
-    hooked: set[int] = set()
+    first: dict[int, tuple[str, nn.Module]] = {}
     for name, module in layers.items():
-        if id(module) in hooked:
-            continue
-        hooked.add(id(module))
+        first.setdefault(id(module), (name, module))
+    for name, module in first.values():
         if _only_returns(module) and not gives_aliases:
-            _attach(module, key, None, _Hook(only, name, bool(vars(module).get("inplace"))), attached)
+            hook = _Hook(only, name, bool(vars(module).get("inplace")))
         else:
             entries: list[Entry] = []
-            _attach(module, key, _Hook(before, name, entries), _Hook(after, entries), attached)
-
-
-def _attach(
-    module: nn.Module,
-    key: Any,
-    before: Callable[..., Any] | None,
-    after: Callable[..., Any],
-    attached: list[MutableMapping[Any, Any]],
-) -> None:
-    """Do what registering a forward pre-hook and a forward hook `with_kwargs` does, but make no handle for each.
-
-    Handles would cost more than the hooks themselves. What holds the hooks is added to `attached`.
-    """
-    if before is not None:
-        attached += (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
-        module._forward_pre_hooks[key] = before
-        module._forward_pre_hooks_with_kwargs[key] = True
-    attached += (module._forward_hooks, module._forward_hooks_with_kwargs)
-    module._forward_hooks[key] = after
-    module._forward_hooks_with_kwargs[key] = True
+            hook = _Hook(after, entries)
+            attached += (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+            module._forward_pre_hooks[key] = _Hook(before, name, entries)
+            module._forward_pre_hooks_with_kwargs[key] = True
+        attached += (module._forward_hooks, module._forward_hooks_with_kwargs)
+        module._forward_hooks[key] = hook
+        module._forward_hooks_with_kwargs[key] = True
 
 
 _TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
@@ -229,11 +217,7 @@ def _only_returns(module: nn.Module) -> bool:
     )
 
 
-@contextmanager
-def _eager() -> Iterator[None]:
+def _eager() -> AbstractContextManager[object]:
     """Run compiled modules and functions as written: torch skips hooks that are added after compiling."""
-    if "torch._dynamo" in sys.modules:  # if not, nothing is compiled, and the import would cost a second
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
-        yield
+    # If dynamo is not there, nothing is compiled, and the import would cost a second.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

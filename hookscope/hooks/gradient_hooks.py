@@ -20,12 +20,23 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.hooks.autograd import can_require_grad, is_transformed, plain_arithmetic, strided_copy, why_untracked
-from hookscope.hooks.dataflow import graph_nodes
-from hookscope.hooks.in_place import Alias, Aliased, View, used_beside, version_counter, view_of
+from hookscope.hooks.autograd import (
+    Alias,
+    Aliased,
+    View,
+    can_require_grad,
+    graph_nodes,
+    is_transformed,
+    plain_arithmetic,
+    strided_copy,
+    used_beside,
+    version_counter,
+    view_of,
+    why_untracked,
+)
 from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, shape_of
 from hookscope.hooks.pytree import replaceable_inputs, with_tensors
-from hookscope.hooks.replays import Replays
+from hookscope.hooks.recognition import Replays
 
 T = TypeVar("T")
 
@@ -35,23 +46,12 @@ _OVERWRITTEN = "it is overwritten through another view of its memory, and no cop
 
 
 @dataclass(slots=True)
-class _Parts:
-    """A gradient that arrives by several ways: how many are to come, and the sum of those that came."""
-
-    expected: int
-    total: Tensor | None = None
-
-
-@dataclass(slots=True)
 class GradientWatch(Generic[T]):
     """Hooks the tensors that pass through module calls, and keeps what is learned for the next forward pass.
 
     Attributes:
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
-        with_inputs: Whether gradients of inputs are wanted as well.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
-        lock: Held while a gradient is observed.
-        listening: Whether gradients that arrive are observed.
         sites: In the order in which tensors were met in the forward pass.
         replays: Calls that ran without gradients, which activation checkpointing may replay.
         arrivals: How many sites have got a gradient.
@@ -74,7 +74,7 @@ class GradientWatch(Generic[T]):
     _aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=dict)
     _made_aliases: list[Alias] = field(default_factory=list)
     _views: list[View] = field(default_factory=list)
-    _parts: dict[SiteKey, _Parts] = field(default_factory=dict)
+    _parts: dict[SiteKey, list[Tensor | None]] = field(default_factory=dict)
     _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
@@ -139,13 +139,11 @@ class GradientWatch(Generic[T]):
     def _hook_modification(self, view: View, node: Node, *, also_direct: bool) -> None:
         """Take the gradient of a view from the graph node of its modification in place.
 
-        Args:
-            view: The view.
-            node: Its first edge leads to where the gradient of the view's base goes.
-            also_direct: The loss depends on the view in another way, too, from before the modification.
+        The first edge of the node leads to where the gradient of the view's base goes. With `also_direct` the loss
+        depends on the view in another way, too, from before the modification.
         """
         if also_direct:
-            self._parts[view.site.key] = _Parts(expected=2)
+            self._parts[view.site.key] = []
 
         def after(gradients: tuple[Tensor | None, ...], _: object) -> None:
             of_base = gradients[0]  # with the strides of the base
@@ -373,20 +371,18 @@ class GradientWatch(Generic[T]):
         with self.lock:  # each device has a thread for its part of the backward pass
             if self._parts:
                 for site in sites:
-                    self._note([site], self._in_all(site, gradient))
+                    self._note([site], self._in_both_parts(site, gradient))
             else:
                 self._note(sites, gradient)
 
-    def _in_all(self, site: GradientSite[T], gradient: Tensor | None) -> Tensor | None:
-        """Return the sum of a site's gradients once the last has come; None before."""
+    def _in_both_parts(self, site: GradientSite[T], gradient: Tensor | None) -> Tensor | None:
+        """Return the sum of the gradients of a site that gets two, once the second has come; None before."""
         parts = self._parts.get(site.key)
         if parts is None:
             return gradient
-        if gradient is not None:
-            part = gradient.detach()
-            parts.total = part.clone() if parts.total is None else parts.total + part
-        parts.expected -= 1
-        return None if parts.expected else parts.total
+        parts.append(None if gradient is None else gradient.detach().clone())
+        come = [each for each in parts if each is not None]
+        return sum(come[1:], come[0]) if len(parts) == 2 and come else None
 
     def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
         if gradient is None:  # another output of the same operation got one

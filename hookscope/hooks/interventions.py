@@ -1,6 +1,7 @@
 """Change what flows through modules, by hooks that replace it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,13 +27,7 @@ class Intervention(NamedTuple):
 
 
 def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
-    """Register the hooks that edit; collect their handles.
-
-    Args:
-        model: The network.
-        edits: By name of a module or, for "parameter grad", of a parameter.
-        handles: What the hooks are removed by is added here.
-    """
+    """Register the hooks that edit modules or, for "parameter grad", parameters by name; add their handles."""
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, wanted in edits.items():
@@ -42,12 +37,12 @@ def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], ha
                 hook = _editor_of_gradient(edit, owner)
                 handles.append(parameters[name].register_hook(hook))  # type: ignore[no-untyped-call]
             elif edit.place == "input":
-                handles.append(owner.register_forward_pre_hook(_editor_of_inputs(edit), with_kwargs=True))
+                handles.append(owner.register_forward_pre_hook(partial(_edit_inputs, edit), with_kwargs=True))
             elif edit.place == "output":
-                handles.append(owner.register_forward_hook(_editor_of_outputs(edit)))
+                handles.append(owner.register_forward_hook(partial(_edit_outputs, edit)))
         gradient_edits = [edit for edit in wanted if edit.place == "grad"]
         if gradient_edits:
-            handles.append(owner.register_forward_hook(_editor_of_gradients(gradient_edits)))
+            handles.append(owner.register_forward_hook(partial(_edit_gradients, gradient_edits)))
 
 
 def separate_edits(
@@ -59,39 +54,30 @@ def separate_edits(
     """
     for name, wanted in edits.items():
         if any(edit.place == "grad" for edit in wanted):
-            handles.append(model.get_submodule(name).register_forward_hook(_editor_of_gradients([])))
+            handles.append(model.get_submodule(name).register_forward_hook(partial(_edit_gradients, [])))
 
 
-def _editor_of_inputs(edit: Intervention) -> Callable[..., Any]:
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        found = replaceable_inputs(args, kwargs)
-        edited = {path: edit.apply(module, tensor) for path, tensor in found if tensor.is_floating_point()}
-        return _edited(args, edited, module), _edited(kwargs, edited, module)
-
-    return before
+def _edit_inputs(edit: Intervention, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = replaceable_inputs(args, kwargs)
+    edited = {path: edit.apply(module, tensor) for path, tensor in found if tensor.is_floating_point()}
+    return _edited(args, edited, module), _edited(kwargs, edited, module)
 
 
-def _editor_of_outputs(edit: Intervention) -> Callable[..., Any]:
-    def after(module: nn.Module, _args: object, output: object) -> object:
-        found = tensors_in(output)
-        edited = {slot: edit.apply(module, tensor) for slot, tensor in found if tensor.is_floating_point()}
-        return _edited(output, edited, module) if edited else None
-
-    return after
+def _edit_outputs(edit: Intervention, module: nn.Module, _args: object, output: object) -> object:
+    found = tensors_in(output)
+    edited = {slot: edit.apply(module, tensor) for slot, tensor in found if tensor.is_floating_point()}
+    return _edited(output, edited, module) if edited else None
 
 
-def _editor_of_gradients(edits: Sequence[Intervention]) -> Callable[..., Any]:
-    def after(module: nn.Module, _args: object, output: object) -> object:
-        if not torch.is_grad_enabled():
-            return None
-        # Copies: the edits come before what observes the tensors that a submodule returned.
-        copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
-        for tensor in copies.values():
-            for edit in edits:
-                tensor.register_hook(_editor_of_gradient(edit, module))  # type: ignore[no-untyped-call]
-        return _edited(output, copies, module) if copies else None
-
-    return after
+def _edit_gradients(edits: Sequence[Intervention], module: nn.Module, _args: object, output: object) -> object:
+    if not torch.is_grad_enabled():
+        return None
+    # Copies: the edits come before what observes the tensors that a submodule returned.
+    copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
+    for tensor in copies.values():
+        for edit in edits:
+            tensor.register_hook(_editor_of_gradient(edit, module))  # type: ignore[no-untyped-call]
+    return _edited(output, copies, module) if copies else None
 
 
 def _edited(value: object, edited: Mapping[str, Tensor], module: nn.Module) -> object:

@@ -20,7 +20,6 @@ class ModuleCall(NamedTuple):
 
     Attributes:
         layer: The name it was given to `capture` under.
-        module: The module.
         call: 0 for its first call since the block began or `Capture.restart`, 1 for the second.
         inputs: Tensors it was called with, (path, tensor): "[0]" the first argument, "['mask']" a keyword. An in-place
             module has overwritten them by now.
@@ -36,7 +35,6 @@ class Observation(NamedTuple, Generic[T]):
     """What was observed of one output tensor.
 
     Attributes:
-        layer: Name of the module.
         call: As `ModuleCall.call`.
         slot: Path inside a nested output; "" for a plain tensor.
         value: What `observe` returned; None if the module returned no tensor at all.
@@ -60,8 +58,6 @@ class GradientSite(Generic[T]):
     """One output, or one input, of one call of one module, and what became of its gradient.
 
     Attributes:
-        layer: Name of the module.
-        module: The module.
         call: 0 for its first call in the forward pass, 1 for its second.
         slot: Path inside a nested output, "" for a plain tensor; inside the arguments, "[0]" for the first.
         role: "output" for grad_output, "input" for grad_input.

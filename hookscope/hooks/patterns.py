@@ -40,12 +40,6 @@ def parse_pattern(text: str) -> Pattern:
     and `type:` narrow it to one of them, a leading `!` excludes, a trailing `@3` or `@-1` takes one match by its
     position in execution order; `@3` alone counts among what is selected without a pattern.
 
-    Args:
-        text: What the user wrote.
-
-    Returns:
-        The pattern.
-
     Raises:
         UsageError: If the pattern is empty, or its regular expression is not one.
     """

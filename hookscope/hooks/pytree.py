@@ -40,42 +40,24 @@ _Child = tuple[str, Any, object]
 
 
 class _Kind(NamedTuple):
-    """How values of one type are read.
+    """How values of one type are read."""
 
-    Attributes:
-        read: Lists what one holds, without what is plain.
-        rebuild: Returns a copy of one, with other values at some keys.
-        attributes: Of an object, where its attributes are; None for containers.
-        is_replaceable: Whether a module can be given a copy of one.
-    """
-
-    read: Callable[[Any], list[_Child]]
-    rebuild: Callable[[Any, Mapping[Any, object]], object]
-    attributes: "_Attributes | None" = None
-    is_replaceable: bool = True
+    read: Callable[[Any], list[_Child]]  # what one holds, without what is plain
+    rebuild: Callable[[Any, Mapping[Any, object]], object]  # a copy, with other values at some keys
+    attributes: "_Attributes | None" = None  # of an object, where they are
+    is_replaceable: bool = True  # a module can be given a copy
 
 
 @dataclass(slots=True)
 class _Walk:
-    """How far one walk has come.
+    """How far one walk has come."""
 
-    Attributes:
-        into_objects: Whether to follow the attributes of objects as far as they lead, and enter sets and deques.
-        objects: Those whose attributes have been read, by their ids.
-        members_left: How many members of objects may still be looked at.
-    """
-
-    into_objects: bool = True
-    objects: dict[int, object] = field(default_factory=dict)
+    into_objects: bool  # follow the attributes of objects as far as they lead, and enter sets and deques
+    objects: dict[int, object] = field(default_factory=dict)  # whose attributes have been read, by their ids
     members_left: int = _MEMBERS_LIMIT
 
     def children(self, value: object, *, inside: bool) -> tuple[_Kind, list[_Child]] | None:
-        """Return how to read a value and what it holds; None if it is not entered.
-
-        Args:
-            value: No tensor.
-            inside: Whether it was reached through an attribute.
-        """
+        """Return how to read a value and what it holds; None if not entered. `inside`: reached by an attribute."""
         kind = _kind(type(value))  # type: ignore[arg-type]  # mypy takes classes for unhashable
         if kind is None or not (self.into_objects or kind.is_replaceable):
             return None
@@ -185,21 +167,13 @@ def _copies(nodes: Sequence["_Node"], to_copy: set[int], replacements: Mapping[s
 
 @dataclass(slots=True)
 class _Node:
-    """A value on the way to tensors.
-
-    Attributes:
-        value: It.
-        kind: How it is read.
-        tensors: Those it holds itself: their keys in it, their paths, and them.
-        nodes: What else it holds: the keys, and which nodes they are.
-        holders: Which nodes hold it.
-    """
+    """A value on the way to tensors."""
 
     value: object
     kind: _Kind
-    holders: list[int]
-    tensors: list[tuple[Any, str, object]] = field(default_factory=list)
-    nodes: list[tuple[Any, int]] = field(default_factory=list)
+    holders: list[int]  # nodes that hold it
+    tensors: list[tuple[Any, str, object]] = field(default_factory=list)  # that it holds: key, path, tensor
+    nodes: list[tuple[Any, int]] = field(default_factory=list)  # that it holds: key, and which node
 
 
 def _found(value: object, *, into_objects: bool, nodes: list[_Node] | None = None) -> list[tuple[str, Tensor]]:
@@ -248,9 +222,8 @@ def _kind(type_: type) -> _Kind | None:
     """Return how to read values of a type; None for those that are not entered."""
     if type_ in _PLAIN or issubclass(type_, str | bytes | int | float | complex | type | enum.Enum | nn.Module):
         return None
-    kind: _Kind | None = None
     if issubclass(type_, dict):
-        kind = _Kind(partial(_items, dict.items), _with_elements)
+        kind: _Kind | None = _Kind(partial(_items, dict.items), _with_elements)
     elif issubclass(type_, Mapping) or all(callable(getattr(type_, name, None)) for name in ("keys", "items")):
         kind = _Kind(partial(_items, lambda value: value.items()), _with_elements)
     elif issubclass(type_, tuple):
@@ -269,6 +242,8 @@ def _kind(type_: type) -> _Kind | None:
         isinstance(name := type_.__module__, str) and name.partition(".")[0] in sys.stdlib_module_names
     ):
         kind = _kind_of_object(type_)
+    else:
+        kind = None
     return kind
 
 
@@ -292,15 +267,10 @@ def _kind_of_object(type_: type) -> _Kind | None:
 
 @dataclass(frozen=True, slots=True)
 class _Attributes:
-    """Where objects of a class keep their attributes: read and written there, past the class's own code.
+    """Where objects of a class keep their attributes: read and written there, past the class's own code."""
 
-    Attributes:
-        held: The descriptor of their `__dict__`; None if they have none.
-        slots: The descriptors of their slots.
-    """
-
-    held: Any
-    slots: Sequence[Any]
+    held: Any  # the descriptor of their `__dict__`; None if they have none
+    slots: Sequence[Any]  # the descriptors of their slots
 
     def by_name(self, value: object) -> dict[str, object]:
         """Return what an object has."""

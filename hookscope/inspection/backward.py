@@ -1,8 +1,10 @@
 """Run a model forward and backward and gather the gradients: the pipeline behind `hookscope grads`."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +13,7 @@ from hookscope.errors import ModelError, UnfitInputError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.pytree import tensors_given
 from hookscope.inputs import Batch
-from hookscope.inspection.differentiation import (
-    GradientRun,
-    LossFunction,
-    differentiable,
-    merge_batch,
-    run_batch,
-)
+from hookscope.inspection.differentiation import GradientRun, LossFunction, differentiable, merge_batch, run_batch
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.gradient_rows import (
     GradientRecorder,
@@ -32,7 +28,8 @@ from hookscope.inspection.rows import Recorder, feature_maps, layer_rows, uncall
 from hookscope.inspection.run import Break, choose
 from hookscope.inspection.state.preservation import Mode, preserved
 from hookscope.models import LoadedModel
-from hookscope.results.gradients import Gradients
+from hookscope.results.gradients import Gradients, InputGradients
+from hookscope.results.inputs import InputRecord
 from hookscope.statistics import Reducer
 
 
@@ -209,6 +206,10 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     return inspection
 
 
+# What a run gathers of each batch, in lists.
+_GATHERED = ("records", "best", "losses", "loss_warnings")
+
+
 def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int], None]) -> Break | None:
     """Run all batches; return how the run broke off, if it did.
 
@@ -216,55 +217,41 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
     parameters are copied before every batch but the first. If nothing is left then, the first of them counts.
     """
     queue = run.queue
-    first_broken: tuple[Break, GradientRun] | None = None
+    first_broken: tuple[Break, dict[str, Any]] | None = None
     for batch in queue:
         merge_batch(run)
-        before = replace(
-            run,
-            records=[*run.records],
-            best=[*run.best],
-            losses=[*run.losses],
-            loss_warnings=[*run.loss_warnings],
-        )
-        held = _held_gradients(run) if queue.on_error is not None and run.losses else {}
+        before = {name: [*getattr(run, name)] for name in _GATHERED}
+        parameters = run.inspected.parameters() if queue.on_error is not None and run.losses else []
+        held = {each: each.grad.clone() for each in parameters if each.grad is not None}
         broken = run_batch(run, batch)
         if broken is not None:
             if queue.on_error is None or broken.error is None or broken.overwritten:
                 return broken
             is_left_out = queue.set_aside(batch, broken.message, broken.error, takes_apart=takes_apart)
-            if is_left_out and not before.records and first_broken is None:
+            if is_left_out and not before["records"] and first_broken is None:
                 if queue.peek() is None:  # there was nothing else
                     return broken
                 merge_batch(run)
-                first_broken = broken, replace(run)
+                first_broken = broken, {name: getattr(run, name) for name in ("rows", "gradients", *_GATHERED)}
                 run.rows, run.gradients = {}, {}
             _undo(run, before, held)
         finished(len(run.records))
     if first_broken is None or run.records:
         return None
     broken, seen = first_broken
-    run.rows, run.gradients, run.records = seen.rows, seen.gradients, seen.records
-    run.best, run.losses, run.loss_warnings = seen.best, seen.losses, seen.loss_warnings
+    for name, value in seen.items():
+        setattr(run, name, value)
     return broken
 
 
-def _held_gradients(run: GradientRun) -> dict[nn.Parameter, Tensor]:
-    parameters = run.inspected.parameters()
-    return {each: each.grad.clone() for each in parameters if each.grad is not None}
-
-
-def _undo(run: GradientRun, before: GradientRun, held: Mapping[nn.Parameter, Tensor]) -> None:
+def _undo(run: GradientRun, before: Mapping[str, Any], held: Mapping[nn.Parameter, Tensor]) -> None:
     """Go back to what was before a batch that the model raised on."""
     run.captured.restart()
     run.recorder.forget()
     run.gradient_recorder.maps.forget()
     run.state.rewind()
-    run.records, run.best, run.losses, run.loss_warnings = (
-        before.records,
-        before.best,
-        before.losses,
-        before.loss_warnings,
-    )
+    for name, value in before.items():
+        setattr(run, name, value)
     for parameter in run.inspected.parameters():
         parameter.grad = held.get(parameter)
 
@@ -277,8 +264,43 @@ def _frozen_warning(trainable: Sequence[bool], *, track_outputs: bool) -> tuple[
 
 
 def _sum_note(batch_count: int) -> tuple[str, ...]:
-    if batch_count < 2:
-        return ()
-    return (
-        f"The loss and the gradients of parameters are sums over {batch_count} batches, as training accumulates them.",
+    note = (
+        f"The loss and the gradients of parameters are sums over {batch_count} batches, as training accumulates them."
     )
+    return (note,) if batch_count > 1 else ()
+
+
+def gradients_by_input(
+    differentiate: Callable[[Iterable[Batch]], Gradients],
+    batches: Iterable[Batch],
+    on_error: Callable[[InputRecord, PassError], None] | None = None,
+) -> tuple[InputGradients, ...]:
+    """Run each batch by itself and keep the norms of its gradients.
+
+    Args:
+        differentiate: `inspect_gradients` with everything but the inputs given.
+        batches: Of one input each.
+        on_error: Called for an input that the model raised on, which is then left out; without it the error is raised.
+
+    Returns:
+        Norms, one set an input, in order.
+    """
+    results = []
+    for batch in batches:
+        try:
+            inspection = differentiate([batch])
+        except PassError as error:
+            if on_error is None:
+                raise
+            on_error(batch.records[0], error)
+            continue
+        norms = [row.gradient.l2 for row in inspection.parameters if row.gradient.l2 is not None]
+        results.append(
+            InputGradients(
+                name=inspection.inputs[0].name,
+                loss=math.nan if inspection.loss is None else inspection.loss.value,
+                parameters_l2=math.hypot(*norms) if norms else None,
+                rows_l2={row.label: row.gradient.l2 for row in inspection.gradients if row.role == "output"},
+            )
+        )
+    return tuple(results)

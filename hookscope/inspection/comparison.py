@@ -31,11 +31,7 @@ def compare(
     """
     old, new = dict(_statistics(before, left_out)), dict(_statistics(after, left_out))
     keys = [*new, *(key for key in old if key not in new)]
-    changes = tuple(
-        Change(label, what, old.get((what, label)), new.get((what, label)))
-        for what, label in keys
-        if old.get((what, label)) != new.get((what, label))
-    )
+    changes = tuple(Change(key[1], key[0], old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key))
     return Comparison(tuple(edits), _losses(before, after), (before.predictions, after.predictions), changes, len(keys))
 
 

@@ -75,9 +75,8 @@ def _target(network: nn.Module, picture: Tensor) -> dict[str, Tensor]:
         mask[:, height // 4 : -(-height * 3 // 4), width // 4 : -(-width * 3 // 4)] = 1
         target["masks"] = mask
     if _has(network, "keypoint"):
-        centre = torch.tensor(
-            [width / 2, height / 2, 1.0], device=picture.device
-        )  # float32, which torchvision insists on
+        # In float32, which torchvision insists on.
+        centre = torch.tensor([width / 2, height / 2, 1.0], device=picture.device)
         target["keypoints"] = centre.repeat(1, _keypoint_count(network), 1)  # (1, K, 3)
     return target
 

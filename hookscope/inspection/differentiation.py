@@ -4,17 +4,16 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, UsageError, is_out_of_memory
-from hookscope.hooks.autograd import strided_copy
-from hookscope.hooks.dataflow import graph_leaves, graph_nodes
+from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.pytree import tensors_in, with_tensors
@@ -44,16 +43,13 @@ class GradientRun(Run):
     """A run that differentiates.
 
     Attributes:
-        loss: What is differentiated.
         with_inputs: Whether gradients of layers' inputs are wanted too.
         track_inputs: Whether the network's floating inputs require a gradient.
         autocast: The dtype that the forward pass and the loss run in; None for their own.
-        gradient_recorder: Observes the gradients.
         parameter_ids: The ids of the parameters that the network came with.
         gradients: Over all batches.
         losses: Of each batch, with its value.
         differentiated: The loss of the latest batch, with its graph; None before there is one.
-        loss_warnings: What the losses warned about.
         seconds: By phase.
     """
 
@@ -70,20 +66,12 @@ class GradientRun(Run):
     seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0})
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What came of a batch.
-
-    Attributes:
-        output: Of the network.
-        value: Its loss; None if the forward pass broke off.
-        amount: The loss as a number; NaN without one.
-        broken: How it broke off; None if it did not.
-    """
+class _Pass(NamedTuple):
+    """What came of a batch."""
 
     output: object
-    value: LossValue | None
-    amount: float
+    value: LossValue | None  # None if the forward pass broke off
+    amount: float  # the loss as a number; NaN without one
     broken: Break | None
 
 
@@ -201,9 +189,8 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
     if found is None or broken.failure is None:
         return broken
     failure = replace(broken.failure, layer=found.saved_by, kind=type(run.inspected.modules[found.saved_by]).__name__)
-    return replace(
-        broken, message=overwriting_message(run.inspected.info.name, run.inspected.modules, found), failure=failure
-    )
+    message = overwriting_message(run.inspected.info.name, run.inspected.modules, found)
+    return replace(broken, message=message, failure=failure)
 
 
 def _forget_batch(run: GradientRun) -> None:
@@ -287,12 +274,9 @@ def _autocast(run: GradientRun) -> AbstractContextManager[object]:
     return torch.autocast(torch.device(run.inspected.placed[0]).type, dtype=run.autocast)
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
+def _quietly() -> AbstractContextManager[object]:
     """Leave a pass's warnings to the one that is reported."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    return warnings.catch_warnings(action="ignore")
 
 
 def _given(run: GradientRun, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -370,6 +354,5 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
 def _after_the_last_gradient(run: GradientRun, error: BaseException) -> Failure:
     arrived = [site for site in run.captured.gradients if site.arrival is not None]
     latest = max(arrived, key=lambda site: site.arrival or 0, default=None)
-    if latest is None:
-        return Failure("", type(run.inspected.network).__name__, (), exception_line(error))
-    return Failure(latest.layer, type(latest.module).__name__, (), exception_line(error))
+    layer, module = ("", run.inspected.network) if latest is None else (latest.layer, latest.module)
+    return Failure(layer, type(module).__name__, (), exception_line(error))

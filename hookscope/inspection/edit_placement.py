@@ -36,13 +36,9 @@ class PlacedEdits:
 def place_edits(
     edits: Sequence[str | Edit], network: nn.Module, execution_order: Callable[[], Sequence[str]], recorder: Recorder
 ) -> PlacedEdits:
-    """Return edits ready for `capture`.
+    """Return edits of a network, in the order in which they are to be applied, ready for `capture`.
 
-    Args:
-        edits: Expressions, or what `parse_edit` made of them, in the order in which they are to be applied.
-        network: The network they are about.
-        execution_order: As `select_layers` takes it.
-        recorder: Tells along each forward pass which axis counts channels.
+    The recorder tells along each forward pass which axis counts channels.
 
     Raises:
         LayerNotFoundError: If an edit names nothing.
@@ -71,8 +67,8 @@ def place_edits(
     tied: set[tuple[int, str]] = set()
     for name, edit in bound:
         if edit.place == "parameter grad":
-            if (id(parameters[name]), edit.text) in tied:  # one gradient under several names
+            if (known := (id(parameters[name]), edit.text)) in tied:  # one gradient under several names
                 continue
-            tied.add((id(parameters[name]), edit.text))
+            tied.add(known)
         by_name.setdefault(name, []).append(intervention(edit))
     return PlacedEdits(by_name, applications)

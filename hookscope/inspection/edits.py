@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, NoReturn
 
 import torch
@@ -171,18 +171,6 @@ def _zero(values: Tensor, _numbers: Mapping[str, float], _seed: int) -> Tensor:
     return values.masked_fill(torch.ones((), dtype=torch.bool, device=values.device), 0)
 
 
-def _scale(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
-    return values * numbers["by"]
-
-
-def _add(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
-    return values + numbers["value"]
-
-
-def _clamp(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
-    return values.clamp(numbers.get("min"), numbers.get("max"))
-
-
 def _clip_norm(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
     """Scale the whole tensor to an L2 norm of `max` if it has a larger one."""
     # In float64: an exploding gradient, which this is for, would overflow when squared. Apple's GPUs have no float64.
@@ -200,9 +188,13 @@ def _noise(values: Tensor, numbers: Mapping[str, float], seed: int) -> Tensor:
 
 OPERATIONS: Mapping[str, Operation] = {
     "zero": Operation(_zero, {}, 0),
-    "scale": Operation(_scale, {"by": "finite"}, 1),
-    "add": Operation(_add, {"value": "finite"}, 1),
-    "clamp": Operation(_clamp, {"min": "finite", "max": "finite"}, 1),
+    "scale": Operation(lambda values, numbers, _: values * numbers["by"], {"by": "finite"}, 1),
+    "add": Operation(lambda values, numbers, _: values + numbers["value"], {"value": "finite"}, 1),
+    "clamp": Operation(
+        lambda values, numbers, _: values.clamp(numbers.get("min"), numbers.get("max")),
+        {"min": "finite", "max": "finite"},
+        1,
+    ),
     "clip-norm": Operation(_clip_norm, {"max": "positive"}, 1, by_channel=False),
     "noise": Operation(_noise, {"std": "not negative"}, 1, seeded=True),
 }
@@ -223,13 +215,7 @@ _TOKEN = re.compile(
 
 
 def parse_edit(text: str) -> Edit:
-    """Parse an edit expression.
-
-    Args:
-        text: What the user wrote, see the top of this file.
-
-    Returns:
-        The edit.
+    """Parse an edit expression, see the top of this file.
 
     Raises:
         UsageError: If it is malformed. The message has three lines: what is wrong, the expression, and a caret under
@@ -246,8 +232,7 @@ def parse_edit(text: str) -> Edit:
             _fail(text, place.start(1), f"a parameter has no {place[1]}, only a gradient: give grad")
     if not pattern:
         _fail(text, place.start(), "a pattern is missing that says which layers")
-    call = _Call(text, _tokens(text, place.end(2)))
-    call.read()
+    call = _Call(text, place.end(2))
     kind: Place = place[1]  # type: ignore[assignment] # the expression has one of three
     return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed)
 
@@ -275,37 +260,17 @@ class _Token(NamedTuple):
     position: int
 
 
-def _tokens(text: str, start: int) -> list[_Token]:
-    found = [_Token(match.lastgroup or "", match[0], match.start()) for match in _TOKEN.finditer(text, start)]
-    return [*(token for token in found if token.kind != "space"), _Token("end", "", len(text))]
-
-
-@dataclass(slots=True)
 class _Call:
-    """An operation with its arguments, while it is read token by token."""
+    """An operation with its arguments, read token by token."""
 
-    text: str
-    tokens: list[_Token]
-    index: int = 0
-    name: str = ""
-    numbers: dict[str, float] = field(default_factory=dict)
-    channels: tuple[int, ...] = ()
-    seed: int = 0
-    given: list[str] = field(default_factory=list)
-    named: bool = False
-
-    def fail(self, token: _Token, message: str) -> NoReturn:
-        _fail(self.text, token.position, message)
-
-    def peek(self, ahead: int = 0) -> _Token:
-        return self.tokens[min(self.index + ahead, len(self.tokens) - 1)]
-
-    def take(self) -> _Token:
-        self.index += 1
-        return self.peek(-1)
-
-    def read(self) -> None:
-        """Read everything there is."""
+    def __init__(self, text: str, start: int) -> None:
+        """Read everything from a place on."""
+        self.text, self.index, self.seed, self.named = text, 0, 0, False
+        self.numbers: dict[str, float] = {}
+        self.channels: tuple[int, ...] = ()
+        self.given: list[str] = []
+        found = [_Token(match.lastgroup or "", match[0], match.start()) for match in _TOKEN.finditer(text, start)]
+        self.tokens = [*(token for token in found if token.kind != "space"), _Token("end", "", len(text))]
         token = self.take()
         if token.kind != "name":
             self.fail(token, f"an operation is missing here. Give {', '.join(OPERATIONS)}")
@@ -322,6 +287,16 @@ class _Call:
         missing = [name for name in OPERATIONS[self.name].numbers if name not in self.given]
         if len(missing) > len(OPERATIONS[self.name].numbers) - OPERATIONS[self.name].required:
             self.fail(end, f"{self.name} needs {' or '.join(missing)}: {self.name}({missing[0]}=...)")
+
+    def fail(self, token: _Token, message: str) -> NoReturn:
+        _fail(self.text, token.position, message)
+
+    def peek(self, ahead: int = 0) -> _Token:
+        return self.tokens[min(self.index + ahead, len(self.tokens) - 1)]
+
+    def take(self) -> _Token:
+        self.index += 1
+        return self.peek(-1)
 
     def read_arguments(self) -> _Token:
         """Read arguments up to the closing parenthesis, and return that."""
@@ -342,9 +317,8 @@ class _Call:
             self.index += 2
             self.named, parameter = True, first.text
             if parameter not in known:
-                self.fail(
-                    first, f"{self.name} takes no '{parameter}', only {', '.join(known)}.{nearest(parameter, known)}"
-                )
+                hint = nearest(parameter, known)
+                self.fail(first, f"{self.name} takes no '{parameter}', only {', '.join(known)}.{hint}")
             if parameter in self.given:
                 self.fail(first, f"{parameter} is given twice")
         elif self.named:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -32,15 +31,14 @@ def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
     the longest order counts. No batch leaves the queue.
     """
     longest: list[str] = []
-    for ahead in count():
-        batch = queue.peek(ahead)
-        if batch is None:
-            return longest
+    ahead = 0
+    while (batch := queue.peek(ahead)) is not None:
         calls, failure = first_calls(network, batch.args, batch.kwargs)
         if failure is None or queue.on_error is None:
             return list(calls)
         longest = max(longest, list(calls), key=len)
-    raise AssertionError
+        ahead += 1
+    return longest
 
 
 def first_calls(

@@ -18,12 +18,7 @@ _HOOKSCOPES_OWN = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room i
 
 
 def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
-    """Find the innermost module on the traceback: every module call leaves a frame there, hooked or not.
-
-    Args:
-        modules: All of the network by name, "" the root.
-        error: What the forward pass raised.
-    """
+    """Find the innermost of the modules on the traceback: each call leaves a frame there, hooked or not."""
     names = {id(module): name for name, module in modules.items()}
     module = modules[""]
     inputs: list[tuple[str, Tensor]] = []
@@ -55,14 +50,7 @@ def reraise_internal(error: BaseException) -> BaseException:
 
 
 def failure_message(model: str, failure: Failure, error: BaseException, phase: str = "forward") -> str:
-    """Return the sentence for an error message.
-
-    Args:
-        model: The network's name.
-        failure: Where it broke off.
-        error: The exception.
-        phase: "forward" or "backward".
-    """
+    """Return the sentence for an error message about a network of this name; the phase may be "backward"."""
     where = f"{failure.layer or '(model)'} ({failure.kind})"
     inputs = ", ".join(failure.input_shapes) or "no tensor"
     given = f", given {inputs}" if phase == "forward" else ""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.dataflow import consumers
+from hookscope.hooks.autograd import consumers, plain_arithmetic
 from hookscope.hooks.observed import GradientSite, SiteKey
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.network import InspectedNetwork
@@ -114,14 +113,10 @@ def gradient_rows(
     loss: Tensor | None,
     nodes: Mapping[SiteKey, Node | None],
 ) -> tuple[GradientRow, ...]:
-    """Turn gradients into results, in forward order.
+    """Turn the gradients of all batches into results, in forward order; `activations` are rows of the same passes.
 
-    Args:
-        inspected: The network.
-        gradients: Of all batches.
-        activations: The rows of the same passes.
-        loss: Of one of them, as it was differentiated; None if none was.
-        nodes: Those that computed the tensors whose gradients arrived in that pass.
+    `loss` is that of one pass, as it was differentiated, None if none was; `nodes` computed the tensors whose gradients
+    arrived in it.
     """
     arrived = [each for each in gradients.values() if each.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
@@ -203,8 +198,6 @@ class NamedParameter:
     """A parameter of a network after its backward pass.
 
     Attributes:
-        parameter: The parameter.
-        names: Its dotted names.
         kind: Class name of the first module that owns it.
         gradient: What `.grad` holds, before that is restored.
     """
@@ -229,13 +222,7 @@ def named_parameters(network: nn.Module) -> list[NamedParameter]:
 def parameter_rows(
     parameters: Sequence[NamedParameter], on_tensor: Callable[[str, Tensor], None] | None, reducer: Reducer
 ) -> tuple[ParameterRow, ...]:
-    """Measure parameters and their gradients.
-
-    Args:
-        parameters: In the order of the rows.
-        on_tensor: Called with "NAME grad" and each gradient.
-        reducer: For the gradients.
-    """
+    """Measure parameters and their gradients; `on_tensor` is called with "NAME grad" and each gradient."""
     gradients = [(index, each.gradient) for index, each in enumerate(parameters) if each.gradient is not None]
     gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():

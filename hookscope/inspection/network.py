@@ -42,21 +42,16 @@ class InspectedNetwork:
 
     def parameters(self) -> list[nn.Parameter]:
         """List every parameter once, as `network.parameters()` does, but without making up names on the way."""
-        return [*{id(each): each for each in self._held()}.values()]
+        held = [each for module in self.modules.values() for each in module._parameters.values() if each is not None]
+        return [*{id(each): each for each in held}.values()]
 
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
-        parameter = next((each for each in self._held() if each.is_floating_point()), None)
+        parameter = next((each for each in self.parameters() if each.is_floating_point()), None)
         if parameter is None:
             return "cpu", "none"
         return str(parameter.device), str(parameter.dtype).removeprefix("torch.")
-
-    def _held(self) -> Iterator[nn.Parameter]:
-        for module in self.modules.values():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    yield parameter
 
 
 def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:

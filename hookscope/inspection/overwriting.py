@@ -1,8 +1,9 @@
 """Find the in-place operation that overwrites what the backward pass needs: autograd's error names neither layer."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,23 +11,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.hooks.dataflow import graph_leaves, graph_nodes
+from hookscope.hooks.autograd import graph_leaves, graph_nodes
 
 
 class Overwriting(NamedTuple):
-    """A saved tensor that is overwritten before the backward pass reads it.
+    """A saved tensor that is overwritten before the backward pass reads it; modules are named, "" is the model."""
 
-    Attributes:
-        saved_by: Name of the innermost module whose forward saved it; "" is the whole model.
-        node: Name of the backward operation that needs it: "TanhBackward0".
-        overwritten_by: Name of the innermost module in whose forward it was overwritten; None if that was not seen.
-        operation: The operation that overwrote it: "relu_".
-    """
-
-    saved_by: str
-    node: str
-    overwritten_by: str | None
-    operation: str
+    saved_by: str  # the innermost module whose forward saved it
+    node: str  # the backward operation that needs it: "TanhBackward0"
+    overwritten_by: str | None  # the innermost module in whose forward that happened; None if it was not seen
+    operation: str  # what overwrote it: "relu_"
 
 
 class _Saved(NamedTuple):
@@ -38,12 +32,6 @@ class _Saved(NamedTuple):
     write_count: int
 
 
-class _Write(NamedTuple):
-    storage: int
-    module: str
-    operation: str
-
-
 class _FoundError(Exception):
     """Ends the backward pass at the first saved tensor that has been overwritten."""
 
@@ -53,7 +41,7 @@ class _Trace:
     """What a forward pass saved and overwrote, in order."""
 
     running: list[str] = field(default_factory=lambda: [""])
-    writes: list[_Write] = field(default_factory=list)
+    writes: list[tuple[int, str, str]] = field(default_factory=list)  # storage, module, operation
     found: Overwriting | None = None
 
     def pack(self, tensor: Tensor) -> _Saved:
@@ -63,14 +51,9 @@ class _Trace:
         if saved.tensor._version == saved.version:
             return saved.tensor
         storage = _storage(saved.tensor)
-        later = [write for write in self.writes[saved.write_count :] if write.storage == storage]
+        later = (write[1:] for write in self.writes[saved.write_count :] if write[0] == storage)
         node = torch._C._current_autograd_node()
-        self.found = Overwriting(
-            saved.module,
-            node.name() if node is not None else "",
-            later[0].module if later else None,
-            later[0].operation if later else "",
-        )
+        self.found = Overwriting(saved.module, node.name() if node is not None else "", *next(later, (None, "")))
         raise _FoundError
 
 
@@ -88,7 +71,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = [value] if isinstance(value, Tensor) else [each for each in value or () if each is not None]
                 name = function._schema.name.rpartition("::")[2]
-                self.trace.writes += [_Write(_storage(each), self.trace.running[-1], name) for each in written]
+                self.trace.writes += [(_storage(each), self.trace.running[-1], name) for each in written]
         return function(*args, **(kwargs or {}))
 
 
@@ -97,26 +80,16 @@ def _storage(tensor: Tensor) -> int:
 
 
 def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor]) -> Overwriting | None:
-    """Run forward and backward until the backward pass needs a tensor that has been overwritten.
+    """Run forward and backward until the backward pass needs a tensor that has been overwritten; None if none is.
 
-    Args:
-        modules: All of the network, by name.
-        loss: Runs the network and its loss, without other hooks.
-
-    Returns:
-        Which tensor that is, and what overwrote it; None if the backward pass finishes.
+    `modules` are all of the network, by name; `loss` runs it and its loss, without other hooks.
     """
     trace = _Trace()
-    with (
-        _named(modules, trace.running),
-        torch.autograd.graph.saved_tensors_hooks(trace.pack, trace.unpack),
-    ):
-        try:
-            with _Writes(trace):
-                value = loss()
-            torch.autograd.grad(value, graph_leaves(graph_nodes(value)), retain_graph=True, allow_unused=True)
-        except _FoundError:
-            pass
+    hooks = torch.autograd.graph.saved_tensors_hooks(trace.pack, trace.unpack)
+    with suppress(_FoundError), _named(modules, trace.running), hooks:
+        with _Writes(trace):
+            value = loss()
+        torch.autograd.grad(value, graph_leaves(graph_nodes(value)), retain_graph=True, allow_unused=True)
     return trace.found
 
 
@@ -139,8 +112,8 @@ def _named(modules: Mapping[str, nn.Module], running: list[str]) -> Iterator[Non
     """Keep the names of the modules that run on top of each other in a list."""
     handles: list[RemovableHandle] = []
 
-    def before(name: str) -> Callable[..., None]:
-        return lambda *_: running.append(name)
+    def before(name: str, *_: object) -> None:
+        running.append(name)
 
     def after(*_: object) -> None:
         running.pop()
@@ -148,7 +121,7 @@ def _named(modules: Mapping[str, nn.Module], running: list[str]) -> Iterator[Non
     try:
         for name, module in modules.items():
             if name:
-                handles.append(module.register_forward_pre_hook(before(name), prepend=True))
+                handles.append(module.register_forward_pre_hook(partial(before, name), prepend=True))
                 handles.append(module.register_forward_hook(after, always_call=True))
         yield
     finally:

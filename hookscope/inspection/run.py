@@ -28,9 +28,7 @@ class Break:
     """How a batch broke off.
 
     Attributes:
-        message: For the user.
         failure: Where; None if no module raised.
-        error: What was raised; None if nothing was.
         overwritten: Whether a tensor was overwritten that the backward pass needed.
     """
 
@@ -45,18 +43,12 @@ class Run:
     """One run: what is fixed, and what has been gathered so far.
 
     Attributes:
-        inspected: The network.
-        queue: Its inputs.
-        selected: The hooked layers, by name.
-        edits: Applied on the way.
-        recorder: Observes the outputs.
         state: A place in the run to go back to.
         captured: What the hooks have seen in the latest pass.
         output_key: Which of several outputs holds the class scores; None for the only one.
         verify: Whether the first batch is to be compared to a pass without hooks.
         rows: What each (layer, call, slot) has shown.
-        records: The inputs that ran.
-        best: Their best classes.
+        best: The best classes of the inputs that ran.
         verification: How the comparison ended; None before it, or without one.
     """
 
@@ -121,12 +113,8 @@ def verified(
 ) -> Verification:
     """Compare the outcome of the first batch to that without hooks; the run then goes on as if nothing had been.
 
-    Args:
-        run: Its hooks are taken off meanwhile.
-        hooked: What the batch gave with hooks.
-        began: Leads back to where the batch began.
-        forward: Runs the batch.
-        hooks: Puts hooks on some of the layers, to find out whose make a difference.
+    `began` leads back to where the batch began, `forward` runs it, and `hooks` puts hooks on some of the layers, to
+    find out whose make a difference.
     """
     run.state.mark()  # to go on from here
     layers = [*dict.fromkeys(seen.layer for seen in run.captured.observations)]

@@ -25,14 +25,13 @@ from hookscope.inputs import (
     without_named_frame,
 )
 from hookscope.inputs.pipeline import InputPipeline
-from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
 from hookscope.inspection.comparison import compare
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import as_batches
-from hookscope.inspection.per_input import gradients_by_input
 from hookscope.inspection.tensor_collector import TensorCollector
 from hookscope.models import LoadedModel, example_shape, load_function
 from hookscope.results.activations import Activations

@@ -50,20 +50,20 @@ def verify_outcome(
     """
     try:
         reference = with_hooks(())
-        if same(hooked, reference):
+        if not difference(hooked, reference):
             return Verification("same")
         again = with_hooks(())
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
         return Verification("not repeatable", f"a second pass raises {exception_line(error)}")
-    if not same(reference, again):
-        return Verification("not repeatable", difference(reference, again))
+    if varies := difference(reference, again):
+        return Verification("not repeatable", varies)
     low, high = 0, len(layers)  # hooks on the first `low` change nothing, those on the first `high` do
     while high - low > 1:
         middle = (low + high) // 2
-        if same(with_hooks(layers[:middle]), reference):
-            low = middle
-        else:
+        if difference(with_hooks(layers[:middle]), reference):
             high = middle
+        else:
+            low = middle
     return Verification("differs", difference(hooked, reference), layers[high - 1] if layers else "")
 
 
@@ -79,13 +79,8 @@ def verification_warnings(verification: Verification | None, model: str) -> tupl
     return (sentence,)
 
 
-def same(first: Outcome, second: Outcome) -> bool:
-    """Tell whether two outcomes are the same, bit for bit."""
-    return not difference(first, second)
-
-
 def difference(first: Outcome, second: Outcome) -> str:
-    """Say how two outcomes differ, in a few words; "" where they do not."""
+    """Say how two outcomes differ, in a few words; "" where they are the same, bit for bit."""
     if first.tensors.keys() != second.tensors.keys():
         return "the outputs have different parts"
     for path, tensor in first.tensors.items():
@@ -94,7 +89,9 @@ def difference(first: Outcome, second: Outcome) -> str:
             return f"the outputs have different shapes or dtypes{where}"
         if not _same_bits(tensor, other):
             return f"the outputs differ by up to {_largest_difference(tensor, other):.2g}{where}"
-    if first.loss != second.loss and not (_is_nan(first.loss) and _is_nan(second.loss)):
+    if first.loss != second.loss and not all(
+        loss is not None and math.isnan(loss) for loss in (first.loss, second.loss)
+    ):
         return f"the losses are {first.loss!r} and {second.loss!r}"
     return ""
 
@@ -103,11 +100,8 @@ def asks_for_identity(modules: Iterable[nn.Module]) -> bool:
     """Tell whether modules' own code asks whether two values are one object: then no alias may stand for one.
 
     What is compared to a constant or to a global name, such as None, does not count. Torch's own classes do not ask,
-    except for attention, of the tensors it is given at once.
-
-    Args:
-        modules: Their classes, the functions they keep as attributes, and the functions these call by name are gone
-            through.
+    except for attention, of the tensors it is given at once. Classes, the functions that modules keep as attributes,
+    and the functions these call by name are gone through.
     """
     own = [module for module in modules if not type(module).__module__.startswith("torch.")]
     return any(map(_class_asks, {*map(type, own)})) or any(
@@ -169,10 +163,6 @@ def _compares_objects(code: CodeType) -> bool:
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
     return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
-
-
-def _is_nan(value: float | None) -> bool:
-    return value is not None and math.isnan(value)
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:

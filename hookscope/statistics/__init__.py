@@ -1,8 +1,15 @@
 """Measure tensors: one reduction per tensor in the hook, merged over batches, summarised at the end."""
 
-from hookscope.statistics.reducer import Measured, Pending, Reducer, collect, reduce_tensor
+from hookscope.statistics.reducer import (
+    Measured,
+    Pending,
+    Reducer,
+    collect,
+    reduce_tensor,
+    summarise,
+    tensor_statistics,
+)
 from hookscope.statistics.reduction import Reduction, merge
-from hookscope.statistics.summary import summarise, tensor_statistics
 
 __all__ = [
     "Measured",

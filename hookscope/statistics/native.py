@@ -39,56 +39,34 @@ _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for 
 class _Runtime(ctypes.Structure):
     """Entry points of the OpenMP runtime that torch has loaded."""
 
-    _fields_ = (
-        ("run", ctypes.c_void_p),
-        ("thread_number", ctypes.c_void_p),
-        ("thread_count", ctypes.c_void_p),
-    )
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("run", "thread_number", "thread_count"))
 
 
 class Layout(ctypes.Structure):
-    """`Layout` of native.c, and what else tensors of one shape, strides and channel axis have in common.
-
-    Attributes:
-        known: What is known without reading the values.
-        all_nonzero: Values per channel that are not zero if none is, (C,); None without channels.
-        address: Of this structure.
-    """
+    """`Layout` of native.c, and what else tensors of one shape, strides and channel axis have in common."""
 
     _fields_ = tuple((name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads"))
-    known: Reduction
-    all_nonzero: NDArray[np.float64] | None
-    address: int
+    known: Reduction  # without reading the values
+    all_nonzero: NDArray[np.float64] | None  # values per channel that are not zero if none is, (C,)
+    address: int  # of this structure
 
 
 class _Results(ctypes.Structure):
     """As in native.c."""
 
     _fields_ = (
-        ("found", ctypes.c_void_p),
-        ("nonzero", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("found", "nonzero", "tables", "values")),
         ("exact_limit", ctypes.c_longlong),
-        ("keys", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("runtime", ctypes.c_void_p),
-        ("smallest", ctypes.c_double),
-        ("largest", ctypes.c_double),
-        ("cancellation", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime")),
+        *((name, ctypes.c_double) for name in ("smallest", "largest", "cancellation")),
     )
 
 
 class Kernel(NamedTuple):
-    """The compiled reduction.
+    """The compiled reduction."""
 
-    Attributes:
-        reduce: As declared in native.c.
-        runtime: Passed to it; None if torch's threads cannot be used.
-    """
-
-    reduce: Callable[[int, int, int], int]
-    runtime: _Runtime | None
+    reduce: Callable[[int, int, int], int]  # as declared in native.c
+    runtime: _Runtime | None  # passed to it; None if torch's threads cannot be used
 
 
 @cache
@@ -158,8 +136,10 @@ class FusedReducer:
         if nonzero is not None and outcome & _WITH_ZEROS:
             nonzero = self._nonzero[: nonzero.size].copy()
         distribution = None
-        if self._tables is not None:
-            distribution = self._distribution(count, low, high, outcome >> _BIN_COUNT_SHIFT)
+        if self._tables is not None and (bins := outcome >> _BIN_COUNT_SHIFT):
+            distribution = Distribution(low, high, count, None, self._keys[:bins].copy(), self._counts[:bins].copy())
+        elif self._tables is not None:
+            distribution = distribution_of(self._values[:count])
         # In the order of the fields: this runs in every hook, and the constructor takes three times as long.
         moments = (count, mean, squared_deviations, low, high, abs_sum, square_sum)
         fields = (shape, dtype, count, axis, *moments, 0, int(nonzero_count), nonzero, distribution, None)
@@ -182,11 +162,6 @@ class FusedReducer:
             self._describe_room(0 if nonzero is None else nonzero.size)
         outcome = self._kernel.reduce(address, layout.address, self._results_address)
         return None if outcome == _RARE else (layout, outcome)
-
-    def _distribution(self, count: int, low: float, high: float, bin_count: int) -> Distribution | None:
-        if not bin_count:
-            return distribution_of(self._values[:count])
-        return Distribution(low, high, count, None, self._keys[:bin_count].copy(), self._counts[:bin_count].copy())
 
     def _describe_room(self, channel_count: int) -> None:
         """Tell compiled code where to write, with room for so many channels."""

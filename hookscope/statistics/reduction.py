@@ -98,14 +98,5 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
 
 def with_zeros(reduction: Reduction, count: int, *, distributions: bool) -> Reduction:
     """Add `count` zeros that a sparse tensor implies but does not store."""
-    zeros = Reduction(
-        reduction.shape,
-        reduction.dtype,
-        count,
-        None,
-        finite_count=count,
-        min=0.0,
-        max=0.0,
-        distribution=distribution_of_zeros(count) if distributions else None,
-    )
-    return merge(reduction, zeros)
+    zeros = Reduction(reduction.shape, reduction.dtype, count, None, count, min=0.0, max=0.0)
+    return merge(reduction, zeros._replace(distribution=distribution_of_zeros(count) if distributions else None))

@@ -6,14 +6,15 @@ finite, too large or too small to square) take a slower path in float64. On an a
 
 import math
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.results.distribution import Distribution
-from hookscope.statistics.binning import distribution_on_cpu
+from hookscope.results.distribution import PARTS, Distribution, distribution_of, key_of
 from hookscope.statistics.reduction import Reduction
 
 # Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
@@ -209,3 +210,63 @@ def completed(known: Reduction, scalars: Sequence[float], counts: NDArray[np.int
         nonzero_count=int(counts[2:].sum()),
         channel_nonzero=None if known.channel_axis is None else counts[2:].astype(np.float64),
     )
+
+
+def distribution_on_cpu(values: NDArray[np.floating], low: float, high: float) -> Distribution | None:
+    """Return the distribution of the finite values, (n,); None without any. Extremes are not finite if one is not."""
+    return distribution_of(values if math.isfinite(low) and math.isfinite(high) else values[np.isfinite(values)])
+
+
+def count_in_bins(rows: Tensor) -> Tensor:
+    """Count on an accelerator, without looking at the values or at how many bins hold any.
+
+    Args:
+        rows: float32 or float64, one tensor per row, (R, n).
+
+    Returns:
+        A copy of the rows where that is no larger than counts would be. Otherwise integers, (R, B): counts in all bins
+        of the dtype, ascending. `distribution_of_counts` takes a row of either.
+    """
+    keys, boundaries = _bins_there(rows.dtype, rows.device)
+    if rows.shape[1] * rows.itemsize <= len(keys) * 4:
+        return rows.clone()
+    ordered = rows.sort(dim=1).values
+    together = boundaries.expand(len(rows), -1).contiguous()
+    return torch.searchsorted(ordered, together, out_int32=rows.shape[1] < 2**31).diff(dim=1)
+
+
+def distribution_of_counts(counted: NDArray[Any], dtype: torch.dtype, low: float, high: float) -> Distribution | None:
+    """Return the distribution that a row of `count_in_bins` tells of finite values; None without any."""
+    if counted.dtype.kind == "f":
+        return distribution_on_cpu(counted, math.nan, math.nan)
+    (found,) = np.nonzero(counted)
+    if not found.size:
+        return None
+    counts = counted[found].astype(np.int64)
+    return Distribution(low, high, int(counts.sum()), None, _bins(dtype)[0][found], counts)
+
+
+@cache
+def _bins(dtype: torch.dtype) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
+    """Return all bins of a dtype, ascending, (B,), and the smallest value of each, with Inf behind them, (B + 1,)."""
+    limits = np.finfo(np.float32 if dtype == torch.float32 else np.float64)
+    lowest = int(limits.minexp) - limits.nmant  # exponent of the smallest subnormal number
+    exponents = np.arange(lowest, limits.maxexp).repeat(PARTS)
+    parts = np.tile(np.arange(PARTS), limits.maxexp - lowest)
+    # Below 2^(lowest + 5) not all edges are numbers of the dtype: the next one above is the smallest value.
+    scale = np.minimum(exponents - lowest, 5)
+    near = np.ldexp(np.ceil(np.ldexp(1 + parts / PARTS, scale)), exponents - scale).astype(limits.dtype)
+    far = np.append(near[1:], limits.dtype.type(np.inf))
+    keys = key_of(lowest) + np.arange(near.size)
+    smallest_negative = -np.nextafter(np.insert(far, 0, near[0]), limits.dtype.type(0))[::-1]  # and zero's own
+    return np.concatenate([-keys[::-1], [0], keys]).astype(np.int32), np.concatenate(
+        [smallest_negative, near, far[-1:]]
+    )
+
+
+@cache
+def _bins_there(dtype: torch.dtype, device: torch.device) -> tuple[NDArray[np.int32], Tensor]:
+    """Return the same with the values on a device."""
+    keys, smallest = _bins(dtype)
+    with torch.inference_mode(False):
+        return keys, torch.from_numpy(smallest).to(device)

@@ -19,7 +19,8 @@ from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
 from hookscope.hooks.pytree import tensors_in
-from hookscope.statistics import collect, reduce_tensor, summarise
+from hookscope.statistics import tensor_statistics
+from tests.networks import Apply, MappingOutput, ModelOutput, Written
 
 HOOKS = [name for name in vars(nn.Linear(1, 1)) if "hook" in name and name != "_is_full_backward_hook"]
 
@@ -47,7 +48,6 @@ def observed(model: nn.Module, *args: Any, **kwargs: Any) -> dict[tuple[str, int
 
 def value(seen: dict[tuple[str, int, str], Observation[Tensor]], layer: str, call: int = 0, slot: str = "") -> Any:
     tensor = seen[layer, call, slot].value
-    assert tensor is not None
     return tensor.tolist()
 
 
@@ -126,11 +126,7 @@ def test_the_observer_is_told_the_module_its_call_and_its_inputs() -> None:
     def observe(call: ModuleCall, slot: str, tensor: Tensor) -> None:
         calls.append((call, slot, tensor))
 
-    class Mask(nn.Module):
-        def forward(self, x: Tensor, scale: float, *, mask: Tensor, nothing: None) -> Tensor:
-            return x * mask * scale if nothing is None else x
-
-    model = Mask()
+    model = Apply(lambda x, scale, *, mask, nothing: x * mask * scale if nothing is None else x)
     x, mask = torch.ones(2, 3), torch.zeros(2, 3)
     with capture(model, {"": model}, observe):
         output = model(x, 2.0, mask=mask, nothing=None)
@@ -154,19 +150,7 @@ def test_an_output_that_is_overwritten_a_moment_later_is_seen_as_it_was() -> Non
 
 
 def test_the_output_is_handed_on_as_it_is() -> None:
-    outputs: list[object] = []
-
-    class Keeps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Identity()
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            out = self.inner({"x": x})
-            outputs.append(out)
-            return {"y": out["x"]}
-
-    model, x = Keeps(), torch.ones(1)
+    model, x = Written(lambda net, x: {"y": net.inner({"x": x})["x"]}, inner=nn.Identity()), torch.ones(1)
     with capture(model, modules_of(model), clone):
         result = model(x)
     assert result["y"] is x
@@ -194,8 +178,7 @@ def test_autocast_does_not_reach_the_observer() -> None:
     def observe(_call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[torch.dtype, float | None]:
         wide = tensor.float().reshape(8, 8, 8)
         products.append((wide @ wide).dtype)
-        statistics = summarise(collect([reduce_tensor(tensor, 1)]))[0]
-        return tensor.dtype, statistics.mean
+        return tensor.dtype, tensor_statistics(tensor, 1).mean
 
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), capture(model, {"": model}, observe) as captured:
@@ -274,17 +257,9 @@ def test_a_tuple_marks_only_the_part_that_is_the_input() -> None:
 
 
 def test_inference_tensors_are_seen_but_not_marked() -> None:
-    class Inside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(Scale(-2), nn.ReLU(inplace=True), nn.Identity())
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.inference_mode():
-                out: Tensor = self.layers(x)
-            return out
-
-    seen = observed(Inside(), torch.tensor([1.0, -1.0]))
+    layers = nn.Sequential(Scale(-2), nn.ReLU(inplace=True), nn.Identity())
+    model = Written(torch.inference_mode()(lambda net, x: net.layers(x)), layers=layers)
+    seen = observed(model, torch.tensor([1.0, -1.0]))
     assert value(seen, "layers.0") == [-2, 2]
     assert value(seen, "layers.1") == [0, 2]
     assert value(seen, "") == [0, 2]
@@ -301,13 +276,6 @@ class Pair(NamedTuple):
     right: Tensor | None
 
 
-@dataclasses.dataclass
-class Result:
-    logits: Tensor
-    hidden: tuple[Tensor, ...] = ()
-    loss: Tensor | None = None
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cached:
     keys: Tensor
@@ -317,15 +285,6 @@ class Cached:
 class KeysOnly(NamedTuple):
     keys: Tensor
     items: Tensor
-
-
-class HuggingFaceOutput(OrderedDict[str, Any]):
-    """The shape of transformers' ModelOutput: an ordered dict whose keys are attributes as well."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        raise AttributeError(name)
 
 
 class Grumpy:
@@ -355,11 +314,8 @@ T1, T2 = torch.tensor([1.0]), torch.tensor([2.0])
         (KeysOnly(T1, T2), {".keys": T1, ".items": T2}),
         (Cached(T1, T2), {".keys": T1, ".items": T2}),
         (torch.max(torch.tensor([[1.0, 2.0]]), 1), {"[0]": T2, "[1]": torch.tensor([1])}),
-        (Result(T1, (T2, T1)), {".logits": T1, ".hidden[0]": T2, ".hidden[1]": T1}),
-        (
-            HuggingFaceOutput(logits=T1, past=((T2, T1),)),
-            {"['logits']": T1, "['past'][0][0]": T2, "['past'][0][1]": T1},
-        ),
+        (ModelOutput(T1, (T2, T1)), {".logits": T1, ".hidden_states[0]": T2, ".hidden_states[1]": T1}),
+        (MappingOutput(logits=T1, past=((T2, T1),)), {"['logits']": T1, "['past'][0][0]": T2, "['past'][0][1]": T1}),
         (ImageList(T1, [(4, 4)]), {".tensors": T1}),
         (Grumpy(T1), {".tensor": T1}),
         ((T1, "text", 3, None, {1, 2}, nn.Linear(1, 1)), {"[0]": T1}),
@@ -401,16 +357,6 @@ def test_what_a_users_hook_puts_in_place_of_the_output_is_what_is_seen() -> None
     seen = observed(model, torch.ones(1))
     assert value(seen, "0") == [12]
     assert value(seen, "1") == [3600]
-
-
-def test_a_users_hooks_stay() -> None:
-    model = nn.Sequential(Scale(2))
-    model[0].register_forward_hook(lambda *_: None, always_call=True)
-    model[0].register_forward_pre_hook(lambda *_: None, with_kwargs=True)
-    before = hooks_of(model)
-    assert sum(map(len, before["0"])) == 4  # the hooks, and a mark of how to call each
-    observed(model, torch.ones(1))
-    assert hooks_of(model) == before
 
 
 # --- removal ---
@@ -501,25 +447,16 @@ def test_a_module_that_calls_itself_keeps_its_calls_apart() -> None:
     assert [(item.call, item.value) for item in captured.observations] == [(2, 5), (1, 6), (0, 7)]
 
 
-class Fallback(nn.Module):
-    """Try one part; if it raises, go on with the other."""
-
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first = first
-        self.second = second
-
-    def forward(self, x: Tensor) -> Tensor:
-        try:
-            out: Tensor = self.first(x)
-        except ValueError:
-            out = self.second(x)
-        return out
+def fallback(net: Any, x: Tensor) -> Tensor:
+    try:
+        return net.first(x)
+    except ValueError:
+        return net.second(x)
 
 
 def test_a_call_that_raised_and_was_caught_leaves_no_trace_in_the_others() -> None:
     inner = nn.Sequential(Scale(2), Raises(ValueError("no")))
-    seen = observed(Fallback(inner, Scale(3)), torch.ones(1))
+    seen = observed(Written(fallback, first=inner, second=Scale(3)), torch.ones(1))
     assert {key: value(seen, *key) for key in seen} == {
         ("first.0", 0, ""): [2],
         ("second", 0, ""): [3],
@@ -555,22 +492,16 @@ def test_a_module_that_catches_its_own_failing_call_is_not_taken_for_it(keyword:
 # --- checkpointing ---
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant: bool) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-        self.head = nn.Linear(3, 1)
-        self.use_reentrant = use_reentrant
+def checkpointed(use_reentrant: bool) -> Any:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.head(checkpoint(net.block, x, use_reentrant=use_reentrant))
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = checkpoint(self.block, x, use_reentrant=self.use_reentrant)
-        out: Tensor = self.head(hidden)
-        return out
+    return Written(forward, block=nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), head=nn.Linear(3, 1))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_recomputed_forward_is_seen_once(use_reentrant: bool) -> None:
-    model = Checkpointed(use_reentrant)
+    model = checkpointed(use_reentrant)
     runs: list[int] = []
     model.block[0].register_forward_hook(lambda *_: runs.append(1))
     x = torch.ones(2, 3, requires_grad=True)
@@ -607,8 +538,7 @@ class CompiledFunction(nn.Module):
         self.run = torch.compile(lambda x: self.scale(x) + 1, backend="eager")
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.run(x)
-        return out
+        return self.run(x)
 
 
 @pytest.fixture
@@ -670,7 +600,6 @@ def watched(
 
 
 def arrived(site: GradientSite[Tensor]) -> Any:
-    assert site.value is not None
     return site.value.tolist()
 
 
@@ -683,41 +612,14 @@ def test_without_an_observer_of_gradients_none_are_watched() -> None:
     assert not output._backward_hooks
 
 
-class Square(nn.Module):
-    """d(x²)/dx = 2x."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x
-
-
 def test_a_gradient_is_that_of_the_output_before_it_is_overwritten() -> None:
-    model = nn.Sequential(Square(), nn.ReLU(inplace=True), Scale(3))
+    model = nn.Sequential(Apply(lambda x: x * x), nn.ReLU(inplace=True), Scale(3))
     x = torch.tensor([2.0, -1.0], requires_grad=True)
     loss, sites, passes = watched(model, lambda: model(x - 1).sum())
     # x - 1 = (1, -2); squares (1, 4); both pass the ReLU.
     assert loss.item() == 15
     assert {key[0]: arrived(site) for key, site in sites.items()} == {"0": [3, 3], "1": [3, 3], "2": [1, 1], "": [1, 1]}
     assert passes == 1
-
-
-class Flat(nn.Module):
-    """Returns a view that is its base's only use."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * 1).view(-1)
-
-
-class Net(nn.Module):
-    """A forward given as a function, over submodules given by name."""
-
-    def __init__(self, run: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x)
 
 
 def overwritten_alone(net: Any, x: Tensor) -> Tensor:
@@ -743,7 +645,12 @@ def partly_overwritten(net: Any, x: Tensor) -> Tensor:
     return out * 5
 
 
-@pytest.mark.parametrize("layer", [Flat(), nn.Flatten(0), nn.Identity(), nn.Sequential(nn.Identity(), nn.Dropout(0.0))])
+ONLY_USE = Apply(lambda x: (x * 1).view(-1))  # a view that is its base's only use
+
+
+@pytest.mark.parametrize(
+    "layer", [ONLY_USE, nn.Flatten(0), nn.Identity(), nn.Sequential(nn.Identity(), nn.Dropout(0.0))]
+)
 @pytest.mark.parametrize(
     ("forward", "gradient"),
     [
@@ -756,7 +663,7 @@ def partly_overwritten(net: Any, x: Tensor) -> Tensor:
 def test_a_view_that_is_overwritten_is_seen_in_the_same_pass(
     forward: Callable[[Any, Tensor], Tensor], gradient: list[float], layer: nn.Module
 ) -> None:
-    model = Net(forward, layer=layer)
+    model = Written(forward, layer=layer)
     x = torch.tensor([1.0, -1.0], requires_grad=True)
     _, sites, passes = watched(model, lambda: model(x * 1).sum())
     assert passes == 1
@@ -764,16 +671,12 @@ def test_a_view_that_is_overwritten_is_seen_in_the_same_pass(
 
 
 def test_a_slice_that_is_overwritten_shows_its_part_of_the_base() -> None:
-    class Half(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x[:, 1:].T
-
     def forward(net: Any, x: Tensor) -> Tensor:
         base = x * 1
         net.right(base).mul_(torch.tensor([[2.0, 3.0], [5.0, 7.0]]))
         return base
 
-    model = Net(forward, right=Half())
+    model = Written(forward, right=Apply(lambda x: x[:, 1:].T))
     x = torch.ones(2, 3, requires_grad=True)
     weights = torch.tensor([[1.0, 10.0, 100.0], [1000.0, 10000.0, 100000.0]])
     _, sites, passes = watched(model, lambda: torch.sum(model(x) * weights))
@@ -789,7 +692,7 @@ def test_a_view_whose_base_is_overwritten_is_seen_in_a_second_pass() -> None:
         base.mul_(3)
         return flat * 5
 
-    model = Net(forward, flat=nn.Flatten(0))
+    model = Written(forward, flat=nn.Flatten(0))
     x = torch.tensor([[1.0, -1.0]], requires_grad=True)
     _, _, passes = watched(model, lambda: model(x).sum())
     assert passes == 2
@@ -799,51 +702,27 @@ def test_counting_versions_of_a_view_holds_none_of_its_memory() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
     with capture(model, modules_of(model), clone, gradients=gradient_of) as captured:
         model(torch.ones(1, 2, 3, requires_grad=True) * 1)
-        assert captured._watch is not None
         (view,) = captured._watch._views
         assert view.counter.untyped_storage().nbytes() == 0
 
 
 def test_a_module_that_passes_its_input_through_shows_the_way_through_it_alone() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.same = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.same(x) * 2 + x * 10
-
-    model = Both()
+    model = Written(lambda net, x: net.same(x) * 2 + x * 10, same=nn.Identity())
     x = torch.ones(1, requires_grad=True)
     _, sites, _ = watched(model, lambda: model(x * 1).sum())
     assert arrived(sites["same", 0, "", "output"]) == [2]
 
 
 def test_one_of_several_outputs_shows_the_way_out_of_the_module_alone() -> None:
-    class Two(nn.Module):
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            first = x * 2
-            return {"first": first, "second": first * 10}
-
-    model = Two()
+    model = Apply(lambda x: {"first": (first := x * 2), "second": first * 10})
     x = torch.ones(1, requires_grad=True)
     _, sites, _ = watched(model, lambda: sum(model(x).values(), torch.zeros(1)).sum())
     assert arrived(sites["", 0, "['first']", "output"]) == [1]
-    assert x.grad is not None
     assert x.grad.tolist() == [22]
 
 
 def test_a_gradient_that_arrives_in_parts_is_their_sum_once() -> None:
-    class Skip(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = Scale(2), Scale(3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.inner(x)
-            return self.outer(out) + out * 4
-
-    model = Skip()
+    model = Written(lambda net, x: net.outer(out := net.inner(x)) + out * 4, inner=Scale(2), outer=Scale(3))
     x = torch.ones(1, requires_grad=True)
     count: list[str] = []
 
@@ -858,17 +737,12 @@ def test_a_gradient_that_arrives_in_parts_is_their_sum_once() -> None:
 
 
 def test_gradients_of_inputs_are_those_along_the_module() -> None:
-    class Skip(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.relu, self.mix = Scale(1), nn.ReLU(inplace=True), TwoInputs(lambda a, y: a * 3 + y * 5)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        out = net.relu(net.first(x))
+        return net.mix(out, y=out) + out * 7
 
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.relu(self.first(x))
-            mixed: Tensor = self.mix(out, y=out)
-            return mixed + out * 7
-
-    model = Skip()
+    mix = TwoInputs(lambda a, y: a * 3 + y * 5)
+    model = Written(forward, first=Scale(1), relu=nn.ReLU(inplace=True), mix=mix)
     x = torch.tensor([2.0, -1.0], requires_grad=True)
     _, sites, passes = watched(model, lambda: model(x).sum(), with_inputs=True)
     assert passes == 1
@@ -883,52 +757,17 @@ def test_gradients_of_inputs_are_those_along_the_module() -> None:
     assert arrived(sites["relu", 0, "", "output"]) == [15, 15]
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("with_inputs", [False, True])
-def test_gradients_inside_a_checkpoint_arrive_once(use_reentrant: bool, with_inputs: bool) -> None:
-    torch.manual_seed(0)
-    model = Checkpointed(use_reentrant)
-    x = torch.ones(2, 3, requires_grad=True)
-    hidden = model.block[0](x)
-    expected = torch.autograd.grad(model.head(model.block[2](model.block[1](hidden))).sum(), hidden)[0]
-    _, sites, _ = watched(model, lambda: model(x).sum(), with_inputs=with_inputs)
-    assert all(site.value is not None for site in sites.values())
-    torch.testing.assert_close(sites["block.0", 0, "", "output"].value, expected)
-    assert len(sites) == (12 if with_inputs else 6)
-
-
 def test_a_parameter_that_a_module_returns_keeps_no_hook() -> None:
-    class Gives(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(2))
-
-        def forward(self) -> Tensor:
-            return self.weight
-
-    class Adds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.given = Gives()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.given() + self.given.weight * 10
-
-    model = Adds()
+    given = Written(lambda net: net.weight, weight=nn.Parameter(torch.ones(2)))
+    model: Any = Written(lambda net, x: x * net.given() + net.given.weight * 10, given=given)
     _, sites, _ = watched(model, lambda: model(torch.full((2,), 3.0)).sum())
     assert arrived(sites["given", 0, "", "output"]) == [3, 3]
     assert not model.given.weight._backward_hooks
-    assert model.given.weight.grad is not None
     assert model.given.weight.grad.tolist() == [13, 13]
 
 
 def test_an_output_container_that_cannot_be_copied_shows_all_uses() -> None:
-    class Locked(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            first = x * 2
-            return MappingProxyType({"first": first, "second": first * 10})
-
-    model = Locked()
+    model = Apply(lambda x: MappingProxyType({"first": (first := x * 2), "second": first * 10}))
     x = torch.ones(1, requires_grad=True)
     _, sites, _ = watched(model, lambda: sum(model(x).values(), torch.zeros(1)).sum())
     assert arrived(sites["", 0, "['first']", "output"]) == [11]
@@ -963,7 +802,6 @@ def test_interventions_come_before_what_is_observed() -> None:
     seen = {item.layer: item.value.item() for item in captured.observations if item.value is not None}
     assert seen == {"0": 4, "1": 120, "": 120}
     assert {site.layer: arrived(site) for site in captured.gradients} == {"0": [3000], "1": [100], "": [1]}
-    assert x.grad is not None
     assert x.grad.tolist() == [6000]
     assert not any(hooks for layer in hooks_of(model).values() for hooks in layer)
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.hooks.forward_hooks import ModuleCall
-from hookscope.hooks.gradient_hooks import GradientSite
 from hookscope.hooks.tensor_gradients import TensorGradients
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
+from tests.networks import Written
 
 
 def scalar(value: float) -> Tensor:
@@ -107,7 +107,6 @@ def test_a4_edits_come_before_the_recording_and_can_be_removed(removed: str) -> 
     else:
         assert first == [8]
         assert (seen["c"], seen["a"], seen["b"]) == (10, 30, 20)
-    assert a.grad is not None
     assert a.grad.item() == seen["a"]
     assert not any(each._backward_hooks for each in tensors.values())
 
@@ -127,8 +126,7 @@ class TwoLayers(nn.Module):
         self.fc2.bias = nn.Parameter(torch.tensor([1.0]))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.relu1(self.fc1(x)))
-        return out
+        return self.fc2(self.relu1(self.fc1(x)))
 
 
 def test_b1_inputs_and_outputs_of_two_layers() -> None:
@@ -147,19 +145,12 @@ def test_b1_inputs_and_outputs_of_two_layers() -> None:
 
 
 def test_b1_gradients_of_outputs_and_inputs_of_two_layers() -> None:
-    def observe(_call: ModuleCall, _slot: str, output: Tensor) -> list[float]:
-        values: list[float] = output.flatten().tolist()
-        return values
+    def flat(*seen: Any) -> list[float]:
+        return seen[-1].flatten().tolist()
 
-    def observe_gradient(_site: GradientSite[list[float]], gradient: Tensor) -> list[float]:
-        values: list[float] = gradient.flatten().tolist()
-        return values
-
-    model = TwoLayers()
-    x = torch.ones(1, 3, requires_grad=True)
-    with hookscope.capture(
-        model, dict(model.named_children()), observe, gradients=observe_gradient, with_inputs=True
-    ) as captured:
+    model, x = TwoLayers(), torch.ones(1, 3, requires_grad=True)
+    layers = dict(model.named_children())
+    with hookscope.capture(model, layers, flat, gradients=flat, with_inputs=True) as captured:
         model(x).backward()
     seen = {(site.layer, site.role): site.value for site in captured.gradients}
     assert seen == {
@@ -202,7 +193,6 @@ def test_b1_gradients_of_parameters_are_rows_of_their_own() -> None:
         "fc2.weight grad": [[7, 0, 27, 0]],
         "fc2.bias grad": [1],
     }
-    assert inspection.loss is not None
     assert (inspection.loss.name, inspection.loss.value) == ("sum", 89)
     assert [(row.label, row.role) for row in inspection.gradients] == [
         ("fc1[0]", "input"),
@@ -240,23 +230,10 @@ def test_b1_statistics_of_two_layers() -> None:
     assert (fc2.mean, fc2.std, fc2.min, fc2.max) == (89, 0, 89, 89)
 
 
-class ConvThenLinear(nn.Module):
-    """Case B2: conv = Conv2d(3, 10, 2, stride 2), ReLU, a flattening, fc1 = Linear(160, 5)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 10, 2, stride=2)
-        self.relu = nn.ReLU()
-        self.fc1 = nn.Linear(160, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc1(self.relu(self.conv(x)).flatten(1))
-        return out
-
-
 def test_b2_editing_the_gradients_of_a_layer_and_of_parameters() -> None:
     torch.manual_seed(0)
-    model, x = ConvThenLinear(), torch.randn(1, 3, 8, 8)
+    parts = {"conv": nn.Conv2d(3, 10, 2, stride=2), "relu": nn.ReLU(), "fc1": nn.Linear(160, 5)}
+    model, x = Written(lambda net, x: net.fc1(net.relu(net.conv(x)).flatten(1)), **parts), torch.randn(1, 3, 8, 8)
 
     def gradients(*edits: str) -> dict[str, Tensor]:
         kept: dict[str, Tensor] = {}
@@ -282,25 +259,11 @@ def test_b2_editing_the_gradients_of_a_layer_and_of_parameters() -> None:
     assert not any(parameter._backward_hooks for parameter in model.parameters())
 
 
-class ConvNetwork(nn.Module):
-    """Case B3: a convolution, ReLU, a flattening that is no module, a linear layer, and a container of two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Declared in another order than they run in.
-        self.seq = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2))
-        self.fc1 = nn.Linear(160, 5)
-        self.relu = nn.ReLU()
-        self.conv = nn.Conv2d(3, 10, 2, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.relu(self.conv(x)).flatten(1)
-        out: Tensor = self.seq(self.fc1(hidden))
-        return out
-
-
 def test_b3_leaves_are_seen_in_execution_order_without_their_container() -> None:
-    model = ConvNetwork()
+    # Declared in another order than they run in.
+    parts = {"seq": nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), "fc1": nn.Linear(160, 5), "relu": nn.ReLU()}
+    parts["conv"] = nn.Conv2d(3, 10, 2, stride=2)
+    model = Written(lambda net, x: net.seq(net.fc1(net.relu(net.conv(x)).flatten(1))), **parts)
     rows = inspect(model, torch.ones(1, 3, 8, 8)).rows
     assert [(row.layer, row.kind) for row in rows] == [
         ("conv", "Conv2d"),
@@ -339,8 +302,7 @@ def test_b4_output_and_input_shape_of_one_layer() -> None:
 
 @pytest.fixture(scope="module")
 def resnet34() -> nn.Module:
-    model: nn.Module = torchvision.models.resnet34()
-    return model
+    return torchvision.models.resnet34()
 
 
 C1_SHAPES = {0: (1, 64, 112, 112), 15: (1, 128, 28, 28), 30: (1, 512, 7, 7)}
@@ -380,5 +342,4 @@ def test_c2_the_output_of_a_stage_of_resnet50_and_its_gradients() -> None:
     }
     with torch.no_grad():
         expected = (model.eval()(image) - target).square().mean().item()
-    assert inspection.loss is not None
     assert inspection.loss.value == pytest.approx(expected, rel=1e-5)

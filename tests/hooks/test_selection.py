@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.patterns import parse_pattern
 from hookscope.hooks.selection import module_index, owned_parameters, select_layers, unwrap
+from tests.networks import Apply, Written
 
 
 def network() -> nn.Module:
@@ -44,47 +45,55 @@ def resnet34() -> nn.Module:
 # --- without a pattern ---
 
 
-class Scaled(nn.Module):
-    """Owns a parameter, and calls a module."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.gain, self.inner = nn.Parameter(torch.ones(1)), inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.inner(x)) * self.gain
+def scaled(inner: nn.Module) -> nn.Module:
+    """Return what owns a parameter, and calls a module."""
+    return Written(lambda net, x: net.inner(x) * net.gain, gain=nn.Parameter(torch.ones(1)), inner=inner)
 
 
-class Weighted(nn.Module):
-    """Owns its parameters in lists, and calls nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.ones(2, 2))])
-        self.named = nn.ParameterDict({"bias": nn.Parameter(torch.ones(2))})
-        self.spare = nn.ModuleList()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weights[0] + self.named["bias"]
+def weighted() -> nn.Module:
+    """Return what owns its parameters in lists, and calls nothing."""
+    weights = nn.ParameterList([nn.Parameter(torch.ones(2, 2))])
+    named = nn.ParameterDict({"bias": nn.Parameter(torch.ones(2))})
+    parts = {"weights": weights, "named": named, "spare": nn.ModuleList()}
+    return Written(lambda net, x: x @ net.weights[0] + net.named["bias"], **parts)
 
 
-class Exponential(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp()
+def shared() -> nn.Module:
+    linear = nn.Linear(2, 2)
+    return nn.Sequential(OrderedDict([("encoder", linear), ("act", nn.ReLU()), ("decoder", linear)]))
 
 
-def test_without_a_pattern_every_leaf_is_meant() -> None:
-    assert names() == LEAVES
+def with_a_place_for_a_child() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model[0].register_module("later", None)
+    return model
 
 
-def test_without_a_pattern_what_owns_parameters_is_meant_too() -> None:
-    model = nn.Sequential(Scaled(nn.Sequential(nn.ReLU(), nn.Tanh())))
-    assert names(model=model) == ["0", "0.inner.0", "0.inner.1"]
+def containing_itself() -> nn.Module:
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(1, 1)))
+    model[1].shortcut = model[0]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (network(), LEAVES),
+        (nn.Sequential(scaled(nn.Sequential(nn.ReLU(), nn.Tanh()))), ["0", "0.inner.0", "0.inner.1"]),
+        (with_a_place_for_a_child(), ["0", "1"]),
+        (nn.Sequential(OrderedDict([("shortcut", nn.Sequential())])), ["shortcut"]),
+        (shared(), ["encoder", "act"]),
+        (containing_itself(), ["0", "1.0"]),
+    ],
+    ids=["leaves", "an owner of parameters", "a place for a child", "an empty container", "shared", "a loop"],
+)
+def test_without_a_pattern_leaves_and_owners_of_parameters_are_meant(model: nn.Module, expected: list[str]) -> None:
+    assert names(model=model) == expected
 
 
 def test_lists_of_modules_and_of_parameters_are_not_meant_but_what_they_are_for_is() -> None:
     lists = {"empty": nn.ModuleList(), "keyed": nn.ModuleDict({"a": nn.ReLU()})}
-    model = nn.Sequential(OrderedDict([("blocks", nn.Sequential(Weighted())), *lists.items()]))
+    model = nn.Sequential(OrderedDict([("blocks", nn.Sequential(weighted())), *lists.items()]))
     assert names(model=model) == ["blocks.0", "keyed.a"]
     assert sum(each.numel() for each in owned_parameters(model.get_submodule("blocks.0"))) == 6
 
@@ -117,7 +126,7 @@ def test_a_parametrised_layer_is_one_layer_and_its_parametrisation_none(
 
 def test_a_module_that_is_a_layer_and_a_parametrisation_is_a_layer() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    register_parametrization(model[0], "weight", Exponential())
+    register_parametrization(model[0], "weight", Apply(torch.exp))
     assert names(model=model) == ["0", "1"]
     model.append(model.get_submodule("0.parametrizations.weight.0"))
     assert names(model=model) == ["0", "0.parametrizations.weight.0", "1"]
@@ -131,16 +140,6 @@ def test_a_quantised_layer_is_meant_and_its_packed_weights_are_not() -> None:
 
 
 # --- plain words, globs, expressions ---
-
-
-def test_a_module_without_children_is_a_leaf_even_if_a_place_for_one_is_registered() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    model[0].register_module("later", None)
-    assert names(model=model) == ["0", "1"]
-
-
-def test_an_empty_container_is_a_leaf_and_its_parent_is_not() -> None:
-    assert names(model=nn.Sequential(OrderedDict([("shortcut", nn.Sequential())]))) == ["shortcut"]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +289,7 @@ def test_a_position_counts_matches_in_execution_order(pattern: str, expected: st
 
 
 def test_a_position_alone_counts_among_what_is_meant_without_a_pattern() -> None:
-    model = nn.Sequential(nn.Sequential(Scaled(nn.ReLU())))
+    model = nn.Sequential(nn.Sequential(scaled(nn.ReLU())))
     order = ["0.0.inner", "0.0", "0", ""]
     assert [names(f"@{at}", model=model, order=order) for at in (0, -1)] == [["0.0.inner"], ["0.0"]]
 
@@ -340,11 +339,6 @@ def test_an_at_sign_inside_an_expression_is_no_position() -> None:
 # --- shared modules ---
 
 
-def shared() -> nn.Module:
-    linear = nn.Linear(2, 2)
-    return nn.Sequential(OrderedDict([("encoder", linear), ("act", nn.ReLU()), ("decoder", linear)]))
-
-
 @pytest.mark.parametrize("pattern", ["encoder", "decoder", "name:dec*", "linear", "/coder$/"])
 def test_a_shared_module_is_found_under_any_name_and_listed_under_its_first(pattern: str) -> None:
     assert names(pattern, model=shared()) == ["encoder"]
@@ -354,24 +348,12 @@ def test_excluding_one_name_of_a_shared_module_excludes_it() -> None:
     assert names("!decoder", model=shared()) == ["act"]
 
 
-def test_a_shared_module_is_a_leaf_once() -> None:
-    assert names(model=shared()) == ["encoder", "act"]
-
-
 def test_the_index_holds_each_module_once_with_its_further_names() -> None:
     inner = nn.Sequential(nn.Linear(2, 2))
     model = nn.ModuleDict({"a": inner, "b": nn.ModuleList([inner, nn.ReLU()])})
     modules, aliases = module_index(model)
     assert modules == dict(model.named_modules())
     assert aliases == {"a": ("b.0",), "a.0": ("b.0.0",)}
-
-
-def test_a_module_that_contains_itself_is_no_trouble() -> None:
-    model = nn.Sequential(nn.ReLU())
-    inner = nn.Sequential(nn.Linear(1, 1))
-    model.append(inner)
-    inner.shortcut = model[0]
-    assert names(model=model) == ["0", "1.0"]
 
 
 # --- what is wrong is said ---
@@ -438,13 +420,8 @@ def test_a_plain_word_is_a_substring_test(word: str) -> None:
 # --- wrapped networks ---
 
 
-class Doubled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
 def test_wrappers_are_taken_off() -> None:
-    inner = Doubled()
+    inner = nn.Tanh()
     wrapped: nn.Module = nn.DataParallel(inner)
     compiled = torch.compile(wrapped, backend="eager")
     assert isinstance(compiled, nn.Module)
@@ -455,5 +432,5 @@ def test_wrappers_are_taken_off() -> None:
 
 
 def test_only_the_wrappers_of_the_whole_network_are_taken_off() -> None:
-    model = nn.Sequential(nn.DataParallel(Doubled()))
+    model = nn.Sequential(nn.DataParallel(nn.Tanh()))
     assert unwrap(model) is model

@@ -10,18 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from tests.networks import Apply, leaf, written
 
-class Net(nn.Module):
-    """A forward given as a function of the network and its input, over submodules given by name."""
 
-    def __init__(self, run: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.run(self, x)
+def linear() -> nn.Module:
+    return nn.Linear(3, 3)
 
 
 class Block(nn.Module):
@@ -160,11 +153,6 @@ def asks_beside_a_container(net: Any, x: Tensor) -> Tensor:
     return same * 2 if same is hidden else same * 100
 
 
-class ReturnsItsArgument(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y if x is y else x - y
-
-
 def compares_two_arguments(net: Any, x: Tensor) -> Tensor:
     hidden = net.block(x)
     return net.compares(net.same(hidden), hidden)
@@ -172,8 +160,7 @@ def compares_two_arguments(net: Any, x: Tensor) -> Tensor:
 
 def attends(net: Any, x: Tensor) -> Tensor:
     hidden = net.linear(x.view(2, 1, 3).expand(2, 2, 3).reshape(2, 2, 3))
-    out: Tensor = net.attention(net.same(hidden), hidden, hidden)[0]
-    return out
+    return net.attention(net.same(hidden), hidden, hidden)[0]
 
 
 # --- in place ---
@@ -206,11 +193,6 @@ def reshaped_in_place(net: Any, x: Tensor) -> Tensor:
     hidden = net.linear(x) * 1
     net.unsqueezes(hidden)
     return hidden.sum(0)
-
-
-class Unsqueezes(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unsqueeze_(0)
 
 
 # --- transforms and subclasses ---
@@ -247,18 +229,9 @@ class Refuses(Tensor):
         raise TypeError("refused")
 
 
-class MakesRefusing(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * 2).as_subclass(Refuses)
-
-
-class MakesPlain(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.as_subclass(Tensor) * 3
-
-
 def of_a_refusing_subclass() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 3), MakesRefusing(), nn.Identity(), MakesPlain())
+    makes, unmakes = Apply(lambda x: (x * 2).as_subclass(Refuses)), Apply(lambda x: x.as_subclass(Tensor) * 3)
+    return nn.Sequential(nn.Linear(3, 3), makes, nn.Identity(), unmakes)
 
 
 # --- parameters ---
@@ -298,10 +271,6 @@ def exported_child() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), exported(), nn.Linear(3, 1))
 
 
-def net(run: Callable[[Any, Tensor], Any], **parts: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: Net(run, **{name: part() for name, part in parts.items()})
-
-
 ODD: dict[str, Callable[[], nn.Module]] = {
     "full backward hook on a custom leaf": with_full_backward_hook("1"),
     "full backward hook on a container": with_full_backward_hook("1", Block),
@@ -309,38 +278,40 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "full backward hook on a leaf of torch's": with_full_backward_hook("0"),
     "full backward hook on an identity": with_full_backward_hook("1", nn.Identity),
     "backward pre-hook": with_backward_pre_hook,
-    "pre-hook in forward": net(hooked_while_it_runs, block=Block),
-    "pre-hook on itself in forward": net(hooked_within_itself, block=Block),
-    "threads": net(called_by_threads, part=lambda: nn.Sequential(nn.Linear(150, 3), nn.Sequential(nn.ReLU()))),
-    "retried": net(retried, block=Block),
-    "deep copy of a part": net(copied_as_it_runs, block=Block),
-    "deep copy of itself": net(copied_whole, block=Block),
-    "pickled": net(pickled_as_it_runs, block=Block),
-    "asks is": net(asks_whether_an_output_is_an_input, block=Block, same=nn.Identity),
-    "asks is of a container": net(
+    "pre-hook in forward": written(hooked_while_it_runs, block=Block),
+    "pre-hook on itself in forward": written(hooked_within_itself, block=Block),
+    "threads": written(called_by_threads, part=lambda: nn.Sequential(nn.Linear(150, 3), nn.Sequential(nn.ReLU()))),
+    "retried": written(retried, block=Block),
+    "deep copy of a part": written(copied_as_it_runs, block=Block),
+    "deep copy of itself": written(copied_whole, block=Block),
+    "pickled": written(pickled_as_it_runs, block=Block),
+    "asks is": written(asks_whether_an_output_is_an_input, block=Block, same=nn.Identity),
+    "asks is of a container": written(
         asks_beside_a_container, block=Block, several=lambda: nn.Sequential(nn.Identity(), nn.Dropout())
     ),
-    "asks is of arguments": net(compares_two_arguments, block=Block, same=nn.Identity, compares=ReturnsItsArgument),
-    "attention asks is": net(
-        attends, linear=lambda: nn.Linear(3, 3), same=nn.Identity, attention=lambda: nn.MultiheadAttention(3, 1)
+    "asks is of arguments": written(
+        compares_two_arguments, block=Block, same=nn.Identity, compares=leaf(lambda x, y: x + y if x is y else x - y)
+    ),
+    "attention asks is": written(
+        attends, linear=linear, same=nn.Identity, attention=lambda: nn.MultiheadAttention(3, 1)
     ),
     "overwritten after identity": overwritten_after_identity,
     "overwritten after several": overwritten_after_several,
-    "added after identity": net(added_to_what_was_passed_through, block=Block, same=nn.Identity),
-    "overwritten beside a view": net(beside_a_view, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
-    "overwritten, original used after": net(original_used_after, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
-    "overwritten, original returned": net(original_returned, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
-    "overwritten, passed through twice": net(
-        passed_through_twice, linear=lambda: nn.Linear(3, 3), same=nn.Identity, other=nn.Dropout
+    "added after identity": written(added_to_what_was_passed_through, block=Block, same=nn.Identity),
+    "overwritten beside a view": written(beside_a_view, linear=linear, same=nn.Identity),
+    "overwritten, original used after": written(original_used_after, linear=linear, same=nn.Identity),
+    "overwritten, original returned": written(original_returned, linear=linear, same=nn.Identity),
+    "overwritten, passed through twice": written(
+        passed_through_twice, linear=linear, same=nn.Identity, other=nn.Dropout
     ),
-    "overwritten, original used before": net(original_used_before, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
-    "used before and after": net(used_before_and_after, linear=lambda: nn.Linear(3, 3), same=nn.Identity),
-    "reshaped in place": net(reshaped_in_place, linear=lambda: nn.Linear(3, 3), unsqueezes=Unsqueezes),
-    "vmap": net(batched, block=Block),
-    "jvp": net(pushed_forward, block=Block),
-    "torch.func.grad": net(differentiated, block=Block),
-    "jacrev": net(jacobian, block=Block),
-    "forward-mode derivatives": net(dual, block=Block),
+    "overwritten, original used before": written(original_used_before, linear=linear, same=nn.Identity),
+    "used before and after": written(used_before_and_after, linear=linear, same=nn.Identity),
+    "reshaped in place": written(reshaped_in_place, linear=linear, unsqueezes=leaf(lambda x: x.unsqueeze_(0))),
+    "vmap": written(batched, block=Block),
+    "jvp": written(pushed_forward, block=Block),
+    "torch.func.grad": written(differentiated, block=Block),
+    "jacrev": written(jacobian, block=Block),
+    "forward-mode derivatives": written(dual, block=Block),
     "refusing subclass": of_a_refusing_subclass,
     "integer parameter": lambda: WithParameter(torch.arange(3)),
     "boolean parameter": lambda: WithParameter(torch.tensor([True, False, True])),

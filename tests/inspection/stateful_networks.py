@@ -37,6 +37,10 @@ class Stateful(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Add what it remembers."""
 
 
 # --- plain attributes ---
@@ -53,8 +57,7 @@ class Counting(Stateful):
 
 @network("a flag is set by the first call, which writes to parameters through .data")
 class ActNorm(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
         self.initialised = False
 
@@ -69,8 +72,7 @@ class ActNorm(Stateful):
 
 @network("attention biases are cached in a dict, without gradients where there are none")
 class BiasCache(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.biases, self.cache = nn.Parameter(torch.randn(4)), {}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,8 +85,7 @@ class BiasCache(Stateful):
 
 @network("a list as memory bank")
 class MemoryList(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.bank: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,8 +96,7 @@ class MemoryList(Stateful):
 
 @network("a deque that forgets its oldest entry")
 class Recent(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.recent: deque[float] = deque([1.0, 2.0, 3.0], maxlen=3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,8 +106,7 @@ class Recent(Stateful):
 
 @network("a set, a Counter, a defaultdict of lists and a bytearray")
 class Containers(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.seen, self.counts, self.raw = {"first"}, Counter(first=2), bytearray(b"\x01")
         self.nested: defaultdict[str, list[int]] = defaultdict(list, first=[1])
 
@@ -122,8 +121,7 @@ class Containers(Stateful):
 
 @network("an OrderedDict used as a cache that moves what it uses to the end")
 class LeastRecentlyUsed(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.cache = OrderedDict(first=torch.tensor(2.0), second=torch.tensor(3.0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,8 +132,7 @@ class LeastRecentlyUsed(Stateful):
 
 @network("a container that contains itself")
 class Cyclic(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.tree: dict[str, Any] = {"leaf": [0]}
         self.tree["root"] = self.tree
 
@@ -146,8 +143,7 @@ class Cyclic(Stateful):
 
 @network("tensors in plain attributes, in tuples and dicts, are written to in place")
 class PlainTensors(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.total = torch.zeros(4)
         self.pair = (torch.ones(2), {"weight": torch.ones(1)})
 
@@ -160,8 +156,7 @@ class PlainTensors(Stateful):
 
 @network("a NumPy array and an inner attribute of a module of torch's own")
 class ArrayAndMomentum(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.steps, self.norm = np.zeros(2), nn.BatchNorm1d(4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,8 +167,7 @@ class ArrayAndMomentum(Stateful):
 
 @network("a list and a dict that it keeps on a layer of torch's own")
 class OnTheLayer(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.other = nn.Linear(4, 4)
         self.other.hits, self.linear.hits, self.linear.cache = 0, [], {}
 
@@ -185,8 +179,7 @@ class OnTheLayer(Stateful):
 
 @network("random generators of its own")
 class Generators(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.generators = [torch.Generator().manual_seed(1), random.Random(2), np.random.default_rng(3)]
         self.old = np.random.RandomState(4)
         self.default = torch.default_generator
@@ -217,8 +210,7 @@ class Statistics:
 
 @network("objects of its own: a dataclass, one with slots, a namespace")
 class Objects(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.cache, self.statistics, self.space = KeysAndValues(), Statistics(), types.SimpleNamespace(calls=0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -236,8 +228,7 @@ class ClassState(Stateful):
     calls = 0
     cache: dict[int, float] = {}  # noqa: RUF012 - this is the point
 
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         type(self).calls = 0
         self.cache.clear()
 
@@ -249,8 +240,7 @@ class ClassState(Stateful):
 
 @network("a cached property, and a cache by weak reference")
 class Lazily(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.sums: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     @functools.cached_property
@@ -264,8 +254,7 @@ class Lazily(Stateful):
 
 @network("an attribute is renamed, another replaced by an equal one of another type")
 class Renames(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.on, self.first = True, None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -292,8 +281,7 @@ class Became(Becomes):
 
 @network("a hidden state that keeps its graph")
 class KeepsItsGraph(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.hidden = torch.zeros(2, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -303,8 +291,7 @@ class KeepsItsGraph(Stateful):
 
 @network("a mode that forward itself switches")
 class SwitchesItself(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -317,8 +304,7 @@ class SwitchesItself(Stateful):
 
 @network("rotary tables are registered anew as they grow, with their length beside them")
 class Rotary(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.length = 0
         self.grow(1)
 
@@ -334,8 +320,7 @@ class Rotary(Stateful):
 
 @network("a memory bank that grows through .data")
 class MemoryBank(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.register_buffer("bank", torch.zeros(1, 4))
         self.size = 1
 
@@ -349,8 +334,7 @@ class MemoryBank(Stateful):
 
 @network("a buffer of another dtype and shape, a buffer gone, a new one")
 class ChangesBuffers(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.register_buffer("a", torch.ones(4))
         self.register_buffer("b", torch.ones(4))
         self.register_buffer("c", torch.ones(2, 2))
@@ -367,8 +351,7 @@ class ChangesBuffers(Stateful):
 
 @network("expanded and overlapping buffers, with NaN")
 class Expanded(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.register_buffer("expanded", torch.tensor([1.0, float("nan")])[:, None].expand(2, 3))
         self.register_buffer("windows", torch.arange(5.0).unfold(0, 3, 1))
         self.register_buffer("still", torch.tensor([float("nan")]).expand(4))
@@ -381,8 +364,7 @@ class Expanded(Stateful):
 
 @network("sparse, quantised, nested, complex, half-precision and meta buffers")
 class SpecialLayouts(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.register_buffer("sparse", torch.eye(3).to_sparse())
         self.register_buffer("rows", torch.eye(3).to_sparse_csr())
         self.register_buffer("quantised", torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.quint8))
@@ -425,8 +407,7 @@ class RefusingBelow(Tensor):
 
 @network("buffers of subclasses that refuse every operation")
 class Subclasses(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.register_buffer("refusing", torch.ones(2).as_subclass(Refusing))
         self.register_buffer("below", RefusingBelow())
 
@@ -439,8 +420,7 @@ class Subclasses(Stateful):
 
 @network("a buffer joins the graph when it is written to")
 class JoinsTheGraph(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.register_buffer("mean", torch.zeros(4))
         self.register_buffer("view", torch.zeros(8)[:4])
 
@@ -453,8 +433,7 @@ class JoinsTheGraph(Stateful):
 
 @network("a buffer made in inference mode")
 class Inferred(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         with torch.inference_mode():
             self.register_buffer("count", torch.zeros(2))
 
@@ -466,8 +445,7 @@ class Inferred(Stateful):
 
 @network("memory that is given back and taken again")
 class Emptied(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.register_buffer("table", torch.arange(20_000.0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -483,8 +461,7 @@ class Emptied(Stateful):
 
 @network("an embedding that limits the norms it looks up")
 class Limited(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.words = nn.Embedding(5, 4, max_norm=0.5)
         with torch.no_grad():
             self.words.weight.mul_(10)
@@ -504,8 +481,7 @@ class Clamped(Stateful):
 
 @network("a momentum encoder follows another one, its BatchNorm hidden in a list")
 class Momentum(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.key = nn.Linear(4, 4)
         self.hidden = [nn.BatchNorm1d(4)]
 
@@ -517,8 +493,7 @@ class Momentum(Stateful):
 
 @network("spectral normalisation by its own power iteration")
 class PowerIteration(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self._u = F.normalize(torch.randn(4), dim=0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -547,8 +522,7 @@ class WritesThrough(nn.Module):
 
 @network("a parametrisation that writes to the parameter, and one that is registered on the way")
 class Parametrised(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.second = nn.Linear(4, 4)
         parametrize.register_parametrization(self.linear, "weight", WritesThrough())
 
@@ -560,8 +534,7 @@ class Parametrised(Stateful):
 
 @network("parameters and modules are registered, replaced and dropped")
 class Rebuilds(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.other, self.dropped = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
         self.linear.bias = None
 
@@ -578,8 +551,7 @@ class Rebuilds(Stateful):
 
 @network("requires_grad is toggled, and .grad is written by a backward pass of its own")
 class Differentiates(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.energy = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -592,8 +564,7 @@ class Differentiates(Stateful):
 
 @network("it adapts itself by an optimiser while it runs")
 class Adapts(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.norm = nn.LayerNorm(4)
         self.optimiser = torch.optim.Adam(self.norm.parameters(), lr=0.1)
 
@@ -675,8 +646,7 @@ def adapters() -> nn.Module:
 
 @network("a BatchNorm that never trains, and a drawing change of mode")
 class Frozen(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
+    def prepare(self) -> None:
         self.norm, self.jitter = nn.BatchNorm1d(4), 0.0
 
     def train(self, mode: bool = True) -> "Frozen":

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -428,7 +427,7 @@ def test_edits_keep_their_order() -> None:
         ("fcc1.bais:grad:zero", "No layer matches 'fcc1.bais'.* Nor does a parameter. Nearest: 'fc1.bias'"),
         ("fc*bias:output:zero", r"No layer matches 'fc\*bias'"),
         ("param:relu:grad:zero", "Edit 'param:relu:grad:zero' matches no parameter."),
-        ("param:\x1b:grad:zero", "no parameter"),
+        ("param:\x1b:grad:zero", "matches no parameter"),
     ],
 )
 def test_an_edit_that_is_about_nothing_is_refused(text: str, message: str) -> None:
@@ -454,34 +453,3 @@ def test_layers_of_equal_shape_get_different_noise_and_the_same_layer_the_same()
     first, again = noises(["fc1", "fc2"]), noises(["fc2", "fc1"])
     assert not torch.equal(first["fc1"], first["fc2"])
     assert all(torch.equal(first[name], again[name]) for name in first)
-
-
-def test_edits_reach_gradients_through_hooks() -> None:
-    """The textbook case: negative gradients stop at the ReLU, biases of fc get exactly zero, all else is as before."""
-    torch.manual_seed(0)
-    conv, fc = nn.Conv2d(3, 10, 2, stride=2), nn.Linear(160, 5)
-    x = normal(1, 3, 8, 8)
-
-    def gradients(edits: dict[str, Edit]) -> dict[str, Any]:
-        found: dict[str, Tensor] = {}
-        before = conv(x)
-        before.register_hook(lambda grad: found.update(conv=grad))
-        after = before.relu()
-        if "relu" in edits:
-            after.register_hook(lambda grad: edits["relu"].apply(grad, 1))
-        handle = fc.bias.register_hook(lambda grad: edits["fc.bias"].apply(grad, 0)) if "fc.bias" in edits else None
-        fc(after.flatten(1)).sum().backward()
-        found |= {"weight": fc.weight.grad, "bias": fc.bias.grad}  # type: ignore[dict-item] # they have one by now
-        conv.zero_grad()
-        fc.zero_grad()
-        if handle:
-            handle.remove()
-        return found
-
-    plain = gradients({})
-    changed = gradients({"relu": parse_edit("relu:grad:clamp(min=0)"), "fc.bias": parse_edit("fc*bias:grad:zero")})
-    assert plain["conv"].min() < 0
-    assert torch.equal(changed["conv"], plain["conv"].clamp(min=0))
-    assert changed["bias"].tolist() == [0] * 5
-    assert plain["bias"].tolist() == [1] * 5
-    assert torch.equal(changed["weight"], plain["weight"])

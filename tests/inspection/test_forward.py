@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +17,13 @@ from hookscope.inspection.forward import ForwardError, inspect, list_modules
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
+from tests.networks import Apply, Written
 
 
 def batches_of(values: Tensor, size: int) -> list[Batch]:
-    return [
-        Batch(
-            (values[begin : begin + size],),
-            tuple(range(begin, min(begin + size, len(values)))),
-            tuple(
-                InputRecord(str(index), None, None, (3, 8, 8), ())
-                for index in range(begin, min(begin + size, len(values)))
-            ),
-        )
-        for begin in range(0, len(values), size)
-    ]
+    records = [InputRecord(str(index), None, None, (3, 8, 8), ()) for index in range(len(values))]
+    places = [tuple(range(len(values))[begin : begin + size]) for begin in range(0, len(values), size)]
+    return [Batch((values[[*part]],), part, tuple(records[index] for index in part)) for part in places]
 
 
 def small_network() -> nn.Module:
@@ -57,28 +51,19 @@ def test_statistics_are_over_the_whole_input_however_it_is_batched(size: int) ->
 
 
 def test_flags_say_what_a_reader_should_know() -> None:
-    class Flagged(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.same = nn.Identity()
-            self.clip = nn.ReLU(inplace=True)
-            self.zero = nn.Hardtanh(0.0, 1.0)
-            self.ones = nn.Threshold(100.0, 1.0)
-            self.partly = nn.Identity()
-            self.bad = nn.Identity()
-            self.none = nn.Identity()
+    def forward(net: Any, x: Tensor) -> Tensor:  # x: (1, 4, 2, 2)
+        net.same(x)
+        net.clip(x.clone())
+        net.zero(-x.abs())
+        net.ones(x)
+        net.partly(x * torch.tensor([1.0, 1.0, 0.0, 0.0]).view(4, 1, 1))
+        net.bad(x / 0)
+        net.none(None)
+        return x
 
-        def forward(self, x: Tensor) -> Tensor:  # x: (1, 4, 2, 2)
-            self.same(x)
-            self.clip(x.clone())
-            self.zero(-x.abs())
-            self.ones(x)
-            self.partly(x * torch.tensor([1.0, 1.0, 0.0, 0.0]).view(4, 1, 1))
-            self.bad(x / 0)
-            self.none(None)
-            return x
-
-    rows = {row.layer: row for row in inspect(Flagged(), torch.arange(1.0, 17.0).view(1, 4, 2, 2), ["name:/./"]).rows}
+    parts = {"clip": nn.ReLU(inplace=True), "zero": nn.Hardtanh(0.0, 1.0), "ones": nn.Threshold(100.0, 1.0)}
+    model = Written(forward, **parts, **{name: nn.Identity() for name in ("same", "partly", "bad", "none")})
+    rows = {row.layer: row for row in inspect(model, torch.arange(1.0, 17.0).view(1, 4, 2, 2), ["name:/./"]).rows}
     assert rows["same"].flags == ("pass-through",)
     assert rows["clip"].flags == ("in-place",)
     assert rows["zero"].flags == ("all zero",)
@@ -105,35 +90,24 @@ def test_a_forward_pass_that_raises_gives_the_rows_up_to_there_and_the_place() -
         def forward(self, _x: Tensor, **_scale: Tensor) -> Tensor:
             raise ValueError("broken\nin two lines")
 
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(19)))
-            self.inner = nn.ModuleList([Breaks()])
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner[0](self.layers(x), scale=torch.ones(2))
-
+    parts = {"layers": nn.Sequential(*(nn.Linear(4, 4) for _ in range(19))), "inner": nn.ModuleList([Breaks()])}
+    outer = Written(lambda net, x: net.inner[0](net.layers(x), scale=torch.ones(2)), **parts)
     with pytest.raises(
         ForwardError, match=r"inner\.0 \(Breaks\).*\[0\] \(1, 4\), \['scale'\] \(2,\): ValueError: broken$"
     ) as info:
-        inspect(Outer(), torch.zeros(1, 4))
+        inspect(outer, torch.zeros(1, 4))
     inspection = info.value.inspection
     assert [row.layer for row in inspection.rows] == [f"layers.{index}" for index in range(19)]
-    assert inspection.failure is not None
     assert inspection.failure.layer == "inner.0"
     assert [layer.layer for layer in inspection.uncalled] == []
     assert info.value.exit_code == 6
 
 
 def test_a_model_that_exits_is_a_model_that_raised() -> None:
-    class Exits(nn.Module):
-        def forward(self, _x: Tensor) -> Tensor:
-            sys.exit(0)
-
+    exits = Apply(lambda _x: sys.exit(0))
     with pytest.raises(ForwardError, match="SystemExit: 0"):
-        inspect(Exits(), torch.zeros(1))
-    assert list_modules(Exits(), [torch.zeros(1)])[1] is not None
+        inspect(exits, torch.zeros(1))
+    assert list_modules(exits, [torch.zeros(1)])[1] is not None
 
 
 def test_an_error_of_the_callers_own_observer_is_not_blamed_on_the_model() -> None:
@@ -145,10 +119,6 @@ def test_an_error_of_the_callers_own_observer_is_not_blamed_on_the_model() -> No
 
 
 def test_the_model_s_output_is_handed_over_with_a_batch_that_it_has_not_overwritten() -> None:
-    class Doubles(nn.Module):
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"out": x.mul_(2)}
-
     given = torch.tensor([[1.0], [3.0]])
     seen: list[tuple[list[float], list[float]]] = []
 
@@ -156,7 +126,7 @@ def test_the_model_s_output_is_handed_over_with_a_batch_that_it_has_not_overwrit
         assert isinstance(output, dict)
         seen.append((batch.args[0].flatten().tolist(), output["out"].flatten().tolist()))
 
-    inspect(Doubles(), batches_of(given, 1), on_output=keep)
+    inspect(Apply(lambda x: {"out": x.mul_(2)}), batches_of(given, 1), on_output=keep)
     assert seen == [([1.0], [2.0]), ([3.0], [6.0])]
 
 
@@ -168,17 +138,10 @@ def test_refuses_lazy_modules_which_could_not_come_out_as_they_were() -> None:
 
 
 def test_says_why_a_module_was_never_called() -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.items = nn.ModuleList([nn.ReLU()])
-            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-            self.spare = nn.Linear(2, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.items[0](self.attention(x, x, x)[0])
-
-    inspection = inspect(Unused(), torch.randn(1, 5, 4), ["*"])
+    parts = {"items": nn.ModuleList([nn.ReLU()]), "spare": nn.Linear(2, 3)}
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    model = Written(lambda net, x: net.items[0](net.attention(x, x, x)[0]), attention=attention, **parts)
+    inspection = inspect(model, torch.randn(1, 5, 4), ["*"])
     reasons = {layer.layer: layer.reason for layer in inspection.uncalled}
     assert set(reasons) == {"items", "attention.out_proj", "spare"}
     assert "its items are" in reasons["items"]
@@ -199,17 +162,9 @@ def test_predictions_name_the_best_classes_with_softmax_probabilities() -> None:
 
 
 def test_positions_count_in_execution_order_not_in_the_order_of_definition() -> None:
-    class Crossed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.second = nn.Linear(2, 2)
-            self.first = nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x))
-
-    assert [row.layer for row in inspect(Crossed(), torch.zeros(1, 2), ["@0"]).rows] == ["first"]
-    assert [row.layer for row in inspect(Crossed(), torch.zeros(1, 2), ["linear@-1"]).rows] == ["second"]
+    crossed = Written(lambda net, x: net.second(net.first(x)), second=nn.Linear(2, 2), first=nn.Linear(2, 2))
+    assert [row.layer for row in inspect(crossed, torch.zeros(1, 2), ["@0"]).rows] == ["first"]
+    assert [row.layer for row in inspect(crossed, torch.zeros(1, 2), ["linear@-1"]).rows] == ["second"]
 
 
 def test_lists_modules_with_shapes_calls_and_what_a_pattern_selects() -> None:
@@ -231,18 +186,6 @@ def test_the_demo_network_is_inspected_without_a_network(pytestconfig: pytest.Co
     picture = Path(pytestconfig.rootpath, "sample_images", "cat.jpg")
     inspection = inspect(model, load_batches([picture], model.preprocessing), ["type:linear"])
     assert inspection.predictions[0].class_names[:3] == ("Egyptian cat", "tiger cat", "tabby")
-
-
-def test_a_buffer_registered_in_the_forward_pass_is_gone_afterwards() -> None:
-    class Remembers(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            self.register_buffer("seen", x.clone(), persistent=False)
-            return x
-
-    network = Remembers()
-    inspect(network, torch.zeros(1, 2))
-    assert dict(network.named_buffers()) == {}
-    assert network._non_persistent_buffers_set == set()
 
 
 def test_by_default_attention_and_layers_with_parametrised_weights_have_rows() -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
-from tests.inspection.test_networks import assert_unchanged, copied, seeded, snapshot
+from tests.inspection.test_networks import assert_unchanged, copied, hooked, put_back_by_hand, seeded, snapshot
 from tests.networks import NETWORKS, TRAINED, Cache
 
 SEED = 3
@@ -144,40 +144,13 @@ def mapped(
 
 @contextmanager
 def as_built(case: Case) -> Iterator[None]:
-    """Run the block seeded and without earlier gradients; put buffers, gradients and modes back by hand."""
-    network = case.network
-    modes = [(module, module.training) for module in network.modules()]
-    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in network.parameters()]
-    buffers = [
-        (module, name, buffer, None if buffer is None else buffer.detach().clone())
-        for module in network.modules()
-        for name, buffer in module._buffers.items()
-    ]
-    for parameter, _, _ in gradients:
-        parameter.grad = None
-    if case.mode == "eval":
-        network.eval()
-    try:
-        with seeded(SEED), eager(case):
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter, gradient, required in gradients:
-            parameter.requires_grad_(required)
-            parameter.grad = gradient
-        for module, name, buffer, values in buffers:
-            module._buffers[name] = buffer
-            if buffer is not None and values is not None:
-                buffer.data.copy_(values)
-
-
-@contextmanager
-def eager(case: Case) -> Iterator[None]:
-    if "compiled" in case.name:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
+    """Run the block seeded and without earlier gradients; put everything back by hand."""
+    eager = torch.compiler.set_stance("force_eager") if "compiled" in case.name else nullcontext()
+    with put_back_by_hand(case.network), seeded(SEED), eager:
+        for parameter in case.network.parameters():
+            parameter.grad = None
+        if case.mode == "eval":
+            case.network.eval()
         yield
 
 
@@ -254,15 +227,8 @@ class Copies:
             label = self.running.pop()
             return None if self.of_inputs else self.hand_on(label, output)
 
-        handles = []
-        for name, module in network.named_modules():
-            handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(after, always_call=True))
-        try:
+        with hooked(network, before, lambda _name: after, always_call=True):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def true_gradients(

@@ -1,5 +1,7 @@
 """A batch may give the network keyword arguments: they are watched, edited and compared like the others."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,24 +14,19 @@ from hookscope.inspection.forward import inspect
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
+from tests.networks import Written
 
 
-class Mixed(nn.Module):
-    """Adds what two layers make of two inputs, one of which can only be given by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(3, 3), nn.Linear(2, 3)
-
-    def forward(self, x: Tensor, *, b: Tensor, rate: float = 1.0) -> Tensor:
-        return (self.left(x) + self.right(b)) * rate
+def mixed(net: Any, x: Tensor, *, b: Tensor, rate: float = 1.0) -> Tensor:
+    """Add what two layers make of two inputs, one of which can only be given by name."""
+    return (net.left(x) + net.right(b)) * rate
 
 
 @pytest.fixture
 def network() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Mixed()
+        return Written(mixed, left=nn.Linear(3, 3), right=nn.Linear(2, 3))
 
 
 def batch_of(*rows: int) -> Batch:
@@ -76,33 +73,20 @@ def test_an_edit_of_the_networks_input_reaches_those_by_name(network: nn.Module)
 
 
 def test_the_target_self_may_be_an_input_by_name() -> None:
-    class Copies(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, *, ids: Tensor, values: Tensor) -> Tensor:
-            return values[ids] * self.scale
-
+    scale = nn.Parameter(torch.tensor(2.0))
+    copies = Written(lambda net, *, ids, values: values[ids] * net.scale, scale=scale)
     values = torch.tensor([1.0, 2.0, 3.0])
     batch = Batch((), (0,), batch_of(0).records, {"ids": torch.tensor([0, 1, 2]), "values": values})
-    found = inspect_gradients(Copies(), batch, "mse", target="self")
+    found = inspect_gradients(copies, batch, "mse", target="self")
     assert found.loss.value == pytest.approx((values**2).mean().item())  # (2v - v)^2
     assert found.loss.target == "the input itself"
 
 
 def test_inputs_by_name_are_not_overwritten() -> None:
-    class Overwrites(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
-
-        def forward(self, *, b: Tensor) -> Tensor:
-            return self.linear(b.mul_(3))
-
+    overwrites = Written(lambda net, *, b: net.linear(b.mul_(3)), linear=nn.Linear(2, 2))
     batch = Batch((), (0,), batch_of(0).records, {"b": torch.ones(1, 2)})
     for pattern in ("@0", "linear"):
-        inspect_gradients(Overwrites(), batch, "sum", [pattern])
+        inspect_gradients(overwrites, batch, "sum", [pattern])
     assert batch.kwargs["b"].tolist() == [[1, 1]]
 
 

@@ -6,6 +6,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -147,15 +148,22 @@ class Witness:
         def after(name: str) -> Any:
             return lambda _module, _args, output: self.outputs.append((name, [clone(t) for t in tensors_of(output)]))
 
-        handles = []
-        for name, module in network.named_modules():
-            handles.append(module.register_forward_pre_hook(before(name)))
-            handles.append(module.register_forward_hook(after(name)))
-        try:
+        with hooked(network, before, after):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+
+@contextmanager
+def hooked(network: nn.Module, before: Any, after: Any, **options: Any) -> Iterator[None]:
+    """Put on each module the hooks that these functions make for its name, for the length of the block."""
+    handles = []
+    for name, module in network.named_modules():
+        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=bool(options)))
+        handles.append(module.register_forward_hook(after(name), **options))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def values_of(tensor: Tensor) -> NDArray[np.float64]:
@@ -180,26 +188,8 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """Everything about a network and the generators that running it might disturb."""
-
-    hooks: dict[str, dict[str, dict[int, Any]]]
-    modes: list[bool]
-    buffers: dict[str, Tensor | None]
-    buffer_values: dict[str, Tensor | None]
-    parameters: dict[str, Tensor]
-    parameter_sums: dict[str, tuple[int, float]]
-    gradients: dict[str, Tensor | None]
-    gradient_values: dict[str, Tensor | None]
-    requires_grad: dict[str, bool]
-    torch_state: Tensor
-    python_state: Any
-    numpy_state: Any
-    fast_path: bool
-
-
-def snapshot(network: nn.Module) -> Snapshot:
+def snapshot(network: nn.Module) -> SimpleNamespace:
+    """Return everything about a network and the generators that running it might disturb."""
     hooks = {
         layer: {name: dict(kept) for name, kept in vars(module).items() if "hook" in name and isinstance(kept, dict)}
         for layer, module in network.named_modules()
@@ -210,79 +200,70 @@ def snapshot(network: nn.Module) -> Snapshot:
         for name, buffer in module._buffers.items()
     }
     parameters: dict[str, Tensor] = dict(network.named_parameters(remove_duplicate=False))
-    return Snapshot(
-        hooks,
-        [module.training for module in network.modules()],
-        buffers,
-        {name: None if buffer is None else clone(buffer) for name, buffer in buffers.items()},
-        parameters,
-        {
-            name: (
-                0 if parameter.is_inference() else parameter._version,
-                parameter.detach().sum(dtype=torch.float64).item(),
-            )
-            for name, parameter in parameters.items()
-        },
-        {name: parameter.grad for name, parameter in parameters.items()},
-        {name: None if parameter.grad is None else clone(parameter.grad) for name, parameter in parameters.items()},
-        {name: parameter.requires_grad for name, parameter in parameters.items()},
-        torch.get_rng_state(),
-        random.getstate(),
-        np.random.get_state(),
-        torch.backends.mha.get_fastpath_enabled(),
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    return SimpleNamespace(
+        hooks=hooks,
+        modes=[module.training for module in network.modules()],
+        buffers=buffers,
+        values=[None if each is None else clone(each) for each in (*buffers.values(), *gradients.values())],
+        parameters=parameters,
+        sums={name: parameter.detach().sum(dtype=torch.float64).item() for name, parameter in parameters.items()},
+        versions=[0 if each.is_inference() else each._version for each in parameters.values()],
+        gradients=gradients,
+        requires_grad={name: parameter.requires_grad for name, parameter in parameters.items()},
+        torch_state=torch.get_rng_state(),
+        python_state=random.getstate(),
+        numpy_state=np.random.get_state(),
+        fast_path=torch.backends.mha.get_fastpath_enabled(),
     )
 
 
-def assert_unchanged(network: nn.Module, before: Snapshot) -> None:
+def assert_unchanged(network: nn.Module, before: SimpleNamespace) -> None:
     after = snapshot(network)
-    assert after.hooks == before.hooks
-    assert after.modes == before.modes
-    assert after.buffers.keys() == before.buffers.keys()
-    for name, buffer in before.buffers.items():
-        assert after.buffers[name] is buffer, name
-    for kept, now in (
-        (before.buffer_values, after.buffer_values),
-        (before.gradient_values, after.gradient_values),
-    ):
-        for name, values in kept.items():
-            current = now[name]
-            assert (values is None) == (current is None), name
-            assert values is None or current is None or same_bits(values, current), name
-    assert after.parameters.keys() == before.parameters.keys()
-    for name, parameter in before.parameters.items():
-        assert after.parameters[name] is parameter, name
-        assert after.gradients[name] is before.gradients[name], name
-    assert after.parameter_sums == before.parameter_sums
-    assert after.requires_grad == before.requires_grad
+    for name in ("hooks", "modes", "sums", "versions", "requires_grad", "python_state", "fast_path"):
+        assert getattr(after, name) == getattr(before, name), name
+    for kind in ("buffers", "parameters", "gradients"):
+        now = getattr(after, kind)
+        assert now.keys() == getattr(before, kind).keys()
+        for name, tensor in getattr(before, kind).items():
+            assert now[name] is tensor, name
+    for name, values, now in zip([*before.buffers, *before.gradients], before.values, after.values, strict=True):
+        assert (values is None) == (now is None), name
+        assert values is None or same_bits(values, now), name
     assert torch.equal(after.torch_state, before.torch_state)
-    assert after.python_state == before.python_state
     assert all(map(np.array_equal, after.numpy_state, before.numpy_state))
-    assert after.fast_path == before.fast_path
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Run the block in eval mode without gradients, seeded; put modes and buffers back by hand."""
+def put_back_by_hand(network: nn.Module) -> Iterator[None]:
+    """Put modes, gradients and buffers back after the block."""
     modes = [(module, module.training) for module in network.modules()]
-    requires_grad = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
+    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in network.parameters()]
     buffers = [
         (module, name, buffer, None if buffer is None else clone(buffer))
         for module in network.modules()
         for name, buffer in module._buffers.items()
     ]
-    network.eval()
     try:
-        with torch.no_grad(), seeded(SEED):
-            yield
+        yield
     finally:
         for module, mode in modes:
             module.training = mode
-        for parameter, required in requires_grad:
+        for parameter, gradient, required in gradients:
             parameter.requires_grad_(required)
+            parameter.grad = gradient
         for module, name, buffer, values in buffers:
             module._buffers[name] = buffer
             if buffer is not None and values is not None:
                 buffer.data.copy_(values)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Run the block in eval mode without gradients, seeded; put everything back by hand."""
+    with put_back_by_hand(network), torch.no_grad(), seeded(SEED):
+        network.eval()
+        yield
 
 
 def plain_output(case: Case) -> list[Tensor]:
@@ -323,7 +304,6 @@ def test_nothing_is_left_after_an_interrupted_inspection(case: Case, kind: type[
     if isinstance(caught.value, ForwardError):
         assert caught.value.__cause__ is error
         failure = caught.value.inspection.failure
-        assert failure is not None
         assert failure.layer == middle
         assert failure.error == "ArithmeticError: in the middle"
         reached = [row.layer for row in caught.value.inspection.rows]

@@ -10,7 +10,8 @@ from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.results.gradients import Gradients
-from tests.inspection.odd_networks import ODD, Block, Net, Twice
+from tests.inspection.odd_networks import ODD, Block, Twice
+from tests.networks import Written
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`?torch.jit"),
@@ -54,7 +55,6 @@ def test_activations_are_seen_and_the_output_is_the_same(name: str) -> None:
     model = built(name)
     before = hooks_of(model)
     inspection = inspect(model, X.clone(), ["*"], verify=True)
-    assert inspection.verification is not None
     assert inspection.verification.status == "same"
     assert hooks_of(model) == before
     assert all(row.activation.unmeasured is None for row in inspection.rows)
@@ -76,7 +76,6 @@ def test_loss_and_gradients_of_parameters_are_the_same(name: str, include_inputs
         include_inputs=include_inputs,
         on_tensor=lambda label, gradient: seen.update({label: gradient.clone()}),
     )
-    assert inspection.loss is not None
     assert inspection.loss.value == loss
     assert hooks_of(model) == before
     gradients = {label.removesuffix(" grad"): each for label, each in seen.items() if label.endswith(" grad")}
@@ -118,7 +117,7 @@ def test_copies_that_a_network_makes_of_itself_lose_the_hooks() -> None:
         kept.append(copy.deepcopy(net.block))
         return kept[-1](x) + net.block(x)
 
-    inspection = inspect(Net(forward, block=Block()), X, ["*"])
+    inspection = inspect(Written(forward, block=Block()), X, ["*"])
     assert [row.label for row in inspection.rows] == ["block.linear", "block", "(model)"]
     for module in kept[0].modules():
         assert not module._forward_hooks
@@ -164,9 +163,9 @@ def sigmoid_then_add(net: Any, x: Tensor) -> Tensor:
             "relu_ in 3 (ReLU) overwrites in place what 1 (Tanh) saved for its backward pass (TanhBackward0)",
         ),
         (
-            Net(sigmoid_then_add, linear=nn.Linear(3, 3)),
-            Net(lambda net, x: torch.sigmoid(net.linear(x)) + 1, linear=nn.Linear(3, 3)),
-            "add_ in (model) (Net) overwrites in place what (model) (Net) saved for its backward pass (SigmoidBackward",
+            Written(sigmoid_then_add, linear=nn.Linear(3, 3)),
+            Written(lambda net, x: torch.sigmoid(net.linear(x)) + 1, linear=nn.Linear(3, 3)),
+            "add_ in (model) (Written) overwrites in place what (model) (Written) saved for its backward pass (Sigmoid",
         ),
     ],
 )
@@ -181,7 +180,6 @@ def test_a_backward_pass_that_needs_what_was_overwritten_is_reported_with_the_gr
         inspect_gradients(model, X, total, ["*"], include_inputs=include_inputs)
     assert message in str(caught.value)
     inspection = caught.value.inspection
-    assert inspection.failure is not None
     assert "modified by an inplace operation" in inspection.failure.error
     true = inspect_gradients(healed, X, total, ["*"])
     assert rows_of(inspection).keys() == rows_of(true).keys()
@@ -199,30 +197,21 @@ def test_copies_do_not_mend_a_backward_pass_that_fails_by_itself() -> None:
         hidden.mul_(3)  # what tanh saved; flat, too
         return flat * 5
 
-    model = Net(forward, linear=nn.Linear(3, 3), flat=nn.Flatten(0))
-    with pytest.raises(PassError, match="mul_ in \\(model\\) \\(Net\\) overwrites in place what \\(model\\)"):
+    model = Written(forward, linear=nn.Linear(3, 3), flat=nn.Flatten(0))
+    with pytest.raises(PassError, match="mul_ in \\(model\\) \\(Written\\) overwrites in place what \\(model\\)"):
         inspect_gradients(model, X, total, ["*"])
 
 
 # --- verification ---
 
 
-class Hooked(nn.Module):
-    """Computes something else while it has a hook."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + len(self._forward_hooks)
-
-
 def test_a_network_that_computes_something_else_while_hooked_is_caught_with_the_first_such_layer() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), Twice(), Hooked(), nn.Linear(3, 1), Hooked())
-    verification = inspect(model, X, verify=True).verification
-    assert verification is not None
-    assert (verification.status, verification.layer) == ("differs", "2")
-    assert verification.difference.startswith("the outputs differ by up to ")
-    verification = inspect_gradients(model, X, total, verify=True).verification
-    assert verification is not None
-    assert (verification.status, verification.layer) == ("differs", "2")
+    hooked = [Written(lambda net, x: x + len(net._forward_hooks)) for _ in range(2)]
+    model = nn.Sequential(nn.Linear(3, 3), Twice(), hooked[0], nn.Linear(3, 1), hooked[1])
+    for inspection in (inspect(model, X, verify=True), inspect_gradients(model, X, total, verify=True)):
+        verification = inspection.verification
+        assert (verification.status, verification.layer) == ("differs", "2")
+        assert verification.difference.startswith("the outputs differ by up to ")
 
 
 def test_a_network_that_does_not_repeat_itself_is_not_blamed_on_hooks() -> None:
@@ -237,8 +226,7 @@ def test_a_network_that_does_not_repeat_itself_is_not_blamed_on_hooks() -> None:
         lambda model: inspect_gradients(model, X, total, verify=True),
     ):
         calls.clear()
-        verification = run(Net(forward, linear=nn.Linear(3, 3))).verification
-        assert verification is not None
+        verification = run(Written(forward, linear=nn.Linear(3, 3))).verification
         assert verification.status == "not repeatable"
 
 
@@ -249,12 +237,11 @@ def test_the_loss_is_that_of_the_first_call() -> None:
         calls.append(1)
         return net.linear(x) * len(calls)
 
-    model = Net(forward, linear=nn.Linear(3, 3))
+    model = Written(forward, linear=nn.Linear(3, 3))
     expected = total(model.get_submodule("linear")(X)).item()
     for options in ({}, {"include_inputs": True}, {"verify": True}):
         calls.clear()
         inspection = inspect_gradients(model, X, total, **options)
-        assert inspection.loss is not None
         assert inspection.loss.value == expected
 
 
@@ -263,7 +250,6 @@ def test_verifying_costs_one_pass_and_leaves_no_trace_in_what_follows() -> None:
     with_, without = (
         inspect_gradients(model, [*batches()], total, mode="train", verify=verify) for verify in (True, False)
     )
-    assert with_.verification is not None
     assert with_.verification.status == "same"
     assert with_.loss == without.loss
     assert [row.activation for row in with_.rows] == [row.activation for row in without.rows]

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from hookscope.inputs import Batch
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.per_input import gradients_by_input
+from hookscope.inspection.backward import gradients_by_input, inspect_gradients
 from hookscope.results.inputs import InputRecord
 
 

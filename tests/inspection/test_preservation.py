@@ -16,7 +16,8 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.state.preservation import Mode, preserved
-from hookscope.inspection.state.snapshot import take
+from hookscope.inspection.state.snapshot import Snapshot
+from tests.networks import Written
 
 
 class Buffers(nn.Module):
@@ -163,8 +164,7 @@ class Large(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.write(self)
-        out: Tensor = self.body(self.head(x))
-        return out
+        return self.body(self.head(x))
 
 
 def clamp(network: Any) -> None:
@@ -253,7 +253,7 @@ def test_parameters_and_caches_of_a_large_network_are_not_copied_without_a_reaso
     network: Any = Large(lambda network: network.words.weight.data.zero_())
     network.cache = {"weights": network.head.weight, "large": torch.zeros(3_000_000), "small": torch.ones(3)}
     with preserved(network, seed=0):
-        held = take([*network.modules()]).values
+        held = Snapshot([*network.modules()]).values
         copied = [held.tensors[place] for place, _ in held.single]
         copied += [held.tensors[place] for places, _ in held.joined for place in places]
         assert {*map(id, copied)} == {id(network.words.weight), id(network.cache["small"])}
@@ -305,19 +305,13 @@ class Sticky(Tensor):
 
 
 def test_what_cannot_be_put_back_is_named_and_the_others_are() -> None:
-    class Writes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("sticky", Sticky(torch.ones(2)))
-            self.register_buffer("other", torch.zeros(2))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        net.sticky.add_(1)
+        net.other.add_(1)
+        net.note = "left"
+        return x
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.get_buffer("sticky").add_(1)
-            self.get_buffer("other").add_(1)
-            self.note = "left"
-            return x
-
-    network = Writes()
+    network = Written(forward, sticky=Sticky(torch.ones(2)), other=torch.zeros(2))
     with pytest.raises(ModelError, match=r"restored: 'sticky': copy_\. Rebuild it"):
         inspect(network, torch.ones(1, 2))
     assert network.get_buffer("other").tolist() == [0, 0]
@@ -338,8 +332,7 @@ class Refuses(nn.Module):
         return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x)
-        return out
+        return self.linear(x)
 
 
 def test_a_network_that_refuses_its_mode_is_refused_with_its_reason() -> None:
@@ -376,13 +369,12 @@ def test_a_loss_that_raises_leaves_gradients_as_they_were() -> None:
 def test_a_parameter_that_the_forward_pass_makes_keeps_no_gradient() -> None:
     made: list[nn.Parameter] = []
 
-    class Makes(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            made.append(nn.Parameter(torch.ones(2)))
-            self.scale = made[-1]
-            return x * self.scale
+    def forward(net: Any, x: Tensor) -> Tensor:
+        made.append(nn.Parameter(torch.ones(2)))
+        net.scale = made[-1]
+        return x * net.scale
 
-    network = Makes()
+    network = Written(forward)
     (row,) = inspect_gradients(network, torch.ones(1, 2), lambda output, _: output.sum()).parameters
     assert (row.name, row.gradient.max) == ("scale", 1)
     assert made[-1].grad is None

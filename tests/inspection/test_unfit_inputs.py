@@ -18,6 +18,7 @@ from hookscope.inspection.forward import inspect
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
+from tests.networks import Written
 
 VALUES = [1.0, 2.0, -3.0, 4.0, 5.0, -6.0]
 GOOD = [value for value in VALUES if value > 0]
@@ -191,18 +192,10 @@ def test_in_train_mode_a_batch_is_left_out_as_a_whole() -> None:
 
 def test_a_model_without_gradients_is_no_matter_of_inputs() -> None:
     errors: list[UnfitInputError] = []
+    detached = Written(lambda net, x: net.linear(x).detach(), linear=nn.Linear(3, 2))
     with pytest.raises(hookscope.PassError, match="Nothing that requires a gradient"):
-        inspect_gradients(_Detached(), batches(GOOD, 1), on_error=errors.append)
+        inspect_gradients(detached, batches(GOOD, 1), on_error=errors.append)
     assert errors == []
-
-
-class _Detached(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).detach()
 
 
 def test_without_a_handler_the_first_error_ends_the_run() -> None:
@@ -216,22 +209,17 @@ def test_without_a_handler_the_first_error_ends_the_run() -> None:
 def test_inputs_that_are_overwritten_before_their_batch_is_refused_are_given_as_they_were(
     run: Callable[..., Any],
 ) -> None:
-    class Overwrites(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(2.0))
-            self.relu = nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            is_bad = (x < 0).any()
-            x.mul_(10)
-            y = self.relu(x * self.scale)
-            if is_bad:
-                raise ValueError("negative")
-            return y
+    def forward(net: Any, x: Tensor) -> Tensor:
+        is_bad = (x < 0).any()
+        x.mul_(10)
+        y = net.relu(x * net.scale)
+        if is_bad:
+            raise ValueError("negative")
+        return y
 
     errors: list[UnfitInputError] = []
-    found = run(Overwrites(), batches([1.0, 2.0, -3.0], 3), on_error=errors.append)
+    model = Written(forward, scale=nn.Parameter(torch.tensor(2.0)), relu=nn.ReLU())
+    found = run(model, batches([1.0, 2.0, -3.0], 3), on_error=errors.append)
     assert [error.indices for error in errors] == [(2,)]
     assert found.rows[0].activation.max == 2 * 10 * 2
     assert found.rows[0].activation.element_count == 6

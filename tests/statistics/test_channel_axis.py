@@ -10,19 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models.convnext import LayerNorm2d
-from torchvision.models.swin_transformer import (
-    PatchMerging,
-    PatchMergingV2,
-    SwinTransformer,
-    SwinTransformerBlockV2,
-)
-from torchvision.models.video.mvit import MSBlockConfig, MViT
-from torchvision.models.video.swin_transformer import SwinTransformer3d
 from torchvision.ops import Permute
 
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall
 from hookscope.statistics.channel_axis import AxisReader, arrange
+from tests.networks import small_maxvit, small_mvit, small_swin, small_swin_v2, small_video_swin
 
 Seen = tuple[str, nn.Module, tuple[int, ...], int | None, tuple[tuple[int, ...], ...]]
 
@@ -125,38 +118,13 @@ def test_the_batch_size_does_not_change_what_is_known() -> None:
 # --- whole networks ---
 
 
-def small_swin(
-    block: Callable[..., nn.Module] | None = None, merging: Callable[..., nn.Module] = PatchMerging
-) -> nn.Module:
-    """Return a Swin Transformer of the usual four stages, thinner than any of torchvision's."""
-    depths, heads = [2, 2, 2, 2], [2, 4, 4, 8]
-    swin: nn.Module = SwinTransformer([4, 4], 24, depths, heads, [7, 7], block=block, downsample_layer=merging)
-    return swin
-
-
-def small_video_swin() -> nn.Module:
-    swin: nn.Module = SwinTransformer3d([2, 4, 4], 24, [2, 2, 2, 2], [2, 4, 4, 8], [8, 7, 7])
-    return swin
-
-
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "swin_t": (small_swin, (1, 3, 64, 64)),
     "swin_t, not square": (small_swin, (1, 3, 64, 96)),
-    "swin_v2, not square": (lambda: small_swin(SwinTransformerBlockV2, PatchMergingV2), (1, 3, 96, 64)),
+    "swin_v2, not square": (small_swin_v2, (1, 3, 96, 64)),
     "swin3d, not square": (small_video_swin, (1, 3, 4, 64, 96)),
     "convnext_tiny, not square": (torchvision.models.convnext_tiny, (1, 3, 96, 64)),
-    "maxvit": (
-        lambda: torchvision.models.MaxVit(
-            input_size=(128, 128),
-            stem_channels=8,
-            partition_size=4,
-            block_channels=[8, 24],
-            block_layers=[1, 1],
-            head_dim=4,
-            stochastic_depth_prob=0.0,
-        ),
-        (1, 3, 128, 128),
-    ),
+    "maxvit": (small_maxvit, (1, 3, 128, 128)),
     "resnet18, not square": (torchvision.models.resnet18, (1, 3, 64, 96)),
     "r3d_18, not square": (torchvision.models.video.r3d_18, (1, 3, 4, 64, 96)),
 }
@@ -221,8 +189,7 @@ class PatchNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)  # (N, T, D)
-        out: Tensor = self.mix(torch.cat([self.extra.expand(x.shape[0], -1, -1), tokens], 1))
-        return out
+        return self.mix(torch.cat([self.extra.expand(x.shape[0], -1, -1), tokens], 1))
 
 
 @pytest.mark.parametrize("extra", [0, 1, 2, 5])
@@ -238,26 +205,11 @@ def test_tokens_are_laid_out_row_by_row() -> None:
     kind, drawn, extra, _ = arrange(tokens, 2, [(2, 3)])
     assert kind == "tokens"
     assert drawn.tolist() == [[[1, 2, 3], [4, 5, 6]]]
-    assert extra is not None
     assert extra.tolist() == [[0]]
 
 
 def test_the_pyramid_of_a_video_transformer_gives_each_level_its_grid() -> None:
-    kernel, stay, halve = [3, 3, 3], [1, 1, 1], [1, 2, 2]
-    mvit = MViT(
-        spatial_size=(64, 96),
-        temporal_size=4,
-        block_setting=[
-            MSBlockConfig(1, 8, 8, kernel, kernel, stay, [1, 4, 4]),
-            MSBlockConfig(2, 8, 16, kernel, kernel, halve, halve),
-            MSBlockConfig(4, 16, 32, kernel, kernel, halve, stay),
-        ],
-        residual_pool=False,
-        residual_with_cls_embed=True,
-        rel_pos_embed=False,
-        proj_after_attn=True,
-    )
-    rows = {seen[0]: seen for seen in walk(mvit, (1, 3, 4, 64, 96))}
+    rows = {seen[0]: seen for seen in walk(small_mvit(), (1, 3, 4, 64, 96))}
     for block, channels, grid in ((0, 8, (2, 16, 24)), (1, 16, (2, 8, 12)), (2, 32, (2, 4, 6))):
         expected = ("frames", (channels, *grid), (1, channels))
         for part in ("", ".norm2", ".mlp.3"):

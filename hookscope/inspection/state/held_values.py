@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
@@ -22,30 +21,52 @@ _dtype, _device = attrgetter("dtype"), attrgetter("device")
 _DENSE = frozenset({Tensor, nn.Parameter})
 
 
-@dataclass(slots=True)
 class HeldValues:
-    """Tensors and what they held; made by `hold`.
+    """Tensors and what they held when this was made.
 
     Attributes:
         tensors: Those that lie in memory by strides.
         aliases: For each of them one that shares its memory and keeps its size and strides.
-        addresses: Where they lay.
         versions: How often each had been modified in place.
         joined: Places in `tensors` of small ones that are alike, and their values in a row.
         single: Places of others that were copied, and the copies.
-        bare: Places of those that were not.
         special: Sparse, nested and quantised tensors, and those of subclasses that compute in their own way: copy, None
             if none can be made, and version.
     """
 
-    tensors: list[Tensor] = field(default_factory=list)
-    aliases: list[Tensor] = field(default_factory=list)
-    addresses: list[int] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    joined: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    single: list[tuple[int, Tensor]] = field(default_factory=list)
-    bare: list[int] = field(default_factory=list)
-    special: list[tuple[Tensor, Tensor | None, int]] = field(default_factory=list)
+    def __init__(self, tensors: Sequence[Tensor], copied: AbstractSet[int]) -> None:
+        """Keep what tensors hold, each given once, with copies of those of which `copied` has the identity.
+
+        Of others their place in memory is kept, and it is noticed if they are written to in place, unless that happens
+        through `.data`.
+        """
+        self.joined: list[tuple[list[int], Tensor]] = []
+        self.single: list[tuple[int, Tensor]] = []
+        self.bare: list[int] = []
+        self.special: list[tuple[Tensor, Tensor | None, int]] = []
+        with _plainly():
+            if _are_dense(tensors):
+                self.tensors, self.aliases = [*tensors], [tensor.data for tensor in tensors]
+            else:
+                pairs = [(tensor, _alias(tensor)) for tensor in tensors]
+                self.tensors = [tensor for tensor, alias in pairs if alias is not None]
+                self.aliases = [alias for _, alias in pairs if alias is not None]
+                for tensor in [tensor for tensor, alias in pairs if alias is None]:
+                    self.special.append((tensor, _copy(tensor) if id(tensor) in copied else None, _version(tensor)))
+            self.addresses = [*map(Tensor.data_ptr, self.tensors)]
+            self.versions = _versions(self.tensors)
+            alike: defaultdict[tuple[torch.dtype, torch.device, int], list[int]] = defaultdict(list)
+            keys = zip(*(map(read, self.aliases) for read in (_dtype, _device, Tensor.dim)), strict=True)
+            for place, (tensor, key, address) in enumerate(zip(self.tensors, keys, self.addresses, strict=True)):
+                if address:  # else it holds nothing
+                    (alike[key] if id(tensor) in copied else self.bare).append(place)
+            for (dtype, _, _), places in alike.items():
+                small = {place for place in places if self.aliases[place].numel() <= _JOINED_ELEMENTS}
+                if dtype not in _JOINED_DTYPES or len(small) < 2:
+                    small = set()
+                else:
+                    self.joined.append(([*small], _join([self.aliases[place] for place in small])))
+                self.single += [(place, self.aliases[place].clone()) for place in places if place not in small]
 
     def changed(self) -> bool:
         """Tell whether a tensor holds something else, or, without a copy, was written to."""
@@ -130,41 +151,6 @@ class HeldValues:
         )
         reason = "it was written to, and was too large to be copied before"
         return [(self.tensors[place], reason) for place in counted if place in bare]
-
-
-def hold(tensors: Sequence[Tensor], copied: AbstractSet[int]) -> HeldValues:
-    """Keep what tensors hold.
-
-    Args:
-        tensors: Each once.
-        copied: Identities of those whose values to copy. Of others their place in memory is kept, and it is noticed if
-            they are written to in place, unless that happens through `.data`.
-    """
-    held = HeldValues()
-    with _plainly():
-        if _are_dense(tensors):
-            held.tensors, held.aliases = [*tensors], [tensor.data for tensor in tensors]
-        else:
-            for tensor in tensors:
-                if (alias := _alias(tensor)) is not None:
-                    held.tensors.append(tensor)
-                    held.aliases.append(alias)
-                else:
-                    held.special.append((tensor, _copy(tensor) if id(tensor) in copied else None, _version(tensor)))
-        held.addresses = [*map(Tensor.data_ptr, held.tensors)]
-        held.versions = _versions(held.tensors)
-        alike: defaultdict[tuple[torch.dtype, torch.device, int], list[int]] = defaultdict(list)
-        keys = zip(*(map(read, held.aliases) for read in (_dtype, _device, Tensor.dim)), strict=True)
-        for place, (tensor, key, address) in enumerate(zip(held.tensors, keys, held.addresses, strict=True)):
-            if address:  # else it holds nothing
-                (alike[key] if id(tensor) in copied else held.bare).append(place)
-        for (dtype, _, _), places in alike.items():
-            small = [place for place in places if held.aliases[place].numel() <= _JOINED_ELEMENTS]
-            if dtype in _JOINED_DTYPES and len(small) > 1:
-                held.joined.append((small, _join([held.aliases[place] for place in small])))
-                places = [place for place in places if held.aliases[place].numel() > _JOINED_ELEMENTS]  # noqa: PLW2901
-            held.single += [(place, held.aliases[place].clone()) for place in places]
-    return held
 
 
 @contextmanager

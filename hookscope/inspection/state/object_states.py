@@ -1,8 +1,15 @@
-"""Objects whose state is read and written as a whole: classes, slots, arrays, random generators, scripted modules."""
+"""What objects other than tensors hold, kept so that it can be put back: the contents of containers, and states.
+
+Of containers the very objects are kept, in their order. Classes, slots, arrays, random generators and scripted modules
+have a state that is read and written as a whole.
+"""
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,25 +19,118 @@ import torch
 _ARRAY_BYTES = 2**23
 
 
-class _Access(NamedTuple):
+class _Kind(NamedTuple):
+    """How containers of a kind are read and filled, whatever a subclass makes of it. Sets and lists have no keys."""
+
+    keys: Callable[[Any], Iterable[Any]] | None
+    values: Callable[[Any], Iterable[Any]]
+    clear: Callable[[Any], None]
+    fill: Callable[[Any, Any], None]
+
+
+# The first that fits is the one.
+_KINDS: dict[type, _Kind] = {
+    OrderedDict: _Kind(OrderedDict.__iter__, OrderedDict.values, OrderedDict.clear, OrderedDict.update),
+    dict: _Kind(dict.__iter__, dict.values, dict.clear, dict.update),
+    list: _Kind(None, list.__iter__, list.clear, list.extend),
+    set: _Kind(None, set.__iter__, set.clear, set.update),
+    deque: _Kind(None, deque.__iter__, deque.clear, deque.extend),
+    bytearray: _Kind(None, bytearray.__iter__, bytearray.clear, bytearray.extend),
+}
+
+
+def kind_of(value: object) -> type | None:
+    """Return which of the kinds that `Contents` can keep a container is of; None if it is of none."""
+    if type(value) in _KINDS:
+        return type(value)
+    return next((kind for kind in _KINDS if isinstance(value, kind)), None)
+
+
+def contents(kind: type, container: Any) -> list[Any]:
+    """Return what a container of that kind holds, keys included."""
+    keys = _KINDS[kind].keys
+    return [*(keys(container) if keys else ()), *_KINDS[kind].values(container)]
+
+
+def identical(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Tell whether two sequences are of the same objects."""
+    return len(first) == len(second) and all(map(is_, first, second))
+
+
+@dataclass(slots=True)
+class Contents:
+    """Containers of one kind with what they held, in a row: to compare all of them takes one pass.
+
+    Attributes:
+        kind: One that `kind_of` returns.
+        containers: Each once.
+    """
+
+    kind: type
+    containers: list[Any]
+    _counts: list[int] = field(default_factory=list)
+    _keys: list[Any] = field(default_factory=list)
+    _values: list[Any] = field(default_factory=list)
+
+    def note(self) -> "Contents":
+        """Keep what they hold now."""
+        self._counts, self._keys, self._values = self._counts_now(), self._keys_now(), [*self._values_now()]
+        return self
+
+    def changed(self) -> bool:
+        """Tell whether one of them holds other objects, or in another order."""
+        try:
+            if self._counts_now() != self._counts or self._keys_now() != self._keys:
+                return True
+        except Exception:  # noqa: BLE001 - to compare keys may raise anything
+            return True
+        return not all(map(is_, self._values_now(), self._values))
+
+    def put_back(self) -> Iterator[tuple[object, str]]:
+        """Fill them as they were; return those with which that fails, and the reason."""
+        start = 0
+        kind = _KINDS[self.kind]
+        for container, count in zip(self.containers, self._counts, strict=True):
+            part = slice(start, start + count)
+            start += count
+            before = Contents(self.kind, [container], [count], self._keys[part], self._values[part])
+            if before.changed():
+                held = [*zip(before._keys, before._values, strict=True)] if kind.keys else before._values
+                try:
+                    kind.clear(container)
+                    kind.fill(container, held)
+                except Exception as error:  # noqa: BLE001 - subclasses and keys may raise anything
+                    yield container, str(error)
+
+    def _counts_now(self) -> list[int]:
+        return [*map(self.kind.__len__, self.containers)]  # type: ignore[attr-defined] # all of `_KINDS` have it
+
+    def _keys_now(self) -> list[Any]:
+        keys = _KINDS[self.kind].keys
+        return [*chain.from_iterable(map(keys, self.containers))] if keys else []
+
+    def _values_now(self) -> Iterator[Any]:
+        return chain.from_iterable(map(_KINDS[self.kind].values, self.containers))
+
+
+class Access(NamedTuple):
     """How the state of an object is read, and how it is given one."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], object]
 
 
-@dataclass(frozen=True, slots=True)
 class State:
-    """An object with the state that it had.
+    """An object with the state that it has when this is made.
 
     Attributes:
         holder: The object.
         value: Its state: attributes by name, or what is its state.
     """
 
-    holder: Any
-    value: Any
-    _access: _Access
+    def __init__(self, access: Access, holder: Any) -> None:
+        """Read the state of an object."""
+        self._access, self.holder, self.value = access, holder, access.read(holder)
 
     def changed(self) -> bool:
         """Tell whether the object has another state."""
@@ -42,31 +142,12 @@ class State:
             self._access.write(self.holder, self.value)
 
 
-def state_of_view(view: Any) -> State:
-    """Keep what is in a mapping that shows the parts of a scripted module."""
-    return _state(view, _Access(lambda each: dict(each.items()), _write_items))
-
-
-def state_of_class(kind: type) -> State:
-    """Keep the attributes of a class, except those that Python keeps there."""
-    return _state(kind, _Access(_read_class, _write_class))
-
-
-def state_of_slots(value: object) -> State:
-    """Keep what an object has in slots."""
-    return _state(value, _Access(_read_slots, _write_slots))
-
-
 def state_as_a_whole(value: object) -> State | None:
     """Keep the state of a NumPy array, a random generator or a script's handle; None of anything else."""
     access = next((access for kind, access in _WHOLE.items() if isinstance(value, kind)), None)
     if access is None or (isinstance(value, np.ndarray) and value.nbytes > _ARRAY_BYTES):
         return None
-    return _state(value, access)
-
-
-def _state(holder: Any, access: _Access) -> State:
-    return State(holder, access.read(holder), access)
+    return State(access, value)
 
 
 def _alike(first: Any, second: Any) -> bool:
@@ -144,14 +225,20 @@ def _write_bits(generator: np.random.Generator, state: Any) -> None:
     generator.bit_generator.state = state
 
 
-_WHOLE: dict[type, _Access] = {
-    np.ndarray: _Access(np.copy, _write_array),
-    torch.Generator: _Access(
+VIEW = Access(lambda view: dict(view.items()), _write_items)
+"""Of a mapping that shows the parts of a scripted module."""
+CLASS = Access(_read_class, _write_class)
+"""Of the attributes of a class, except those that Python keeps there."""
+SLOTS = Access(_read_slots, _write_slots)
+
+_WHOLE: dict[type, Access] = {
+    np.ndarray: Access(np.copy, _write_array),
+    torch.Generator: Access(
         lambda generator: generator.get_state().tolist(),
         lambda generator, state: generator.set_state(torch.tensor(state, dtype=torch.uint8)),
     ),
-    random.Random: _Access(random.Random.getstate, random.Random.setstate),
-    np.random.Generator: _Access(lambda generator: generator.bit_generator.state, _write_bits),
-    np.random.RandomState: _Access(np.random.RandomState.get_state, np.random.RandomState.set_state),
-    torch._C.ScriptModule: _Access(_read_script, _write_script),
+    random.Random: Access(random.Random.getstate, random.Random.setstate),
+    np.random.Generator: Access(lambda generator: generator.bit_generator.state, _write_bits),
+    np.random.RandomState: Access(np.random.RandomState.get_state, np.random.RandomState.set_state),
+    torch._C.ScriptModule: Access(_read_script, _write_script),
 }

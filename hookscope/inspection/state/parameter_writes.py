@@ -12,7 +12,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -49,8 +48,7 @@ _BINARY = dis.opmap["BINARY_OP"]
 _AUGMENTED = 13  # the first argument of BINARY_OP that stands for +=, -= and so on
 
 
-@dataclass(frozen=True, slots=True)
-class Overwritten:
+class Overwritten(NamedTuple):
     """What a network may overwrite while it runs.
 
     Attributes:
@@ -58,7 +56,7 @@ class Overwritten:
         gradients: Whether its code may write to `.grad`.
     """
 
-    tensors: frozenset[int]
+    tensors: AbstractSet[int]
     gradients: bool
 
 
@@ -82,7 +80,7 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     limited = {kind for kind in kinds if issubclass(kind, nn.Embedding | nn.EmbeddingBag)}
     written = {id(each.weight) for each in modules if type(each) in limited and each.max_norm is not None}
     if not own_code:
-        return Overwritten(frozenset(written), gradients=False)
+        return Overwritten(written, gradients=False)
     read = frozenset(kind for kind in kinds if is_read(kind))
     held = {id(value): value for module in modules if type(module) in read for value in vars(module).values()}
     functions = {function for value in chain(held.values(), _hooks_on(modules)) for function in _functions(value)}
@@ -93,7 +91,7 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
         if each.writes or through_data:
             written.update(map(id, _named(modules, each.owner, each.names)))
     written.update(map(id, _given_to_writers(modules, {each.owner for each in said if each.writes})))
-    return Overwritten(frozenset(written), any("backward" in each.names for each in said))
+    return Overwritten(written, any("backward" in each.names for each in said))
 
 
 def _hooks_on(modules: Iterable[nn.Module]) -> list[Any]:
@@ -128,16 +126,10 @@ def _is_pythons(package: str) -> bool:
 
 
 class _Statement(NamedTuple):
-    """What a function says.
-
-    Attributes:
-        owner: The class of the modules that it is about.
-        names: Globals, attributes and keywords.
-        writes: Whether it may write to a tensor.
-    """
+    """What a function says: about modules of which class, which names it uses, and whether it may write to a tensor."""
 
     owner: type
-    names: frozenset[str]
+    names: frozenset[str]  # globals, attributes and keywords
     writes: bool
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError
-from hookscope.inspection.state.snapshot import Problem, Snapshot, take
+from hookscope.inspection.state.snapshot import Problem, Snapshot
 from hookscope.models.construction import seed_generators, seeded
 from hookscope.text import exception_line, printable
 
@@ -38,7 +38,7 @@ class Preserved:
     def mark(self) -> None:
         """Remember the network and random states as they are now, for `rewind`."""
         if self._snapshot.changed():
-            self._snapshot = take(self._modules)
+            self._snapshot = Snapshot(self._modules)
         devices = [torch.cuda.get_rng_state(device) for device in self._devices]
         self._generators = (torch.get_rng_state(), random.getstate(), np.random.get_state(), devices)
 
@@ -117,7 +117,7 @@ def preserved(
     try:
         if switches and not own_ways:
             network.train(mode == "train")
-        start = take(modules)
+        start = Snapshot(modules)
         with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
                 _seed(seed, cuda)

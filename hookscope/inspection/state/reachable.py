@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hookscope.inspection.state.containers import contents, kind_of
-from hookscope.inspection.state.object_states import (
-    State,
-    state_as_a_whole,
-    state_of_class,
-    state_of_slots,
-    state_of_view,
-)
+from hookscope.inspection.state.object_states import CLASS, SLOTS, VIEW, State, contents, kind_of, state_as_a_whole
 from hookscope.inspection.state.parameter_writes import is_read
 
 # Of a container with more entries than this it is not searched what these hold in turn. Our choice.
@@ -54,8 +47,8 @@ _EMPTY_MODULE = [*vars(nn.Module())]
 
 _TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
 
+# Torch's own modules by class and number of attributes, where these have been seen to be constants.
 _constant: set[tuple[type, int]] = set()
-"""Torch's own modules by class and number of attributes, where these have been seen to be constants."""
 
 # Modules of the standard library whose classes keep what they hold in attributes.
 _WITH_CONTAINERS = frozenset({"collections", "types", "weakref", "_weakrefset"})
@@ -63,26 +56,15 @@ _WITH_CONTAINERS = frozenset({"collections", "types", "weakref", "_weakrefset"})
 
 @dataclass(slots=True)
 class Reachable:
-    """What modules lead to, each object once.
+    """What modules lead to, each object once; tensors by identity."""
 
-    Attributes:
-        modules: Those that were given, and those that only attributes lead to.
-        owners: Those of them, and other objects, whose attributes may change.
-        registers: What such modules keep parts and hooks in.
-        containers: Other containers, with their kinds.
-        parameters: By identity, of all modules.
-        buffers: By identity, of those that may change.
-        tensors: Others, by identity.
-        states: What has a state that is read and written as a whole.
-    """
-
-    modules: list[nn.Module] = field(default_factory=list)
-    owners: list[Any] = field(default_factory=list)
-    registers: list[Any] = field(default_factory=list)
-    containers: list[tuple[type, Any]] = field(default_factory=list)
-    parameters: dict[int, Tensor] = field(default_factory=dict)
-    buffers: dict[int, Tensor] = field(default_factory=dict)
-    tensors: dict[int, Tensor] = field(default_factory=dict)
+    modules: list[nn.Module] = field(default_factory=list)  # given, or led to by attributes alone
+    owners: list[Any] = field(default_factory=list)  # modules and other objects whose attributes may change
+    registers: list[Any] = field(default_factory=list)  # what such modules keep parts and hooks in
+    containers: list[tuple[type, Any]] = field(default_factory=list)  # others, with their kinds
+    parameters: dict[int, Tensor] = field(default_factory=dict)  # of all modules
+    buffers: dict[int, Tensor] = field(default_factory=dict)  # of modules that may change
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # others
     states: list[State] = field(default_factory=list)
 
 
@@ -104,11 +86,12 @@ def reachable(modules: Sequence[nn.Module], *, closely: bool) -> Reachable:
     pending = [*modules]
     slotted = {kind for kind in kinds if any(vars(base).get("__slots__") for base in kind.__mro__)}
     bases = {base for kind in kinds for base in kind.__mro__ if is_read(base)}
-    found.states += map(state_of_class, bases)
-    found.states += map(state_of_slots, [module for module in modules if type(module) in slotted])
+    found.states += [State(CLASS, base) for base in bases]
+    found.states += [State(SLOTS, module) for module in modules if type(module) in slotted]
     waiting = [each for state in found.states for each in state.value.values()]
     if closely:
-        found.containers += [(kind, each) for each in _hooks_on_all() if (kind := kind_of(each))]
+        on_all = [held for name, held in vars(nn.modules.module).items() if name.startswith("_global_")]  # hooks
+        found.containers += [(kind, each) for each in on_all if (kind := kind_of(each))]
     while pending or waiting:
         waiting += _of_modules(found, pending, closely=closely)
         pending = []
@@ -146,8 +129,7 @@ def _of_modules(found: Reachable, modules: Sequence[nn.Module], *, closely: bool
         parts = [held.get(name, {}) for held in attributes for name in _PARTS]
         hooks = [held[name] for held in attributes for name in _HOOKS if closely and name in held]
     if not _REGISTER_KINDS.issuperset(map(type, parts)):  # a script's
-        views = [each for each in parts if type(each) not in _REGISTER_KINDS]
-        found.states += map(state_of_view, views)
+        found.states += [State(VIEW, each) for each in parts if type(each) not in _REGISTER_KINDS]
         found.registers += [each for each in parts if type(each) in _REGISTER_KINDS]
         parts = [each if type(each) in _REGISTER_KINDS else dict(each.items()) for each in parts]
     else:
@@ -167,7 +149,9 @@ def _keeps_still(module: nn.Module) -> bool:
     attributes = vars(module)
     key = (type(module), len(attributes))
     if key not in _constant:
-        if key[0] not in _TORCHS_OWN or not all(map(_is_constant, _own_values(attributes))):
+        if key[0] not in _TORCHS_OWN or not all(
+            type(value) in {tuple, list} and _LEAVES.issuperset(map(type, value)) for value in _own_values(attributes)
+        ):
             return False
         _constant.add(key)
     return not attributes["training"]
@@ -178,10 +162,6 @@ def _own_values(attributes: dict[str, Any]) -> list[Any]:
     if [*islice(attributes, len(_EMPTY_MODULE))] == _EMPTY_MODULE:  # nearly always: its constructor was called first
         return [value for value in islice(attributes.values(), len(_EMPTY_MODULE), None) if type(value) not in _LEAVES]
     return [value for name, value in attributes.items() if type(value) not in _LEAVES and name not in _REGISTERS]
-
-
-def _is_constant(value: Any) -> bool:
-    return type(value) in {tuple, list} and _LEAVES.issuperset(map(type, value))
 
 
 def _of_other(found: Reachable, value: Any, packages: AbstractSet[str]) -> Iterable[Any]:
@@ -209,11 +189,6 @@ def _of_other(found: Reachable, value: Any, packages: AbstractSet[str]) -> Itera
             found.owners.append(value)
             inner += vars(value).values()
         if any(vars(base).get("__slots__") for base in kind.__mro__):
-            found.states.append(state_of_slots(value))
+            found.states.append(State(SLOTS, value))
             inner += found.states[-1].value.values()
     return inner
-
-
-def _hooks_on_all() -> list[Any]:
-    """Return what torch keeps hooks in that fire on every module."""
-    return [held for name, held in vars(nn.modules.module).items() if name.startswith("_global_")]

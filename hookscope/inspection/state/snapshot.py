@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -13,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookscope.inspection.state.containers import Contents, identical
-from hookscope.inspection.state.held_values import HeldValues, hold
-from hookscope.inspection.state.object_states import State
+from hookscope.inspection.state.held_values import HeldValues
+from hookscope.inspection.state.object_states import Contents, identical
 from hookscope.inspection.state.parameter_writes import has_own_code, overwritten
 from hookscope.inspection.state.reachable import reachable
 
@@ -27,52 +25,55 @@ Problem = tuple[object, str]
 """Something that could not be put back, and the reason."""
 
 
-@dataclass(slots=True)
 class Snapshot:
-    """What a network refers to and holds at one moment; made by `take`.
+    """What a network refers to and holds at one moment.
 
     Attributes:
         owners: Its modules, and objects that their attributes lead to.
-        attributes: Theirs.
-        registers: What the modules keep parts and hooks in.
-        containers: Others that attributes lead to.
         tensors: What may be written to, each once.
         leaves: Parameters, and other tensors that may have a gradient.
         histories: Those of the tensors that have a graph, with its last node and a copy that has it too.
-        states: What has a state that is read and written as a whole.
         values: What the tensors hold.
-        gradients: What the leaves have in `.grad`.
     """
 
-    owners: list[Any] = field(default_factory=list)
-    attributes: list[dict[str, Any]] = field(default_factory=list)
-    registers: list[Any] = field(default_factory=list)
-    containers: list[tuple[type, Any]] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    leaves: list[Tensor] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)
-    histories: list[tuple[Tensor, Any, Tensor]] = field(default_factory=list)
-    values: HeldValues = field(default_factory=HeldValues)
-    gradients: list[Tensor | None] = field(default_factory=list)
-    _kinds: list[type] = field(default_factory=list)
-    _filled: list[Any] = field(default_factory=list)
-    _contents: list[Contents] = field(default_factory=list)
-    _required: list[bool] = field(default_factory=list)
-    _functions: list[Any] = field(default_factory=list)
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        """Take a snapshot of a network, whose modules these are, each once."""
+        own_code = has_own_code(modules)
+        self._found = found = reachable(modules, closely=own_code)
+        written = overwritten(found.modules, own_code=own_code)
+        stepped = [group for owner in found.owners if isinstance(owner, Optimizer) for group in owner.param_groups]
+        expected = written.tensors | {id(parameter) for group in stepped for parameter in group["params"]}
+        # Without code of its own, nothing else happens to parameters than what is known.
+        parameters = [each for each in found.parameters.values() if own_code or id(each) in expected]
+        self.tensors = tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
+        self.owners: list[Any] = found.owners + tensors if own_code else found.owners
+        with torch._C.DisableTorchFunctionSubclass():
+            self.leaves = [each for each in found.tensors.values() if each.is_leaf and each.requires_grad]
+            self.leaves += found.parameters.values()
+            self._attributes = [vars(each) for each in self.owners]
+            self.histories = [*_histories(tensors)]
+            self.note()
+            copied = {*found.buffers, *expected}
+            if written.gradients:
+                gradients = {id(each): each for each in self._gradients if each is not None}
+                copied |= gradients.keys()
+                tensors = [*({id(each): each for each in tensors} | gradients).values()]
+            copied |= _affordable([each for each in tensors if id(each) not in copied])
+        self.values = HeldValues(tensors, copied)
 
     def note(self) -> None:
         """Keep what everything refers to now, as if the snapshot had been taken now; what tensors hold stays."""
         self._kinds = [*map(type, self.owners)]
-        self._filled = [*filter(None, self.registers)]
+        self._filled = [*filter(None, self._found.registers)]
         alike: defaultdict[type, list[Any]] = defaultdict(list)
-        alike[dict] += self.attributes
+        alike[dict] += self._attributes
         for register in self._filled:
             alike[type(register)].append(register)
-        for kind, container in self.containers:
+        for kind, container in self._found.containers:
             alike[kind].append(container)
         with torch._C.DisableTorchFunctionSubclass():
             self._required = [*map(attrgetter("requires_grad"), chain(self.tensors, self.leaves))]
-            self.gradients = [*map(attrgetter("grad"), self.leaves)]
+            self._gradients = [*map(attrgetter("grad"), self.leaves)]
             self._functions = [*map(attrgetter("_backward_hooks"), self.leaves)]
             for hooks in filter(None, self._functions):
                 alike[type(hooks)].append(hooks)
@@ -82,7 +83,7 @@ class Snapshot:
         """Tell whether anything is not as it was."""
         return (
             self._refers_to_others()
-            or any(state.changed() for state in self.states)
+            or any(state.changed() for state in self._found.states)
             or self._changed_leaves()
             or self.values.changed()
         )
@@ -92,7 +93,7 @@ class Snapshot:
         problems: list[Problem] = []
         if self._refers_to_others():
             problems += self._put_back_references()
-        for state in self.states:
+        for state in self._found.states:
             problems += _attempt(state.holder, state.put_back)
         problems += self.values.put_back()
         problems += self._put_back_leaves() if self._changed_leaves() else ()
@@ -101,15 +102,15 @@ class Snapshot:
     def _refers_to_others(self) -> bool:
         return (
             [*map(type, self.owners)] != self._kinds
-            or not identical([*map(vars, self.owners)], self.attributes)
-            or not identical([*filter(None, self.registers)], self._filled)
+            or not identical([*map(vars, self.owners)], self._attributes)
+            or not identical([*filter(None, self._found.registers)], self._filled)
             or any(each.changed() for each in self._contents)
         )
 
     def _put_back_references(self) -> list[Problem]:
         problems: list[Problem] = []
         known = {*map(id, self.leaves)}
-        for owner, kind, attributes in zip(self.owners, self._kinds, self.attributes, strict=True):
+        for owner, kind, attributes in zip(self.owners, self._kinds, self._attributes, strict=True):
             if isinstance(owner, nn.Module):  # it may have registered parameters, which have got gradients
                 for parameter in owner._parameters.values():
                     if parameter is not None and id(parameter) not in known:
@@ -117,7 +118,7 @@ class Snapshot:
             if type(owner) is not kind or vars(owner) is not attributes:
                 problems += _attempt(owner, partial(_put_back_class, owner, kind, attributes))
         filled = {*map(id, self._filled)}
-        for register in filter(None, self.registers):
+        for register in filter(None, self._found.registers):
             if id(register) not in filled:
                 register.clear()
         for each in self._contents:
@@ -128,7 +129,7 @@ class Snapshot:
         with torch._C.DisableTorchFunctionSubclass():
             return (
                 [*map(attrgetter("requires_grad"), chain(self.tensors, self.leaves))] != self._required
-                or not identical([*map(attrgetter("grad"), self.leaves)], self.gradients)
+                or not identical([*map(attrgetter("grad"), self.leaves)], self._gradients)
                 or not identical([*map(attrgetter("_backward_hooks"), self.leaves)], self._functions)
                 or any(tensor.grad_fn is not node for tensor, node, _ in self.histories)
             )
@@ -139,7 +140,7 @@ class Snapshot:
             for tensor, required in zip(chain(self.tensors, self.leaves), self._required, strict=True):
                 if tensor.requires_grad != required:
                     yield from _attempt(tensor, partial(_require, tensor, required))
-            for leaf, gradient, functions in zip(self.leaves, self.gradients, self._functions, strict=True):
+            for leaf, gradient, functions in zip(self.leaves, self._gradients, self._functions, strict=True):
                 if leaf.grad is not gradient:
                     yield from _attempt(leaf, partial(_set_gradient, leaf, gradient))
                 if leaf._backward_hooks is not functions:
@@ -189,49 +190,12 @@ def _put_back_class(owner: Any, kind: type, attributes: dict[str, Any]) -> None:
         object.__setattr__(owner, "__dict__", attributes)
 
 
-def take(modules: Sequence[nn.Module]) -> Snapshot:
-    """Take a snapshot of a network.
-
-    Args:
-        modules: All of it, each once.
-    """
-    own_code = has_own_code(modules)
-    found = reachable(modules, closely=own_code)
-    written = overwritten(found.modules, own_code=own_code)
-    expected = written.tensors | {id(each) for owner in found.owners for each in _stepped_by(owner)}
-    # Without code of its own, nothing else happens to parameters than what is known.
-    parameters = [each for each in found.parameters.values() if own_code or id(each) in expected]
-    tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
-    owners = found.owners + tensors if own_code else found.owners
-    with torch._C.DisableTorchFunctionSubclass():
-        leaves = [each for each in found.tensors.values() if each.is_leaf and each.requires_grad]
-        leaves += found.parameters.values()
-        snapshot = Snapshot(owners, [vars(each) for each in owners], found.registers, found.containers, tensors, leaves)
-        snapshot.states = found.states
-        snapshot.histories = [*_histories(tensors)]
-        snapshot.note()
-        copied = {*found.buffers, *expected}
-        if written.gradients:
-            gradients = {id(each): each for each in snapshot.gradients if each is not None}
-            copied |= gradients.keys()
-            tensors = [*({id(each): each for each in tensors} | gradients).values()]
-        copied |= _affordable([each for each in tensors if id(each) not in copied])
-    snapshot.values = hold(tensors, copied)
-    return snapshot
-
-
 def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
     with torch.inference_mode(False), torch.enable_grad():
         for tensor in tensors:
             if not tensor.is_leaf:
                 with suppress(Exception):  # a subclass may raise anything
                     yield tensor, tensor.grad_fn, tensor.clone()
-
-
-def _stepped_by(owner: object) -> Iterator[Tensor]:
-    """Find the parameters that an optimiser writes to."""
-    if isinstance(owner, Optimizer):
-        yield from (parameter for group in owner.param_groups for parameter in group["params"])
 
 
 def _affordable(tensors: Sequence[Tensor]) -> set[int]:

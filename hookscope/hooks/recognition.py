@@ -1,4 +1,4 @@
-"""Know a tensor of a forward pass again, also where another tensor of ours has taken its place.
+"""Know again, in one forward pass, a tensor that a module has shown, and a call that checkpointing runs again.
 
 A module that returns its input shows a tensor that was shown before. To watch gradients, that tensor is replaced by one
 of ours after the call, so for what follows it is another object with the same values: it still counts as the same.
@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 Place = tuple[str, int, str]
@@ -26,13 +27,7 @@ class Identities:
     def show(
         self, place: Place, tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], *, in_place: bool
     ) -> tuple[bool, Place | None]:
-        """Note where a call shows a tensor.
-
-        Args:
-            place: Of the output.
-            tensor: The output.
-            inputs: What the call was given.
-            in_place: Whether it overwrote an input.
+        """Note where a call with these inputs shows an output, and whether it overwrote one of them.
 
         Returns:
             Whether the output is an input, unchanged; and if so, where it was shown first, None if that is here.
@@ -53,12 +48,7 @@ class Identities:
         return passed_through, None
 
     def replaced(self, before: Sequence[tuple[str, Tensor]], after: Sequence[tuple[str, Tensor]]) -> None:
-        """Note that tensors of ours take the place of others from here on.
-
-        Args:
-            before: (path, tensor) as a module had them.
-            after: As the network goes on with them; some may be the same objects.
-        """
+        """Note that the network goes on with tensors of ours in place of others; some may be the same objects."""
         replacements = dict(after)
         for path, original in before:
             ours = replacements.get(path, original)
@@ -76,3 +66,55 @@ class Identities:
 
     def _add(self, tensor: Tensor, shown: list[Place]) -> None:
         self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, shown)
+
+
+@dataclass(slots=True)
+class _UnwatchedCall:
+    """A call that ran without gradients, which reentrant checkpointing may run again in the backward pass."""
+
+    layer: str
+    call: int
+    addresses: list[int]
+    replayed: bool = False
+
+
+@dataclass(slots=True)
+class Replays:
+    """The calls of one forward pass that ran without gradients, in order."""
+
+    _calls: list[_UnwatchedCall] = field(default_factory=list)
+    _next: int | None = None
+
+    def note(self, layer: str, call: int, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        """Remember a call that begins while gradients are off: it may be replayed with them."""
+        self._calls.append(_UnwatchedCall(layer, call, _addresses(inputs)))
+
+    def call_of(self, layer: str, inputs: Sequence[tuple[str, Tensor]]) -> int | None:
+        """Return which call of the forward pass is being replayed; None if it was watched when it first ran.
+
+        Within one checkpoint the calls come in their first order; a checkpoint begins with the input it has kept in
+        memory; and checkpoints are replayed from the last to the first.
+        """
+        following = self._next
+        if following is not None and following < len(self._calls):
+            expected = self._calls[following]
+            if expected.layer == layer and not expected.replayed:
+                self._next = following + 1
+                return expected.call
+        waiting = [at for at, each in enumerate(self._calls) if each.layer == layer and not each.replayed]
+        if not waiting:
+            return None
+        addresses = _addresses(inputs)
+        same = [at for at in waiting if self._calls[at].addresses == addresses]
+        found = (same or waiting)[-1]
+        self._next = found + 1
+        return self._calls[found].call
+
+    def watched(self, layer: str, call: int) -> None:
+        """Note that a replay has shown what a call returned."""
+        for each in self._calls:
+            each.replayed |= (each.layer, each.call) == (layer, call)
+
+
+def _addresses(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
+    return [tensor.data_ptr() if tensor.layout == torch.strided else 0 for _, tensor in inputs]
