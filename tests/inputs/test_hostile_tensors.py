@@ -64,6 +64,7 @@ def refusal(path: Path) -> str:
     assert str(caught.value) == str(target.value)
     assert str(caught.value).isprintable()
     assert "weights_only" not in str(caught.value)
+    assert "--trust" not in str(caught.value), "which is for the model"
     return str(caught.value)
 
 
