@@ -118,7 +118,7 @@ def detector(name: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 SMALL = {"min_size": 64, "max_size": 96}
-FEW_PROPOSALS = {"rpn_post_nms_top_n_train": 20, "box_batch_size_per_image": 8}
+FEW_PROPOSALS = {"rpn_post_nms_top_n_train": 20, "rpn_post_nms_top_n_test": 20, "box_batch_size_per_image": 8}
 
 TORCHVISION: dict[str, Network] = {
     "resnet18": Network(vision("resnet18"), image(2, 3, 64, 64)),

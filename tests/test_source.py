@@ -21,7 +21,7 @@ COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-def
     [
         ("-m", "ruff", "check", "--no-cache"),
         ("-m", "ruff", "format", "--check", "--no-cache"),
-        ("-m", "mypy", "--no-incremental"),
+        ("-m", "mypy"),
         ("-c", "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache'])"),
     ],
     ids=["ruff check", "ruff format", "mypy", "import-linter"],

@@ -361,7 +361,7 @@ def _partial(session: Session, seen: Run, *, repeats: bool) -> Run:
 
 
 def _ignore_error(_error: HookscopeError) -> None:
-    """Do nothing about an input that cannot be used: the run that is reported says so."""
+    """Leave it to the reported run to say which inputs cannot be used."""
 
 
 def _input_count(session: Session) -> int:

@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -36,6 +36,7 @@ _PACKED = "_packed_params._packed_params"
 
 _Shapes = Mapping[str, tuple[int, ...]]
 _Form = tuple[str, _Shapes]  # prefix, and the shapes by the names without it
+_Built = tuple[nn.Module, _Shapes]  # with the shapes of its state dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +200,9 @@ def _fitting(networks: Iterable[_Network], forms: Sequence[_Form]) -> list[Candi
     found: dict[int, list[Candidate]] = {}
     int8 = any(name.endswith(".zero_point") for name in forms[0][1])
     for network in networks:
-        fresh = _built(network, {}, None, forms[0][1]) if network.int8 == int8 else None
-        for index, (prefix, shapes) in enumerate(forms if fresh else ()):
-            if fresh and (candidate := _settled(network, fresh, prefix, shapes)):
+        built = _built(network, {}, None, forms[0][1]) if network.int8 == int8 else None
+        for index, (prefix, shapes) in enumerate(forms if built else ()):
+            if candidate := _settled(network, built, prefix, shapes):
                 left_out = len(forms[0][1]) - len(shapes)
                 more = (f"{left_out} other tensors in the file",) if left_out else ()
                 found.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
@@ -211,16 +212,16 @@ def _fitting(networks: Iterable[_Network], forms: Sequence[_Form]) -> list[Candi
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
-def _settled(network: _Network, fresh: nn.Module, prefix: str, given: _Shapes) -> Candidate | None:
-    """Return the network with the arguments that make it fit `given` exactly."""
+def _settled(network: _Network, built: _Built | None, prefix: str, given: _Shapes) -> Candidate | None:
+    """Return the network with the arguments that make it fit `given` exactly; `built` is it without any."""
     given = _packed_shapes(given) if network.int8 else given
     arguments: dict[str, Any] = {}
     channels: int | None = None
-    module: nn.Module | None = fresh
     for _ in range(3):  # heads, then sizes, then nothing is left to change
-        if module is None:
+        if built is None:
             return None
-        own = _float_shapes(module, given) if network.int8 else state_shapes(module.state_dict())
+        module, own = built
+        own = _float_shapes(own, given) if network.int8 else own
         missing = {name for name in own.keys() - given.keys() if not name.endswith(COUNTER)}
         if not missing and own.items() >= given.items():
             remarks = _remarks(network, arguments, channels, own, given)
@@ -235,7 +236,7 @@ def _settled(network: _Network, fresh: nn.Module, prefix: str, given: _Shapes) -
         if not change and not channels:
             return None
         arguments |= change
-        module = _built(network, arguments, channels, given)
+        built = _built(network, arguments, channels, given)
     return None
 
 
@@ -329,11 +330,11 @@ def _packed_shapes(given: _Shapes) -> _Shapes:
     return {name: s for name, s in given.items() if name.endswith(_PACKED) or (name.endswith(".weight") and len(s) > 3)}
 
 
-def _float_shapes(module: nn.Module, given: _Shapes) -> _Shapes:
-    """Return the same of the floating-point network; linear layers only where the file's are known."""
+def _float_shapes(own: _Shapes, given: _Shapes) -> _Shapes:
+    """Return the same of the floating-point network's shapes; linear layers only where the file's are known."""
     packed = any(name.endswith(_PACKED) for name in given)
     shapes = {}
-    for name, shape in state_shapes(module.state_dict()).items():
+    for name, shape in own.items():
         if len(shape) > 3:
             shapes[name] = shape
         elif len(shape) == 2 and packed:
@@ -345,41 +346,54 @@ class _MismatchError(BaseException):
     """The network being built is not the one; a BaseException, since builders are asked to report other exceptions."""
 
 
-def _built(network: _Network, arguments: Mapping[str, Any], channels: int | None, given: _Shapes) -> nn.Module | None:
+# By network, the shapes of its parameters in the order in which it was built as published, up to where it was given up:
+# what cannot fit the next file is not built again.
+_parameters: dict[str, list[tuple[int, ...]]] = {}
+
+
+def _built(network: _Network, arguments: Mapping[str, Any], channels: int | None, given: _Shapes) -> _Built | None:
     """Build a network on the meta device, where it can; None if it cannot be built or is soon seen not to fit."""
     own = {"quantize": False} if network.int8 else {}
     # Fusing and packing have changed the shapes of an int8 file.
-    watching = nullcontext if network.int8 else partial(_stopped_on_mismatch, given)
+    is_published = not (network.int8 or arguments or channels)
+    if is_published and any(map(_comparison(given), _parameters.get(network.model, ()))):
+        return None
     for device in ("meta", "cpu"):  # RegNet computes its widths with tensors
+        is_mismatch = _comparison(given)
+        seen: list[tuple[int, ...]] = []
+
+        def compare(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+            if parameter is None or nn.parameter.is_lazy(parameter):
+                return
+            seen.append(tuple(parameter.shape))  # noqa: B023 - called in this turn only
+            if is_mismatch(seen[-1]):  # noqa: B023
+                raise _MismatchError
+
+        watching = nullcontext() if network.int8 else register_module_parameter_registration_hook(compare)
         try:
-            with watching(), torch.device(device), skipped_initialisation():
-                return network.build(own | dict(arguments), input_channels=channels)
+            with watching, torch.device(device), skipped_initialisation():
+                module = network.build(own | dict(arguments), input_channels=channels)
+            return module, state_shapes(module.state_dict(keep_vars=True))
         except _MismatchError:
             return None
-        except Exception:  # noqa: BLE001, S112 - whatever it is, this is not how the network of the file was built
-            continue
+        except Exception:  # noqa: BLE001 - whatever it is, this is not how the network of the file was built
+            seen = []
+        finally:
+            if is_published:
+                _parameters[network.model] = max(seen, _parameters.get(network.model, []), key=len)
     return None
 
 
-@contextmanager
-def _stopped_on_mismatch(given: _Shapes) -> Iterator[None]:
-    """Raise `_MismatchError` while a network is built with more parameters that are not among `given` than may be."""
+def _comparison(given: _Shapes) -> Callable[[tuple[int, ...]], bool]:
+    """Return what takes shape after shape of a network's parameters and says whether too many are not in `given`."""
     left = Counter(given.values())
     strange = familiar = 0
 
-    def compare(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+    def is_mismatch(shape: tuple[int, ...]) -> bool:
         nonlocal strange, familiar
-        if parameter is None or nn.parameter.is_lazy(parameter):
-            return
-        shape = tuple(parameter.shape)
         left[shape] -= 1
         strange += left[shape] < 0
         familiar += left[shape] >= 0
-        if strange > min(_STRANGE_LIMIT, familiar + _STRANGE_EXCESS):
-            raise _MismatchError
+        return strange > min(_STRANGE_LIMIT, familiar + _STRANGE_EXCESS)
 
-    handle = register_module_parameter_registration_hook(compare)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return is_mismatch

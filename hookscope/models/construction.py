@@ -3,7 +3,7 @@
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,14 +115,20 @@ def skipped_initialisation() -> Iterator[None]:
     Only for building a network whose every parameter is overwritten, or discarded, before anybody reads it: filling
     them takes most of the building time of a large network.
     """
-    truncated_normal = nn.init.trunc_normal_
-
-    # torch does not show this one to function modes, and its rejection sampling would chew on whatever is there.
-    def skip(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return tensor if isinstance(tensor, nn.Parameter) else truncated_normal(tensor, *args, **kwargs)
-
-    with replaced(nn.init, "trunc_normal_", skip), _SkippedInitialisation():
+    with ExitStack() as stack:
+        # torch does not show all of these to function modes, and what leads there takes longer than the fill itself.
+        for name, fill in vars(nn.init).copy().items():
+            if name.endswith("_") and name[0] != "_":
+                stack.enter_context(replaced(nn.init, name, _unless_parameter(fill)))
+        stack.enter_context(_SkippedInitialisation())
         yield
+
+
+def _unless_parameter(fill: Callable[..., Any]) -> Callable[..., Any]:
+    def skip(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor if isinstance(tensor, nn.Parameter) else fill(tensor, *args, **kwargs)
+
+    return skip
 
 
 @contextmanager

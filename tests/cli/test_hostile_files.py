@@ -222,7 +222,7 @@ RUNNING = [
     ),
     case("pickled Module, whole", torch_bytes(nn.Linear(2, 2)), 4, r"torch\.nn\.modules\.linear\.Linear", *REMEDY),
     case("pickled Module, whole, legacy", legacy_bytes(nn.Linear(2, 2)), 4, r"linear\.Linear", *REMEDY),
-    case("plain tensors in protocol 4", torch_bytes(GOOD, protocol=4), 4, *REMEDY),
+    case("plain tensors in protocol 4", torch_bytes(GOOD, protocol=4), 4, "protocol 4", *REMEDY),
     Case(
         "a shard that runs code",
         lambda path: shards_with(path, lambda _, folder: (folder / FIRST_BIN).write_bytes(payload("os.system")(path))),
@@ -308,7 +308,7 @@ ARCHIVES = [
         3,
         ("torch.save|damaged",),
     ),
-    Case("one storage under 64 names", lambda _: _shared(64), 3, ("more bytes than the file|overlap|damaged",)),
+    Case("one storage under 64 names", lambda _: _shared(64), 3, ("more bytes than the file",)),
     case(
         "directory that only Python sees",
         hostile.two_directories(torch_members(), _other(100)),
@@ -335,7 +335,7 @@ ARCHIVES = [
     case("encrypted storage", _with_member("data/0", flags=1), 3, "encrypted", "password|unpack|save it"),
     case("unknown compression", _with_member("data/0", method=14), 3, "compress", "save it again"),
     case("no data.pkl", _without("data.pkl"), 3, "not one that torch.save wrote", "weights"),
-    case("no storage", _without("data/0"), 3, "damaged|missing", AGAIN),
+    case("no storage", _without("data/0"), 3, "damaged", AGAIN),
     case("no storage at all", zip_bytes(torch_members(torch_pickle(stored_good()[0]))), 3, "damaged|missing", AGAIN),
     case("short storage", _cut("data/0", 8), 3, "damaged|short|larger|truncated", AGAIN),
     case("empty storage", _cut("data/2", 0), 3, "damaged|short|larger|truncated", AGAIN),
@@ -1026,41 +1026,32 @@ def test_there_are_enough_cases_and_each_has_a_name() -> None:
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files, inside that of the test."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
+def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> set[str]:
+    """Put the file of a case beside a folder for temporary ones; return the names of all that is there."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
-    return folder
-
-
-@pytest.mark.timeout(180)  # a hang fails soon, a stopped machine does not
-@pytest.mark.usefixtures("temporary")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_hostile_or_broken_file_gets_its_sentence_and_does_nothing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
-) -> None:
     if case.name == SLOW:
         monkeypatch.setattr("hookscope.checkpoints.isolation._SPARE_SECONDS", 1)
     prepare(case, tmp_path)
-    before = names_below(tmp_path)
-    ended = run("layers", case.file, "--arch", "net.py:tiny", *case.options)
-    assert_ends_as_it_should(case, ended)
+    return names_below(tmp_path)
+
+
+@pytest.mark.timeout(180)  # a hang fails soon, a stopped machine does not
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_hostile_or_broken_file_gets_its_sentence_and_does_nothing(
+    run: Run, tmp_path: Path, case: Case, before: set[str]
+) -> None:
+    assert_ends_as_it_should(case, run("layers", case.file, "--arch", "net.py:tiny", *case.options))
     assert names_below(tmp_path) == before
     assert not canary_of(tmp_path / case.file).exists()
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.usefixtures("temporary")
 @pytest.mark.parametrize("case", [each for each in CASES if not each.options], ids=lambda case: case.name)
 def test_what_a_hostile_or_broken_file_holds_is_told_without_harm(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+    run: Run, tmp_path: Path, case: Case, before: set[str]
 ) -> None:
-    if case.name == SLOW:
-        monkeypatch.setattr("hookscope.checkpoints.isolation._SPARE_SECONDS", 1)
-    prepare(case, tmp_path)
-    before = names_below(tmp_path)
     ended = run("checkpoint", case.file)
     assert ended.code in (0, 3, 4) or ("\0" in case.file and ended.code == 2), ended  # which no path can hold
     assert len(ended.errors) == (ended.code != 0)

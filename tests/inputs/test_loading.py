@@ -21,6 +21,7 @@ from hookscope.errors import ImageError
 from hookscope.inputs import MAX_FILE_BYTES, MAX_PIXELS, load_batches, load_input
 from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
+from tests.models.test_hostile import without_worker
 
 
 @pytest.mark.parametrize(
@@ -290,9 +291,10 @@ def test_truncated_files_are_read_or_refused(tmp_path, name):
     path.write_bytes(content)
     assert outcome(path) == "read"
     outcomes = []
-    for length in range(0, len(content), max(1, len(content) // 60)):
-        path.write_bytes(content[:length])
-        outcomes.append(outcome(path))
+    with without_worker():
+        for length in range(0, len(content), max(1, len(content) // 60)):
+            path.write_bytes(content[:length])
+            outcomes.append(outcome(path))
     assert outcomes[: len(outcomes) // 2] == ["refused"] * (len(outcomes) // 2)
 
 
@@ -306,7 +308,8 @@ def test_flipped_bits_give_a_tensor_or_an_image_error(tmp_path, name):
         for _ in range(generator.randint(1, 4)):
             content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
         path.write_bytes(content)
-        outcomes.add(outcome(path))
+        with without_worker():
+            outcomes.add(outcome(path))
     assert outcomes <= {"read", "refused"}
 
 

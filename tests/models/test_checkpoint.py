@@ -1,10 +1,7 @@
 import hashlib
-import io
 import json
 import os
 import pickle
-import tarfile
-import warnings
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -25,6 +22,7 @@ from hookscope.models import FileOptions, read_checkpoint
 from hookscope.models.checkpoint import looks_like_file
 from tests.byteorder import save_big_endian
 from tests.models.hostile import Call
+from tests.models.test_hostile import without_worker
 
 STATE = {"conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2), "count": torch.tensor(7), "half": torch.ones(3).half()}
 
@@ -100,7 +98,8 @@ def test_any_state_dict_comes_back(
     path = tmp_path_factory.mktemp("state") / "model.bin"
     state = {name: torch.randn(shape) for name in names if name != "__metadata__"} or {"w": torch.ones(1)}
     WRITERS[writer](state, path)
-    read = read_checkpoint(path).state
+    with without_worker():
+        read = read_checkpoint(path).state
     assert read.keys() == state.keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
 
@@ -153,16 +152,6 @@ def test_what_other_packages_allow_to_unpickle_does_not_count(tmp_path: Path) ->
     assert set(torch.serialization.get_safe_globals()) == before
 
 
-def test_flipped_bit_in_the_weights_of_a_zip_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save({"w": torch.zeros(1000)}, path)
-    body = bytearray(path.read_bytes())
-    body[body.index(bytes(4000)) + 2000] ^= 1
-    path.write_bytes(body)
-    assert torch.load(path, weights_only=True)["w"].count_nonzero() == 1  # torch says nothing
-    assert "damaged" in refusal(path)
-
-
 def test_edited_pickles_with_right_checksums_never_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "run_forked", lambda work, _: work())  # 400 processes take their time
     monkeypatch.setattr(isolation, "CAN_FORK", False)
@@ -189,14 +178,6 @@ def test_edited_pickles_with_right_checksums_never_escape(tmp_path: Path, monkey
     assert all(message.isprintable() for message in messages)
 
 
-@pytest.mark.parametrize("save", [torch.save, save_legacy])
-def test_code_in_a_pickle_is_named_and_not_run(tmp_path: Path, save: Callable[[Any, Path], None]) -> None:
-    canary = tmp_path / "canary"
-    save({"w": torch.ones(1), "x": Call(os.system, f"touch {canary}")}, tmp_path / "model.pt")
-    assert "posix.system" in refusal(tmp_path / "model.pt", UntrustedFileError)
-    assert not canary.exists()
-
-
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_a_bare_pickle_is_refused_unread_and_one_that_is_cut_is_called_truncated(tmp_path: Path, protocol: int) -> None:
     content = pickle.dumps(Call(os.system, f"touch {tmp_path / 'canary'}"), protocol)
@@ -207,43 +188,11 @@ def test_a_bare_pickle_is_refused_unread_and_one_that_is_cut_is_called_truncated
     assert not (tmp_path / "canary").exists()
 
 
-def save_tar(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        archive.addfile(tarfile.TarInfo("storages"), io.BytesIO())
-
-
-RUNNING: dict[str, Callable[[Path], object]] = {
-    "torch.nn.modules.linear.Linear": lambda path: torch.save(nn.Linear(2, 2), path),
-    "state_dict()": lambda path: torch.save(nn.Linear(2, 2), path),
-    "protocol 4": lambda path: torch.save({"w": torch.ones(1)}, path, pickle_protocol=4),
-    "tar archive": save_tar,
-    "TorchScript": lambda path: torch.jit.script(nn.Linear(2, 2)).save(path),
-    "exported program": lambda path: torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)), path),
-}
-
-
-@pytest.mark.parametrize("phrase", RUNNING)
-def test_what_runs_code_is_refused_with_what_it_is(tmp_path: Path, phrase: str) -> None:
-    path = tmp_path / "model.pt2"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        RUNNING[phrase](path)
-    assert phrase in refusal(path, UntrustedFileError)
-
-
-DAMAGED: dict[str, Callable[[Path], object]] = {
-    "64 MiB": lambda path: rezip(path, lambda members: members.update({"model/data.pkl": bytes(65 * 2**20)})),
-    "damaged": lambda path: rezip(path, lambda members: members.pop("model/data/0")),
-    "no tensors": lambda path: safetensors.torch.save_file({}, path),
-}
-
-
-@pytest.mark.parametrize("phrase", DAMAGED)
-def test_what_torch_save_would_not_write_is_refused(tmp_path: Path, phrase: str) -> None:
+def test_a_pickle_too_large_to_be_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(STATE, path)
-    DAMAGED[phrase](path)
-    assert phrase in refusal(path)
+    rezip(path, lambda members: members.update({"model/data.pkl": bytes(65 * 2**20)}))
+    assert "64 MiB" in refusal(path)
 
 
 def shard(folder: Path, parts: dict[str, dict[str, torch.Tensor]], **changed: str) -> Path:

@@ -395,7 +395,7 @@ def test_arguments_that_contradict_the_weights_are_a_usage_error() -> None:
 
 
 def test_classifier_takes_its_weights_transforms() -> None:
-    preprocessing = load_model("efficientnet_v2_l", weights="none").preprocessing
+    preprocessing = build_on_meta("efficientnet_v2_l", weights="none").preprocessing
     # As torchvision documents EfficientNet_V2_L_Weights.IMAGENET1K_V1.transforms.
     assert (preprocessing.kind, preprocessing.resize, preprocessing.crop) == ("image", 480, (480, 480))
     assert preprocessing.interpolation == "bicubic"
