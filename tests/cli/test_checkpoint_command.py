@@ -33,7 +33,7 @@ def test_a_report_says_all_that_is_to_be_known(
     lines = [line.split() for line in ended.stdout.splitlines()]
     assert ["kind", "torch", "·", "torch.save,", "zip", "format", "3"] in lines
     assert ["prefix", "net"] in lines
-    assert ["fits", "none", "that", "hookscope", "knows"] in lines
+    assert ["fits", "none", "known", "to", "hookscope"] in lines
     ones = ["1.000", "0", "1.000", "1.000", "0%"]  # mean, std, min, max, zeros
     assert ["net.a", "4x6", "float32", "96", "bytes", *ones] in lines
     assert ["net.b", "4x6", "float32", "96", "bytes", *ones, "shares", "storage", "with", "net.a"] in lines

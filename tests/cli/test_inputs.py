@@ -194,7 +194,7 @@ def test_runs_with_edits_that_make_the_network_raise_are_not_compared(run: Run, 
         picture(cases / f"{number}.png", number, colour=(200 + 55 * number - 55, 0, 0))
     ended = run("activations", "cases.py:Picky", "0.png", "1.png", *AS_THEY_ARE, "--edit", "name:/^$/:input:scale(1.4)")
     assert ended.code == 6
-    assert "Nothing is compared" in " ".join(ended.stderr.split())
+    assert "There is no comparison" in " ".join(ended.stderr.split())
     assert not (cases / "out" / "changes.csv").exists()
 
 
