@@ -487,7 +487,7 @@ def _device(loaded: LoadedModel) -> str:
 
 
 def _texts(given: Any) -> Any:
-    """Return one text as a list of it; a mapping and anything else that holds several as it is."""
+    """Return a single value as a list of one; a mapping unchanged."""
     if isinstance(given, Mapping):
         return given
     return list(given) if isinstance(given, list | tuple) else [given]
@@ -508,7 +508,7 @@ def _preprocessing(
     max_pixels: int | None,
     batch_axis: str | int | None,
 ) -> dict[str, Any]:
-    """Return what preprocesses pictures in the form that the command line has it."""
+    """Return the preprocessing options as text, as the command line has them."""
 
     def text(value: object, between: str) -> str | None:
         if value is None or isinstance(value, str):

@@ -80,7 +80,7 @@ def open_session(
     input_shape: str | Sequence[int] | None = None,
     **options: Any,
 ) -> Session:
-    """Find the inputs of a network that is where it is to run.
+    """Find the inputs for a network that is on its device already.
 
     Args:
         loaded: The network.
@@ -340,9 +340,9 @@ def _with_inputs_alone(
 
 
 def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: bool) -> Run:
-    """Return a run as it is shown, with what edits changed if it is of the same inputs as the run without them.
+    """Fold repeated rows, and compare with the run without edits if both ran over the same inputs.
 
-    The run with edits counts as verified as that without them was.
+    The verification shown is that of the run without edits.
     """
     shown: Run = edited if repeats else fold_repeats(edited)
     if plain is None:
@@ -355,13 +355,13 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
 
 
 def _partial(session: Session, seen: Run, *, repeats: bool) -> Run:
-    """Return what was seen before the model raised, as it is shown."""
+    """Fold the repeated rows of a run that the model broke off."""
     shown: Run = seen if repeats else fold_repeats(seen)
     return replace(shown, timings={"load": session.load_seconds, **shown.timings})
 
 
 def _ignore_error(_error: HookscopeError) -> None:
-    """Leave it to the reported run to say which inputs cannot be used."""
+    """Ignore an unusable input: the reported run names it."""
 
 
 def _input_count(session: Session) -> int:

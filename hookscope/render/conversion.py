@@ -81,11 +81,7 @@ def _gradients(result: Gradients, width: int, *, full: bool) -> Iterator[Rendera
 
 
 def result_dict(result: Result) -> dict[str, Any]:
-    """Return a result as dicts, lists, text and numbers, as `--json` prints it.
-
-    Raises:
-        UsageError: If it has no such form.
-    """
+    """Return a result as dicts, lists, text and numbers, as `--json` prints it."""
     if isinstance(result, Activations | Gradients):
         return serialize.inspection_to_dict(result)
     if isinstance(result, CheckpointContents):

@@ -146,7 +146,7 @@ class Run(Shown):
         comparison: What edits changed; None without edits.
         tensors: The activations on the CPU by label, if they were asked for; of a run with a backward pass the
             gradients instead: "LABEL grad_output", "LABEL grad_input", "NAME grad" of a parameter.
-        provenance: How the run came about; None for a run that cannot be saved.
+        provenance: What the run was made with; None for a run that did not finish.
     """
 
     model: ModelInfo

@@ -1,4 +1,4 @@
-"""How a run came about, for its record."""
+"""What a run was made with, for its record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 RENDERERS: dict[str, str] = {}
-"""By what is asked for ("text", "html", "dict", "frame", "save"), "module:function"; the function takes the result."""
+"""For each form ("text", "html", "dict", "frame", "save") the "module:function" that makes it of a result."""
 
 
 def rendered(result: object, what: str, *args: Any, **options: Any) -> Any:
