@@ -72,8 +72,14 @@ class CallHooks(Generic[T]):
     ) -> object:
         """Forward hook of modules that only return, and those that only overwrite their input."""
         inputs = tensors_given(args, kwargs)
-        call = self._begin(layer, module, inputs)
-        return None if call is None else self._end(call, inputs, output, in_place=overwrites)
+        outputs = tensors_in(output)
+        with self.lock, _without_overrides(inputs, outputs):
+            recomputes = _recomputes()
+            index = self._count(layer, inputs, recomputes=recomputes)
+            if index is None:
+                return None
+            call = _new(ModuleCall, (layer, module, index, inputs))
+            return self._finish(call, inputs, output, outputs, in_place=overwrites, recomputes=recomputes)
 
     def before(
         self, layer: str, entries: list[Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -110,33 +116,51 @@ class CallHooks(Generic[T]):
 
     def _begin(self, layer: str, module: nn.Module, inputs: Sequence[tuple[str, Tensor]]) -> ModuleCall | None:
         """Count a call; None if it replays one that was observed, and watched if asked for, when it first ran."""
-        watch = self.watch
         with self.lock, _without_overrides(inputs, ()):
-            if _recomputes():
-                index = None if watch is None else watch.replays.call_of(layer, inputs)
-                if index is None:
-                    return None
-            else:
-                index = self.counts[layer]
-                self.counts[layer] = index + 1
-                if watch is not None and not torch.is_grad_enabled():
-                    watch.replays.note(layer, index, inputs)
-            if watch is not None:
-                watch.note_inputs(inputs)
-        return _new(ModuleCall, (layer, module, index, inputs))
+            index = self._count(layer, inputs, recomputes=_recomputes())
+        return None if index is None else _new(ModuleCall, (layer, module, index, inputs))
+
+    def _count(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, recomputes: bool) -> int | None:
+        """Return which call of the layer begins; None as `_begin` does."""
+        watch = self.watch
+        if recomputes:
+            index = None if watch is None else watch.replays.call_of(layer, inputs)
+            if index is None:
+                return None
+        else:
+            index = self.counts[layer]
+            self.counts[layer] = index + 1
+            if watch is not None and not torch.is_grad_enabled():
+                watch.replays.note(layer, index, inputs)
+        if watch is not None:
+            watch.note_inputs(inputs)
+        return index
 
     def _end(self, call: ModuleCall, given: Sequence[tuple[str, Tensor]], output: object, *, in_place: bool) -> object:
         """Observe what a call returned; return what the network goes on with in its place, None to leave it."""
         outputs = tensors_in(output)
         with self.lock, _without_overrides(given, outputs):
-            if not _recomputes():
-                self._observe(call, given, outputs, in_place=in_place)
-            if self.watch is None:
-                return None
-            result = self.watch.outputs(call, output, outputs, [] if in_place else given)
-            if result is not None:
-                self._identities.replaced(outputs, tensors_in(result))
-            return result
+            return self._finish(call, given, output, outputs, in_place=in_place, recomputes=_recomputes())
+
+    def _finish(
+        self,
+        call: ModuleCall,
+        given: Sequence[tuple[str, Tensor]],
+        output: object,
+        outputs: Sequence[tuple[str, Tensor]],
+        *,
+        in_place: bool,
+        recomputes: bool,
+    ) -> object:
+        """Do what `_end` does, for a caller that holds the lock."""
+        if not recomputes:
+            self._observe(call, given, outputs, in_place=in_place)
+        if self.watch is None:
+            return None
+        result = self.watch.outputs(call, output, outputs, [] if in_place else given)
+        if result is not None:
+            self._identities.replaced(outputs, tensors_in(result))
+        return result
 
     def _observe(
         self,

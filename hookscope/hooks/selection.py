@@ -146,6 +146,10 @@ def default_layers(modules: Mapping[str, nn.Module]) -> set[str]:
     waiting = [*reached.values()]
     while waiting:
         module = waiting.pop()
+        if not module._modules:
+            if _has_forward(module):
+                chosen.add(id(module))
+            continue
         parts = _parts(module)
         held = {id(part) for part in parts}
         called = [child for part in parts for _, child in _children(part) if id(child) not in held]

@@ -259,8 +259,8 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
     better is good to 1e-5.
     """
     fused = FusedReducer(distributions=False)
-    known = map(fused.square_sum, parameters)
-    norms = [None if each is None else math.sqrt(each) for each in known]
+    known = (fused.reduce(each, None) for each in parameters)
+    norms = [None if each is None else math.sqrt(each.square_sum) for each in known]
     left, rows = [], []
     for index, parameter in enumerate(parameters):
         if norms[index] is None and not parameter.is_meta:

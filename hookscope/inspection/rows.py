@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,19 @@ _DEAD_FRACTION = 0.5
 
 Key = tuple[str, int, str]
 """(layer, call, slot)."""
+
+# All flags, in the order of display.
+_FLAGS: tuple[Flag, ...] = (
+    "not a tensor",
+    "unmeasured",
+    "non-finite",
+    "all zero",
+    "constant",
+    "dead channels",
+    "in-place",
+    "pass-through",
+    "shape varies",
+)
 
 # What is counted or compared, and what is summed: sums may be rounded in other ways. Channels depend on an axis that is
 # inferred anew at each module.
@@ -179,18 +193,19 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
 
 def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
     constant = statistics.min is not None and statistics.min == statistics.max and statistics.element_count > 1
-    flags: dict[Flag, bool] = {
-        "not a tensor": row.reduction is None,
-        "unmeasured": statistics.unmeasured is not None,
-        "non-finite": bool(statistics.nan_count or statistics.inf_count),
-        "all zero": constant and statistics.min == 0,
-        "constant": constant and statistics.min != 0,
-        "dead channels": not constant and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION,
-        "in-place": row.in_place,
-        "pass-through": row.passed_through,
-        "shape varies": row.shape_varies,
-    }
-    return tuple([flag for flag, holds in flags.items() if holds])
+    dead_fraction = (statistics.dead_channel_count and statistics.dead_channel_fraction) or 0
+    holds = (
+        row.reduction is None,
+        statistics.unmeasured is not None,
+        bool(statistics.nan_count or statistics.inf_count),
+        constant and statistics.min == 0,
+        constant and statistics.min != 0,
+        not constant and dead_fraction >= _DEAD_FRACTION,
+        row.in_place,
+        row.passed_through,
+        row.shape_varies,
+    )
+    return tuple(compress(_FLAGS, holds)) if True in holds else ()
 
 
 def uncalled(

@@ -29,7 +29,7 @@ _PARALLEL_ELEMENTS = 32768
 # What `reduce` in native.c returns, and how many numbers it writes.
 _RARE, _CANCELLED, _WITH_ZEROS = 1, 2, 4
 _BIN_COUNT_SHIFT = 3
-_FOUND, _SQUARE_SUM = 7, 5  # how many, and the place of one of them
+_FOUND = 7
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
 _BINS, _COUNTERS, _MAX_THREADS = 17856, 4, 16
 
@@ -124,15 +124,21 @@ class FusedReducer:
             Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (not finite, or
             varied little about a magnitude that float32 cannot square): these are torch's to reduce.
         """
-        read = self._read(tensor, channel_axis)
-        if read is None:
+        if self._kernel is None or not (address := _address_of(tensor)):
             return None
-        layout, outcome = read
+        layout = layout_of(tensor.shape, tensor.stride(), channel_axis, self._threads)
+        if layout is None:
+            return None
+        nonzero = layout.all_nonzero
+        if self._results is None or (nonzero is not None and nonzero.size > self._nonzero.size):
+            self._describe_room(0 if nonzero is None else nonzero.size)
+        outcome = self._kernel.reduce(address, layout.address, self._results_address)
+        if outcome == _RARE:
+            return None
         shape, dtype, count, axis = layout.known[:4]
         mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._found.tolist()
         if outcome & _CANCELLED:
             mean, squared_deviations = centred(in_memory_order(tensor.detach(), None)[0].reshape(-1), mean)
-        nonzero = layout.all_nonzero
         if nonzero is not None and outcome & _WITH_ZEROS:
             nonzero = self._nonzero[: nonzero.size].copy()
         distribution = None
@@ -144,24 +150,6 @@ class FusedReducer:
         moments = (count, mean, squared_deviations, low, high, abs_sum, square_sum)
         fields = (shape, dtype, count, axis, *moments, 0, int(nonzero_count), nonzero, distribution, None)
         return tuple.__new__(Reduction, fields)
-
-    def square_sum(self, tensor: Tensor) -> float | None:
-        """Return the sum of a tensor's squares; None as `reduce` does."""
-        return None if self._read(tensor, None) is None else float(self._found[_SQUARE_SUM])
-
-    def _read(self, tensor: Tensor, channel_axis: int | None) -> tuple[Layout, int] | None:
-        """Let compiled code read a tensor; return its layout and what the code returned, None as `reduce` does."""
-        if self._kernel is None:
-            return None
-        address = _address_of(tensor)
-        layout = layout_of(tensor.shape, tensor.stride(), channel_axis, self._threads) if address else None
-        if layout is None:
-            return None
-        nonzero = layout.all_nonzero
-        if self._results is None or (nonzero is not None and nonzero.size > self._nonzero.size):
-            self._describe_room(0 if nonzero is None else nonzero.size)
-        outcome = self._kernel.reduce(address, layout.address, self._results_address)
-        return None if outcome == _RARE else (layout, outcome)
 
     def _describe_room(self, channel_count: int) -> None:
         """Tell compiled code where to write, with room for so many channels."""
