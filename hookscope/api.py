@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +37,7 @@ def activations(
     images: Images = (),
     *,
     layer: Texts = (),
+    ops: bool = False,
     repeats: bool = False,
     weights: str = "auto",
     arch: str | None = None,
@@ -77,7 +79,9 @@ def activations(
     Args:
         model: A module, what `load_model` returned, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
         images: Files, folders and globs, PIL pictures, or one tensor with the inputs on axis 0.
-        layer: Patterns; none means modules that own parameters, and leaves.
+        layer: Patterns; none means modules that own parameters, and leaves. "op:relu" and
+            "layer3.*:cat" select operations.
+        ops: Also observe the operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
         repeats: Keep the rows of modules that return their input.
         weights: For MODEL: "auto", "none", a name, or a file.
         arch: The network that a weights file belongs to; None to recognise it.
@@ -131,6 +135,7 @@ def activations(
     return run_forward(
         session,
         layers=_texts(layer),
+        ops=ops,
         repeats=repeats,
         edits=_texts(edit),
         batch_size=batch_size,
@@ -152,6 +157,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     target: str | int | Sequence[int | str] | Path | Tensor | None = None,
     output_key: str | None = None,
     layer: Texts = (),
+    ops: bool = False,
     repeats: bool = False,
     inputs: bool = False,
     mode: Literal["eval", "train"] = "eval",
@@ -243,10 +249,11 @@ def grads(  # noqa: D417 - those of `activations` are described there
         input_shape=input_shape,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
-    result = run_backward(
+    return run_backward(
         session,
         choose_session_loss(session, loss, target, output_key),
         layers=_texts(layer),
+        ops=ops,
         repeats=repeats,
         edits=_texts(edit),
         mode=mode,
@@ -258,18 +265,19 @@ def grads(  # noqa: D417 - those of `activations` are described there
         save_tensors=save_tensors,
         on_progress=on_progress,
         on_error=on_error,
+        judge=partial(judge_gradients, limits=limits),
         settings={"limits": limits},
         grids_for=grids_for,
         max_channels=max_channels,
         output_key=output_key,
     )
-    return replace(result, verdicts=judge_gradients(result, limits))
 
 
 def layers(
     model: Model,
     *,
     layer: Texts = (),
+    ops: bool = False,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
     trust: bool = False,
@@ -290,6 +298,7 @@ def layers(
     Args:
         model: As for `activations`, and so is every argument but the last.
         layer: Patterns to mark; none marks modules that own parameters, and leaves.
+        ops: Also list the operations that the network's own code calls.
         arch: The network that a weights file belongs to; None to recognise it.
         model_arg: Keyword arguments for the network's factory.
         trust: Let a weights file run code while it is read.
@@ -306,16 +315,16 @@ def layers(
 
     shape = None if input_shape is None else parse_shape(input_shape)
     if not isinstance(model, str | Path):
-        return _module_table(_given(model), _texts(layer), shape)
+        return _module_table(_given(model), _texts(layer), shape, ops=ops)
     options = _file_options(trust, key, allow_missing, allow_unexpected)
     arguments = _arguments(model_arg)
     loaded = build_on_meta(str(model), arch=arch, model_arguments=arguments, options=options)
     warnings, notes = loaded.warnings, loaded.notes
-    if _device(loaded) == "meta" and _module_table(loaded, (), shape).failure is not None:
+    if _device(loaded) == "meta" and _module_table(loaded, (), shape, ops=ops).failure is not None:
         # Data-dependent code (non-maximum suppression, say) needs values.
         weights = "auto" if parse_model(str(model)).form == "weights" else "none"
         loaded = load_model(str(model), weights=weights, arch=arch, model_arguments=arguments, options=options)
-    table = _module_table(loaded, _texts(layer), shape)
+    table = _module_table(loaded, _texts(layer), shape, ops=ops)
     remarks = table.warnings[len(loaded.warnings) :]
     return replace(table, warnings=(*warnings, *remarks), notes=notes)
 
@@ -462,7 +471,9 @@ def _given(model: nn.Module | LoadedModel) -> LoadedModel:
     return model if isinstance(model, LoadedModel) else loaded_module(model)
 
 
-def _module_table(loaded: LoadedModel, patterns: Sequence[str], shape: tuple[int, ...] | None) -> ModuleTable:
+def _module_table(
+    loaded: LoadedModel, patterns: Sequence[str], shape: tuple[int, ...] | None, *, ops: bool
+) -> ModuleTable:
     """List modules after a pass over noise; a warning says why there was none."""
     from hookscope.inputs import noise_batch, to_device
     from hookscope.inspection.device import floating_dtype
@@ -478,7 +489,7 @@ def _module_table(loaded: LoadedModel, patterns: Sequence[str], shape: tuple[int
     else:
         noise = noise_batch(shape, 0, loaded.preprocessing.kind)
         args = to_device(noise, _device(loaded), floating_dtype(loaded.module)).args
-    rows, failure = list_modules(loaded.module, args, patterns)
+    rows, failure = list_modules(loaded.module, args, patterns, ops=ops)
     return ModuleTable(loaded.info, rows, failure, warnings, loaded.notes)
 
 

@@ -146,7 +146,7 @@ def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, Baseline
     """Return the rows that a baseline holds, in execution order, each with what it would hold of them."""
     if measured.forward is None:
         return ()
-    rows = measured.forward.rows
+    rows = [row for row in measured.forward.rows if row.owner is None]
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
     taken = measured.gradients.gradients if measured.gradients else ()
     norms = {row.label: row.gradient.l2 for row in taken if row.role == "output"}

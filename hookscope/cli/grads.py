@@ -32,6 +32,7 @@ from hookscope.cli.options import (
     Model,
     ModelArg,
     NamedInputs,
+    Ops,
     Out,
     OutputKey,
     Quiet,
@@ -101,6 +102,7 @@ def grads(
     ] = None,
     output_key: OutputKey = None,
     layer: Layer = None,
+    ops: Ops = False,
     repeats: Repeats = False,
     with_inputs: Annotated[
         bool,
@@ -214,6 +216,7 @@ def grads(
                 target=target,
                 output_key=output_key,
                 layer=layer or (),
+                ops=ops,
                 repeats=repeats,
                 inputs=with_inputs,
                 mode=mode,

@@ -16,6 +16,7 @@ from hookscope.cli.options import (
     Layer,
     Model,
     ModelArg,
+    Ops,
     Trust,
 )
 from hookscope.errors import ModelError
@@ -24,6 +25,7 @@ from hookscope.errors import ModelError
 def layers(
     model: Model,
     layer: Layer = None,
+    ops: Ops = False,
     arch: Arch = None,
     model_arg: ModelArg = None,
     trust: Trust = False,
@@ -40,6 +42,7 @@ def layers(
     \b
     hookscope layers resnet34
     hookscope layers resnet34 --layer conv --layer '!downsample'
+    hookscope layers densenet121 --ops --layer op:cat
     hookscope layers net.py:build --input-shape 1,3,32,32
     """
     from hookscope import api
@@ -51,6 +54,7 @@ def layers(
         table = api.layers(
             model,
             layer=layer or (),
+            ops=ops,
             arch=arch,
             model_arg=model_arg or (),
             trust=trust,

@@ -27,6 +27,15 @@ Layer = Annotated[
         rich_help_panel=LAYERS,
     ),
 ]
+Ops = Annotated[
+    bool,
+    typer.Option(
+        "--ops",
+        help="Also show the operations that the network's own code calls: F.relu, +, torch.cat. --layer op:relu or "
+        "'layer3.*:cat' selects some.",
+        rich_help_panel=LAYERS,
+    ),
+]
 Repeats = Annotated[
     bool,
     typer.Option(

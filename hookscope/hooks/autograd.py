@@ -22,8 +22,8 @@ def can_require_grad(tensor: Tensor) -> bool:
     return differentiable and torch.is_grad_enabled() and not tensor.is_inference()
 
 
-def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module: nn.Module | None = None) -> str:
-    """Return why autograd does not track a tensor that a module returned or was given; "" if it does."""
+def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: nn.Module | str | None = None) -> str:
+    """Return why autograd does not track a tensor that a module or operation returned, or was given; "" if it does."""
     reason = ""
     if is_transformed(tensor):
         return "it was computed inside a torch.func transform (vmap, grad, jvp)"
@@ -35,9 +35,12 @@ def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], module: 
         reason = "it was computed in inference mode"
     elif not torch.is_grad_enabled():
         reason = "it was computed without gradients (no_grad)"
-    elif module is None:
+    elif maker is None:
         reason = "nothing before it requires a gradient"
-    elif any(given.requires_grad for _, given in inputs) or any(each.requires_grad for each in module.parameters()):
+    elif isinstance(maker, str):
+        cut = any(given.requires_grad for _, given in inputs)
+        reason = "the operation cuts it off" if cut else "nothing before it requires a gradient"
+    elif any(given.requires_grad for _, given in inputs) or any(each.requires_grad for each in maker.parameters()):
         reason = "it was cut off inside the module (no_grad or detach)"
     else:
         reason = "no parameter before it is trainable"

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
-from hookscope.hooks.observed import ModuleCall, Observation
+from hookscope.hooks.observed import ModuleCall, Observation, Operation, Place
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.recognition import Identities
 
@@ -25,18 +26,43 @@ T = TypeVar("T")
 _new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
 
 
+class Hook(partial[object]):
+    """A hook that a copy of its module does not keep: networks may copy or pickle themselves as they run."""
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle as a hook that takes itself off the copied module."""
+        return _copied_hook, ()
+
+
+def _copied_hook() -> Callable[..., None]:
+    return _remove_copied_hook
+
+
+def _remove_copied_hook(module: nn.Module, *_called_with: object) -> None:
+    for hooks, flags in (
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+    ):
+        for key in [key for key, hook in hooks.items() if hook is _remove_copied_hook]:
+            del hooks[key]
+            flags.pop(key, None)
+            module._forward_hooks_always_called.pop(key, None)
+
+
 class Entry(NamedTuple):
     """A call that has begun.
 
     Attributes:
         frame: Identity of the frame that runs the call's hooks. Arguments would not do: torch replaces them for full
             backward hooks, after all pre-hooks.
+        sources: As in `Observation`.
     """
 
     frame: int
     call: ModuleCall
     versions: list[int]
     args: tuple[Any, ...]
+    sources: tuple[Place | str, ...]
 
 
 @dataclass(slots=True)
@@ -44,6 +70,8 @@ class CallHooks(Generic[T]):
     """The hooks of one capture, with what they have seen in the latest forward pass; one set serves all modules.
 
     Attributes:
+        with_operations: Whether a torch function mode is on, which every access to a tensor in a hook must get past.
+        names: Of tensors that no call returns, by identity, for `Observation.sources`.
         observations: In the order in which modules finished.
         counts: How often each layer was called.
     """
@@ -51,6 +79,8 @@ class CallHooks(Generic[T]):
     observe: Callable[[ModuleCall, str, Tensor], T]
     watch: GradientWatch[T] | None
     lock: AbstractContextManager[object]
+    with_operations: bool = False
+    names: dict[int, str] = field(default_factory=dict)
     observations: list[Observation[T]] = field(default_factory=list)
     counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _identities: Identities = field(default_factory=Identities)
@@ -73,13 +103,16 @@ class CallHooks(Generic[T]):
         """Forward hook of modules that only return, and those that only overwrite their input."""
         inputs = tensors_given(args, kwargs)
         outputs = tensors_in(output)
-        with self.lock, _without_overrides(inputs, outputs):
+        with self.lock, self._without_overrides(inputs, outputs):
             recomputes = _recomputes()
             index = self._count(layer, inputs, recomputes=recomputes)
             if index is None:
                 return None
-            call = _new(ModuleCall, (layer, module, index, inputs))
-            return self._finish(call, inputs, output, outputs, in_place=overwrites, recomputes=recomputes)
+            sources = (
+                self._identities.sources(inputs, self.names, overwritten=overwrites) if self.with_operations else ()
+            )
+            call = _new(ModuleCall, (layer, module, index, inputs, None))
+            return self._finish(call, inputs, sources, output, outputs, in_place=overwrites, recomputes=recomputes)
 
     def before(
         self, layer: str, entries: list[Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -91,12 +124,14 @@ class CallHooks(Generic[T]):
             return None
         given: object = None
         if self.watch is not None and self.watch.with_inputs:
-            with self.lock, _without_overrides(inputs, ()):
+            with self.lock, self._without_overrides(inputs, ()):
                 args, kwargs = given = self.watch.inputs(call, args, kwargs)
                 before, inputs = inputs, tensors_given(args, kwargs)
                 self._identities.replaced(before, inputs)
             call = call._replace(inputs=inputs)
-        entries.append(_new(Entry, (id(sys._getframe(1)), call, _versions(inputs), args)))
+        with self._without_overrides(inputs, ()):
+            sources = self._identities.sources(inputs, self.names) if self.with_operations else ()
+            entries.append(_new(Entry, (id(sys._getframe(1)), call, _versions(inputs), args, sources)))
         return given
 
     def after(
@@ -109,16 +144,54 @@ class CallHooks(Generic[T]):
         if entry is None:  # a replay of what was seen when it first ran
             return None
         given = entry.call.inputs
-        in_place = entry.versions != _versions(given)
+        with self._without_overrides(given, ()):
+            in_place = entry.versions != _versions(given)
         if entry.args is not args:  # torch, or a later hook, has put others in place of the inputs
             given = [*given, *tensors_given(args, kwargs)]
-        return self._end(entry.call, given, output, in_place=in_place)
+        return self._end(entry.call, given, entry.sources, output, in_place=in_place)
+
+    def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[Place | str, ...]]:
+        """Note what an operation is given, before it may write to it: versions, and where the tensors came from."""
+        with self.lock, self._without_overrides(inputs, ()):
+            return _versions(inputs), self._identities.sources(inputs, self.names)
+
+    def operation_ends(
+        self,
+        layer: str,
+        module: nn.Module,
+        operation: Operation,
+        inputs: Sequence[tuple[str, Tensor]],
+        begun: tuple[list[int], tuple[Place | str, ...]],
+        output: object,
+        outputs: Sequence[tuple[str, Tensor]],
+    ) -> object:
+        """Observe what an operation returned; return what the network goes on with.
+
+        Args:
+            layer: Its label without the count of the call.
+            module: Whose forward called it.
+            operation: The operation.
+            inputs: The tensors it was given.
+            begun: What `operation_begins` returned.
+            output: What it returned.
+            outputs: The tensors in it; of an operation that returns nothing those that it wrote to.
+        """
+        with self.lock, self._without_overrides(inputs, outputs):
+            recomputes = _recomputes()
+            index = self._count(layer, inputs, recomputes=recomputes)
+            if index is None:
+                return output
+            versions, sources = begun
+            in_place = versions != _versions(inputs)
+            call = _new(ModuleCall, (layer, module, index, inputs, operation))
+            ours = self._finish(call, inputs, sources, output, outputs, in_place=in_place, recomputes=recomputes)
+            return output if ours is None else ours
 
     def _begin(self, layer: str, module: nn.Module, inputs: Sequence[tuple[str, Tensor]]) -> ModuleCall | None:
         """Count a call; None if it replays one that was observed, and watched if asked for, when it first ran."""
-        with self.lock, _without_overrides(inputs, ()):
+        with self.lock, self._without_overrides(inputs, ()):
             index = self._count(layer, inputs, recomputes=_recomputes())
-        return None if index is None else _new(ModuleCall, (layer, module, index, inputs))
+        return None if index is None else _new(ModuleCall, (layer, module, index, inputs, None))
 
     def _count(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, recomputes: bool) -> int | None:
         """Return which call of the layer begins; None as `_begin` does."""
@@ -136,16 +209,25 @@ class CallHooks(Generic[T]):
             watch.note_inputs(inputs)
         return index
 
-    def _end(self, call: ModuleCall, given: Sequence[tuple[str, Tensor]], output: object, *, in_place: bool) -> object:
+    def _end(
+        self,
+        call: ModuleCall,
+        given: Sequence[tuple[str, Tensor]],
+        sources: tuple[Place | str, ...],
+        output: object,
+        *,
+        in_place: bool,
+    ) -> object:
         """Observe what a call returned; return what the network goes on with in its place, None to leave it."""
         outputs = tensors_in(output)
-        with self.lock, _without_overrides(given, outputs):
-            return self._finish(call, given, output, outputs, in_place=in_place, recomputes=_recomputes())
+        with self.lock, self._without_overrides(given, outputs):
+            return self._finish(call, given, sources, output, outputs, in_place=in_place, recomputes=_recomputes())
 
     def _finish(
         self,
         call: ModuleCall,
         given: Sequence[tuple[str, Tensor]],
+        sources: tuple[Place | str, ...],
         output: object,
         outputs: Sequence[tuple[str, Tensor]],
         *,
@@ -154,7 +236,7 @@ class CallHooks(Generic[T]):
     ) -> object:
         """Do what `_end` does, for a caller that holds the lock."""
         if not recomputes:
-            self._observe(call, given, outputs, in_place=in_place)
+            self._observe(call, given, sources, outputs, in_place=in_place)
         if self.watch is None:
             return None
         result = self.watch.outputs(call, output, outputs, [] if in_place else given)
@@ -166,13 +248,15 @@ class CallHooks(Generic[T]):
         self,
         call: ModuleCall,
         given: Sequence[tuple[str, Tensor]],
+        sources: tuple[Place | str, ...],
         outputs: Sequence[tuple[str, Tensor]],
         *,
         in_place: bool,
     ) -> None:
         observe, show = self.observe, self._identities.show
         if not outputs:
-            self.observations.append(Observation(call.layer, call.call, "", None, False, in_place, None))
+            seen = Observation(call.layer, call.call, "", None, False, in_place, None, call.operation, sources)
+            self.observations.append(seen)
         for slot, tensor in outputs:
             passed_through, repeats = show((call.layer, call.call, slot), tensor, given, in_place=in_place)
             if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp and the like
@@ -188,8 +272,20 @@ class CallHooks(Generic[T]):
                     torch._C._set_grad_enabled(True)
             else:
                 value = observe(call, slot, tensor)
-            seen = _new(Observation, (call.layer, call.call, slot, value, passed_through, in_place, repeats))
-            self.observations.append(seen)
+            what = (call.layer, call.call, slot, value, passed_through, in_place, repeats, call.operation, sources)
+            self.observations.append(_new(Observation, what))
+
+    def _without_overrides(
+        self, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
+    ) -> AbstractContextManager[object]:
+        """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
+        if self.with_operations:
+            return torch._C.DisableTorchFunction()
+        for tensors in (inputs, outputs):
+            for _, tensor in tensors:
+                if type(tensor) not in _PLAIN_TYPES:
+                    return torch._C.DisableTorchFunctionSubclass()
+        return _NOTHING
 
 
 def _recomputes() -> bool:
@@ -199,22 +295,10 @@ def _recomputes() -> bool:
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
     """Return the in-place modification count of each tensor; inference tensors keep none."""
-    with _without_overrides(inputs, ()):
-        return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
+    return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
 
 
 _NOTHING = nullcontext()
-
-
-def _without_overrides(
-    inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
-) -> AbstractContextManager[object]:
-    """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
-    for tensors in (inputs, outputs):
-        for _, tensor in tensors:
-            if type(tensor) not in _PLAIN_TYPES:
-                return torch._C.DisableTorchFunctionSubclass()
-    return _NOTHING
 
 
 _PLAIN_TYPES = frozenset({Tensor, nn.Parameter})

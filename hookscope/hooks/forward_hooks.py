@@ -8,9 +8,8 @@ happened, also from copies that the network makes of itself.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
@@ -18,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.hooks.calls import CallHooks, Entry
+from hookscope.hooks.calls import CallHooks, Entry, Hook
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.interventions import Intervention, hook_edits, separate_edits
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
+from hookscope.hooks.operations import OperationChoice, OperationMode, operations_observed
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ class Capture(Generic[T]):
 
     _hooks: CallHooks[T]
     _watch: GradientWatch[T] | None
+    _mode: OperationMode[T] | None = None
     _called_before: set[str] = field(default_factory=set)
     _key: Any = field(default_factory=object)
     _attached: list[MutableMapping[Any, Any]] = field(default_factory=list)
@@ -70,7 +71,8 @@ class Capture(Generic[T]):
         """Take off the hooks that observe for the length of a `with` block; those of edits stay."""
         held = [(hooks, hooks.pop(self._key)) for hooks in self._attached if self._key in hooks]
         try:
-            yield
+            with nullcontext() if self._mode is None else self._mode.paused():
+                yield
         finally:
             for hooks, hook in held:
                 hooks[self._key] = hook
@@ -106,6 +108,7 @@ def capture(
     with_inputs: bool = False,
     track: bool = False,
     edits: Mapping[str, Sequence[Intervention]] | None = None,
+    operations: OperationChoice | None = None,
 ) -> Iterator[Capture[T]]:
     """Observe the outputs of `layers`, and their gradients, while the block runs the model.
 
@@ -128,6 +131,7 @@ def capture(
             parameter.
         edits: What to change, by name of a module or, for "parameter grad", of a parameter of the model. Edits come
             before what is observed.
+        operations: Which operations of the model's own forward code to observe, as if they were modules, and to edit.
 
     Yields:
         The capture; read `observations` and `gradients` after the passes, or `restart()` between them. To be sure of
@@ -135,10 +139,19 @@ def capture(
     """
     lock = RLock()
     watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock)
-    captured = Capture(CallHooks(observe, watch, lock), watch)
+    mode: OperationMode[T] | None = None
+    call_hooks = CallHooks(observe, watch, lock)
+    if operations is not None:
+        call_hooks.with_operations = True
+        if watch is not None:
+            watch.with_operations = True
+        mode = OperationMode(call_hooks, operations)
+    captured = Capture(call_hooks, watch, mode)
     handles: list[RemovableHandle] = []
-    with _eager():
+    with _eager(), ExitStack() as block:
         try:
+            if mode is not None:
+                block.enter_context(operations_observed(mode, dict(model.named_modules())))
             if edits:
                 hook_edits(model, edits, handles)
             _hook(layers, captured)
@@ -154,28 +167,6 @@ def capture(
                 captured._watch.close()
 
 
-class _Hook(partial[object]):
-    """A hook that a copy of its module does not keep: networks may copy or pickle themselves as they run."""
-
-    def __reduce__(self) -> Any:
-        """Copy and pickle as a hook that takes itself off the copied module."""
-        return _copied_hook, ()
-
-
-def _copied_hook() -> Callable[..., None]:
-    return _remove_copied_hook
-
-
-def _remove_copied_hook(module: nn.Module, *_called_with: object) -> None:
-    for hooks, flags in (
-        (module._forward_hooks, module._forward_hooks_with_kwargs),
-        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-    ):
-        for key in [key for key, hook in hooks.items() if hook is _remove_copied_hook]:
-            del hooks[key]
-            flags.pop(key, None)
-
-
 def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
     """Hook each module once, under its first name.
 
@@ -189,12 +180,12 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         first.setdefault(id(module), (name, module))
     for name, module in first.values():
         if _only_returns(module) and not gives_aliases:
-            hook = _Hook(only, name, bool(vars(module).get("inplace")))
+            hook = Hook(only, name, bool(vars(module).get("inplace")))
         else:
             entries: list[Entry] = []
-            hook = _Hook(after, entries)
+            hook = Hook(after, entries)
             attached += (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
-            module._forward_pre_hooks[key] = _Hook(before, name, entries)
+            module._forward_pre_hooks[key] = Hook(before, name, entries)
             module._forward_pre_hooks_with_kwargs[key] = True
         attached += (module._forward_hooks, module._forward_hooks_with_kwargs)
         module._forward_hooks[key] = hook

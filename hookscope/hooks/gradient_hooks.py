@@ -62,6 +62,7 @@ class GradientWatch(Generic[T]):
     with_inputs: bool
     track: bool
     lock: AbstractContextManager[object]
+    with_operations: bool = False
     listening: bool = True
     sites: dict[SiteKey, GradientSite[T]] = field(default_factory=dict)
     replays: Replays = field(default_factory=Replays)
@@ -130,6 +131,8 @@ class GradientWatch(Generic[T]):
             elif view.site.role == "input":  # used within the call, and so before
                 if view.node not in nodes:
                     view.site.untracked = _OVERWRITTEN
+            elif view.site.operation is not None:  # a copy would change what is written through the view
+                view.site.untracked = view.site.untracked or _OVERWRITTEN
             elif view.base is None or view.base[0] in nodes:  # else the loss does not depend on it
                 unseen.add(view.site.key)
         new = unseen - self._clone_at - self._hopeless
@@ -227,13 +230,16 @@ class GradientWatch(Generic[T]):
         replacement: Callable[[GradientSite[T], Tensor], Tensor],
     ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
         """Return the sites of tensors, each with what takes the tensor's place, and by path what is another tensor."""
-        layer, module, index, _ = call
+        layer, module, index, _, operation = call
         met: list[tuple[GradientSite[T], Tensor]] = []
         replacements: dict[str, Tensor] = {}
         ours: dict[int, Tensor] = {}  # a tensor that comes twice stays one: attention asks whether q is k
         for path, tensor in found:
-            why = why_untracked(tensor, sources, None if role == "input" else module)
-            site: GradientSite[T] = GradientSite(layer, module, index, path, role, shape_of(tensor), tensor.dtype, why)
+            why = why_untracked(tensor, sources, None if role == "input" else call.maker)
+            shape, dtype = shape_of(tensor), tensor.dtype
+            site: GradientSite[T] = GradientSite(
+                layer, module, index, path, role, shape, dtype, why, operation=operation
+            )
             if id(tensor) not in ours:
                 ours[id(tensor)] = replacement(site, tensor)
             met.append((site, ours[id(tensor)]))
@@ -264,7 +270,7 @@ class GradientWatch(Generic[T]):
         """
         if len(found) == 1:  # nearly always
             slot, tensor = found[0]
-            layer, module, index, _ = call
+            layer, module, index, _, operation = call
             key: SiteKey = (layer, index, slot, "output")
             passed = False
             for _, given in sources:
@@ -272,7 +278,10 @@ class GradientWatch(Generic[T]):
             if (not passed or tensor is output) and self._is_followed(key, tensor):
                 watched = self._alias(key, tensor) if passed and self._aliasing else tensor
                 shape, dtype = shape_of(tensor), tensor.dtype
-                self._watch(key, GradientSite(layer, module, index, slot, "output", shape, dtype, ""), watched)
+                site: GradientSite[T] = GradientSite(
+                    layer, module, index, slot, "output", shape, dtype, "", None, None, operation
+                )
+                self._watch(key, site, watched)
                 return None if watched is tensor else watched
         return self._unusual_outputs(call, output, found, sources)
 
@@ -285,11 +294,11 @@ class GradientWatch(Generic[T]):
     ) -> object:
         """Do what `outputs` does where there is no tensor or several, or where autograd does not go on from it."""
         if not found:
-            layer, module, index, _ = call
+            layer, module, index, _, _ = call
             site: GradientSite[T] = GradientSite(layer, module, index, "", "output", (), None, "it is no tensor")
             self.sites.setdefault(site.key, site)
         # One of several may be used inside the module, too, to compute another: an alias shows the way out alone.
-        several = sum(tensor.requires_grad for _, tensor in found) > 1
+        several = call.operation is None and sum(tensor.requires_grad for _, tensor in found) > 1
 
         def replacement(site: GradientSite[T], tensor: Tensor) -> Tensor:
             passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
@@ -368,7 +377,8 @@ class GradientWatch(Generic[T]):
         """Observe the gradient of the sites that are one tensor: the hook on it."""
         if not self.listening:
             return
-        with self.lock:  # each device has a thread for its part of the backward pass
+        overrides = torch._C.DisableTorchFunction() if self.with_operations else _NOTHING
+        with self.lock, overrides:  # each device has a thread for its part of the backward pass
             if self._parts:
                 for site in sites:
                     self._note([site], self._in_both_parts(site, gradient))

@@ -19,11 +19,11 @@ class Intervention(NamedTuple):
     Attributes:
         place: "input": floating tensors it is given; "output": those it returns; "grad": the gradient of those it
             returns. "parameter grad": the gradient of a parameter.
-        apply: Given the module and the tensor, returns the one to go on with.
+        apply: Given the module, or the name of the operation, and the tensor, returns the one to go on with.
     """
 
     place: Literal["input", "output", "grad", "parameter grad"]
-    apply: Callable[[nn.Module, Tensor], Tensor]
+    apply: Callable[[nn.Module | str, Tensor], Tensor]
 
 
 def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
@@ -37,7 +37,7 @@ def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], ha
                 hook = _editor_of_gradient(edit, owner)
                 handles.append(parameters[name].register_hook(hook))  # type: ignore[no-untyped-call]
             elif edit.place == "input":
-                handles.append(owner.register_forward_pre_hook(partial(_edit_inputs, edit), with_kwargs=True))
+                handles.append(owner.register_forward_pre_hook(partial(edit_inputs, edit), with_kwargs=True))
             elif edit.place == "output":
                 handles.append(owner.register_forward_hook(partial(_edit_outputs, edit)))
         gradient_edits = [edit for edit in wanted if edit.place == "grad"]
@@ -57,35 +57,56 @@ def separate_edits(
             handles.append(model.get_submodule(name).register_forward_hook(partial(_edit_gradients, [])))
 
 
-def _edit_inputs(edit: Intervention, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def edit_operation(edits: Sequence[Intervention], name: str, output: object) -> object:
+    """Return what an operation's edits of its output, and of the gradient of that, make of it."""
+    for edit in edits:
+        if edit.place == "output":
+            edited = _edit_outputs(edit, name, None, output)
+            output = output if edited is None else edited
+    gradient_edits = [edit for edit in edits if edit.place == "grad"]
+    edited = _edit_gradients(gradient_edits, name, None, output) if gradient_edits else None
+    return output if edited is None else edited
+
+
+def separate_operation(edits: Sequence[Intervention], name: str, output: object) -> object:
+    """Copy what an operation with an edited gradient returned, once it is observed; see `separate_edits`."""
+    edited = None
+    if any(edit.place == "grad" for edit in edits):
+        edited = _edit_gradients([], name, None, output)
+    return output if edited is None else edited
+
+
+def edit_inputs(edit: Intervention, maker: nn.Module | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments with an edit made: the pre-hook of a module, and what an operation is called with."""
     found = replaceable_inputs(args, kwargs)
-    edited = {path: edit.apply(module, tensor) for path, tensor in found if tensor.is_floating_point()}
-    return _edited(args, edited, module), _edited(kwargs, edited, module)
+    edited = {path: edit.apply(maker, tensor) for path, tensor in found if tensor.is_floating_point()}
+    return _edited(args, edited, maker), _edited(kwargs, edited, maker)
 
 
-def _edit_outputs(edit: Intervention, module: nn.Module, _args: object, output: object) -> object:
+def _edit_outputs(edit: Intervention, maker: nn.Module | str, _args: object, output: object) -> object:
     found = tensors_in(output)
-    edited = {slot: edit.apply(module, tensor) for slot, tensor in found if tensor.is_floating_point()}
-    return _edited(output, edited, module) if edited else None
+    edited = {slot: edit.apply(maker, tensor) for slot, tensor in found if tensor.is_floating_point()}
+    return _edited(output, edited, maker) if edited else None
 
 
-def _edit_gradients(edits: Sequence[Intervention], module: nn.Module, _args: object, output: object) -> object:
+def _edit_gradients(edits: Sequence[Intervention], maker: nn.Module | str, _args: object, output: object) -> object:
     if not torch.is_grad_enabled():
         return None
     # Copies: the edits come before what observes the tensors that a submodule returned.
     copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
     for tensor in copies.values():
         for edit in edits:
-            tensor.register_hook(_editor_of_gradient(edit, module))  # type: ignore[no-untyped-call]
-    return _edited(output, copies, module) if copies else None
+            tensor.register_hook(_editor_of_gradient(edit, maker))  # type: ignore[no-untyped-call]
+    return _edited(output, copies, maker) if copies else None
 
 
-def _edited(value: object, edited: Mapping[str, Tensor], module: nn.Module) -> object:
+def _edited(value: object, edited: Mapping[str, Tensor], maker: nn.Module | str) -> object:
     try:
         return with_tensors(value, edited)
     except TypeError as error:
-        raise UsageError(f"An edit cannot reach the inputs or outputs of {type(module).__name__}: {error}.") from error
+        name = maker if isinstance(maker, str) else type(maker).__name__
+        raise UsageError(f"An edit cannot reach the inputs or outputs of {name}: {error}.") from error
 
 
-def _editor_of_gradient(edit: Intervention, module: nn.Module) -> Callable[[Tensor | None], Tensor | None]:
-    return lambda gradient: None if gradient is None else edit.apply(module, gradient)
+def _editor_of_gradient(edit: Intervention, maker: nn.Module | str) -> Callable[[Tensor | None], Tensor | None]:
+    return lambda gradient: None if gradient is None else edit.apply(maker, gradient)

@@ -1,4 +1,4 @@
-"""Patterns over layers: what a `--layer` value says about a name and a type."""
+"""Patterns over layers and operations: what a `--layer` value says about a name and a type."""
 
 import fnmatch
 import re
@@ -67,6 +67,64 @@ def parse_pattern(text: str) -> Pattern:
         position,
         not body,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPattern:
+    """One parsed `--layer` value that is about operations.
+
+    Attributes:
+        text: As the user wrote it.
+        matches: Tells whether (dotted name of the module, "(model)" for the root; name of the operation) is meant.
+        exclude: Whether matching operations are taken away instead.
+        call: Which call of the operation in a forward pass, from 0; None for all.
+    """
+
+    text: str
+    matches: Callable[[str, str], bool]
+    exclude: bool
+    call: int | None
+
+
+_CALL = re.compile(r"(?P<body>.*)#(?P<call>\d+)\Z", re.DOTALL)
+
+
+def is_operation_pattern(text: str) -> bool:
+    """Tell whether a `--layer` value is about operations: "op:relu", "layer1.0:add", "!layer3.*:cat"."""
+    body = text.removeprefix("!")
+    return ":" in body and not body.startswith(("name:", "type:", "/", "param:"))
+
+
+def parse_operation_pattern(text: str) -> OperationPattern:
+    """Parse a `--layer` value that is about operations: `op:NAME`, or `MODULE:NAME` as rows are labelled.
+
+    NAME is the whole name of the operation, or a glob. MODULE is matched like the name of a layer: a word is a part of
+    it in any case, with `*?[]` it is a glob over the whole. A leading `!` excludes, a trailing `#1` takes the second
+    call of each operation.
+
+    Raises:
+        UsageError: If the name of the operation, or of the module, is missing.
+    """
+    exclude, body = text.startswith("!"), text.removeprefix("!")
+    call = None
+    if found := _CALL.match(body):
+        body, call = found["body"], int(found["call"])
+    module, _, name = body.rpartition(":")
+    if not module or not name:
+        raise UsageError(f"--layer {text!r} is half a pattern: give op:NAME or MODULE:NAME, e.g. --layer op:relu.")
+    if _POSITION.match(name):
+        raise UsageError(f"--layer {text!r} chooses an operation by position: give a call instead, as in op:relu#1.")
+    in_module = (lambda _candidate: True) if module == "op" else name_test(module)
+    wanted = re.compile(fnmatch.translate(name))
+    return OperationPattern(
+        text, lambda layer, operation: bool(wanted.match(operation)) and in_module(layer), exclude, call
+    )
+
+
+def exact_operation(label: str) -> OperationPattern:
+    """Return the pattern of one operation, all its calls, by the label of its row without a call: "layer1.0:add"."""
+    module, _, name = label.rpartition(":")
+    return OperationPattern(label, lambda layer, operation: (layer, operation) == (module, name), False, None)
 
 
 def _is_regex(body: str) -> bool:

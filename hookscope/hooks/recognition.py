@@ -5,14 +5,13 @@ of ours after the call, so for what follows it is another object with the same v
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-Place = tuple[str, int, str]
-"""(layer, call, slot)."""
+from hookscope.hooks.observed import Place
 
 _Known = tuple[weakref.ref[Tensor], int, list[Place]]
 """A tensor, its version, and where it was shown first, if it was; that list is shared with what stands for it."""
@@ -59,6 +58,26 @@ class Identities:
                 if shown is None:
                     self._add(original, shown := [])
                 self._add(ours, shown)
+
+    def sources(
+        self, inputs: Sequence[tuple[str, Tensor]], names: Mapping[int, str], *, overwritten: bool = False
+    ) -> tuple[Place | str, ...]:
+        """Return where each input was shown first, or its name if it was not.
+
+        Args:
+            inputs: Of one call.
+            names: Of the tensors that no call returns, by identity.
+            overwritten: Whether the call has written to the inputs already.
+        """
+        found: list[Place | str] = []
+        for _, tensor in inputs:
+            known = self._known.get(id(tensor))
+            is_known = known is not None and known[0]() is tensor and known[2]
+            if known is not None and is_known and (overwritten or known[1] == tensor._version):
+                found.append(known[2][0])
+            else:
+                found.append(names.get(id(tensor), ""))
+        return tuple(found)
 
     def _find(self, tensor: Tensor) -> list[Place] | None:
         known = self._known.get(id(tensor))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import ModelError, UnfitInputError
+from hookscope.errors import LayerNotFoundError, ModelError, UnfitInputError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.pytree import tensors_given
 from hookscope.inputs import Batch
@@ -24,7 +24,7 @@ from hookscope.inspection.gradient_rows import (
 )
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.network import inspected_network, queue_of
-from hookscope.inspection.rows import Recorder, feature_maps, layer_rows, uncalled
+from hookscope.inspection.rows import Recorder, feature_maps, layer_rows, uncalled, unlisted
 from hookscope.inspection.run import Break, choose
 from hookscope.inspection.state.preservation import Mode, preserved
 from hookscope.models import LoadedModel
@@ -53,6 +53,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     layers: Sequence[str] = (),
     *,
     target: str | int | Tensor | None = None,
+    ops: bool = False,
+    judged: bool = False,
     include_inputs: bool = False,
     mode: Mode = "eval",
     grids_for: int = 0,
@@ -86,6 +88,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
             batch that returns a 0-d tensor.
         target: For a loss given by name: what the output is compared with, as `choose_loss` takes it.
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
+        ops: Whether to observe all operations that the network's own code calls, besides the layers.
+        judged: Whether to observe those that verdicts are about in any case; the result's `unlisted` names them.
         include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all
             parameters are trainable, the network's own floating inputs get one as well. Gradients of parameters may
             then differ in the last bits, because parts are added in another order.
@@ -126,8 +130,9 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     queue = queue_of(inputs, on_error)
     first = queue.peek()
     recorder = Recorder(0, None, None, Reducer(distributions=distributions))
-    selected, placed = choose(inspected, queue, layers, edits, recorder)
-    gradient_recorder = GradientRecorder(Recorder(grids_for, max_channels, None, recorder.reducer), on_tensor)
+    selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
+    maps = Recorder(grids_for, max_channels, None, recorder.reducer, operations=operations)
+    gradient_recorder = GradientRecorder(maps, on_tensor)
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))
         block.enter_context(torch.enable_grad())
@@ -148,6 +153,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
                 with_inputs=include_inputs,
                 track=track_outputs,
                 edits=placed.by_name,
+                operations=operations,
             )
         )
         state.mark_hooks()
@@ -155,6 +161,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
             inspected=inspected,
             queue=queue,
             selected=selected,
+            operations=operations,
             edits=placed,
             recorder=recorder,
             state=state,
@@ -172,6 +179,8 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         named = named_parameters(network)
 
     merge_batch(run)
+    if broken is None and operations is not None and (missing := operations.missing()):
+        raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows)
     gradients = gradient_rows(inspected, run.gradients, results, run.differentiated, gradient_recorder.nodes)
     if not verify:
@@ -200,6 +209,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         dtype=dtype,
         timings=run.seconds,
         verification=run.verification,
+        unlisted=unlisted(results, operations),
     )
     if broken is not None:
         raise PassError(broken.message, inspection) from broken.error

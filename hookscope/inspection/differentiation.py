@@ -16,6 +16,7 @@ from hookscope.errors import HookscopeError, UsageError, is_out_of_memory
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import SiteKey
+from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
@@ -161,9 +162,16 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
             output, loss = _output_and_loss(run, batch)
             return outcome_of(output, float(loss.value.detach()))
 
-    def hooks(layers: Mapping[str, nn.Module]) -> AbstractContextManager[object]:
+    def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
         network, inputs = run.inspected.network, run.with_inputs
-        return capture(network, layers, lambda *_: None, gradients=lambda *_: None, with_inputs=inputs)
+        return capture(
+            network,
+            layers,
+            lambda *_: None,
+            gradients=lambda *_: None,
+            with_inputs=inputs,
+            operations=operations,
+        )
 
     run.verification = verified(run, outcome_of(done.output, done.amount), began, forward, hooks)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hookscope.hooks.interventions import Intervention
+from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_layers
 from hookscope.inspection.edits import Edit, bind_edits, parse_edit
 from hookscope.inspection.rows import Recorder
@@ -18,10 +19,12 @@ class PlacedEdits:
 
     Attributes:
         by_name: For `capture`.
+        of_operations: Those of operations, for `capture`.
         applications: So far, by the text of the edit; an edit of several layers counts over all of them.
     """
 
     by_name: Mapping[str, Sequence[Intervention]]
+    of_operations: Sequence[tuple[OperationPattern, Intervention]]
     applications: Mapping[str, int]
 
     def warnings(self) -> tuple[str, ...]:
@@ -46,18 +49,20 @@ def place_edits(
     """
     parsed = [parse_edit(edit) if isinstance(edit, str) else edit for edit in edits]
     parameters = dict(network.named_parameters(remove_duplicate=False)) if parsed else {}
-    bound = bind_edits(parsed, lambda pattern: list(select_layers(network, [pattern], execution_order)), [*parameters])
+    about_operations = [edit for edit in parsed if is_operation_pattern(edit.pattern) and not edit.parameters_only]
+    others = [edit for edit in parsed if edit not in about_operations]
+    bound = bind_edits(others, lambda pattern: list(select_layers(network, [pattern], execution_order)), [*parameters])
     applications = {edit.text: 0 for edit in parsed}
 
-    def channel_axis(edit: Edit, module: nn.Module, tensor: Tensor) -> int | None:
+    def channel_axis(edit: Edit, maker: nn.Module | str, tensor: Tensor) -> int | None:
         if edit.place == "parameter grad":
-            transposed = isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+            transposed = isinstance(maker, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
             return None if not tensor.dim() else int(transposed and tensor.dim() > 1)  # where output channels are
-        return None if tensor.is_nested else recorder.axes.channel_axis(module, tuple(tensor.shape))
+        return None if tensor.is_nested else recorder.axes.channel_axis(maker, tuple(tensor.shape))
 
     def intervention(edit: Edit) -> Intervention:
-        def apply(module: nn.Module, tensor: Tensor) -> Tensor:
-            edited = edit.apply(tensor, channel_axis(edit, module, tensor))
+        def apply(maker: nn.Module | str, tensor: Tensor) -> Tensor:
+            edited = edit.apply(tensor, channel_axis(edit, maker, tensor))
             applications[edit.text] += edited is not tensor
             return edited
 
@@ -71,4 +76,5 @@ def place_edits(
                 continue
             tied.add(known)
         by_name.setdefault(name, []).append(intervention(edit))
-    return PlacedEdits(by_name, applications)
+    of_operations = [(parse_operation_pattern(edit.pattern), intervention(edit)) for edit in about_operations]
+    return PlacedEdits(by_name, of_operations, applications)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.observed import ModuleCall
+from hookscope.hooks.observed import ModuleCall, Operation
+from hookscope.hooks.operations import OperationChoice
 from hookscope.inspection.failures import locate, reraise_internal
 from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.state.preservation import preserved
@@ -17,8 +18,9 @@ from hookscope.results.network import Failure
 
 @dataclass(slots=True)
 class FirstCall:
-    """Shapes of a module's first call, and how often it was called."""
+    """Shapes of the first call of a module or an operation, and how often it was called; `operation` as observed."""
 
+    operation: Operation | None
     input_shapes: tuple[tuple[int, ...], ...]
     output_shapes: list[tuple[int, ...]]
     call_count: int
@@ -42,29 +44,34 @@ def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
 
 
 def first_calls(
-    network: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+    network: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    operations: OperationChoice | None = None,
 ) -> tuple[dict[str, FirstCall], Failure | None]:
     """Run the network once; return what its modules took and gave, in the order in which they first finished.
 
-    If it raises, the calls are those that had finished, and the failure says where it broke off.
+    Operations are among them, if some are chosen. If the network raises, the calls are those that had finished, and the
+    failure says where it broke off.
     """
 
     def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
         return tuple(tuple(given.shape) for _, given in call.inputs), tuple(tensor.shape)
 
     failure = None
-    with preserved(network, seed=0), capture(network, dict(network.named_modules()), shapes) as captured:
+    modules = dict(network.named_modules())
+    with preserved(network, seed=0), capture(network, modules, shapes, operations=operations) as captured:
         try:
             with torch.no_grad():
                 copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite its inputs
                 network(*copies[0], **copies[1])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             reraise_internal(error)
-            failure = locate(dict(network.named_modules()), error)
+            failure = locate(modules, error)
     calls: dict[str, FirstCall] = {}
     for seen in captured.observations:
         inputs, output = seen.value or ((), ())
-        known = calls.setdefault(seen.layer, FirstCall(inputs, [], 0))
+        known = calls.setdefault(seen.layer, FirstCall(seen.operation, inputs, [], 0))
         known.call_count = max(known.call_count, seen.call + 1)
         if seen.call == 0 and seen.value is not None:
             known.output_shapes.append(output)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import is_out_of_memory
+from hookscope.hooks.operations import is_networks_own
 from hookscope.hooks.pytree import tensors_in
 from hookscope.results.network import Failure
 from hookscope.text import exception_line
@@ -43,7 +44,8 @@ def reraise_internal(error: BaseException) -> BaseException:
     """Return the error if the model raised it; one that comes out of a hook is ours, and is raised again."""
     trace = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is the call of the model
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith(_HOOKSCOPES_OWN):
+        is_ours = trace.tb_frame.f_code.co_filename.startswith(_HOOKSCOPES_OWN)
+        if is_ours and not is_networks_own(trace):
             raise error
         trace = trace.tb_next
     return error

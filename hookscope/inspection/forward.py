@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import ModelError, UnfitInputError
+from hookscope.errors import LayerNotFoundError, ModelError, UnfitInputError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import Observation
+from hookscope.hooks.operations import EVERYTHING, OperationChoice
+from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.selection import module_index, select_from, unwrap
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.edits import Edit
@@ -24,14 +26,16 @@ from hookscope.inspection.rows import (
     layer_rows,
     merge_observations,
     uncalled,
+    unlisted,
 )
-from hookscope.inspection.run import Break, Run, choose, verified
+from hookscope.inspection.run import Break, Run, choose, split_patterns, verified
 from hookscope.inspection.state.preservation import preserved
 from hookscope.inspection.verification import Outcome, outcome_of
 from hookscope.models import LoadedModel
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModuleRow
+from hookscope.results.repeats import without_rows
 from hookscope.statistics import Measured, Reducer
 
 
@@ -53,6 +57,8 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     inputs: Tensor | Batch | Iterable[Batch],
     layers: Sequence[str] = (),
     *,
+    ops: bool = False,
+    judged: bool = False,
     grids_for: int = 0,
     max_channels: int | None = None,
     seed: int = 0,
@@ -74,6 +80,8 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         model: The network, on its device, or what `load_model` returned.
         inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device.
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
+        ops: Whether to observe all operations that the network's own code calls, besides the layers.
+        judged: Whether to observe those that rules are about in any case, and report on them.
         grids_for: Keep feature maps for drawing, for this many inputs from the first.
         max_channels: Keep at most this many channels of each, the first ones; None keeps all.
         seed: Seeds the random numbers the forward pass may draw.
@@ -102,17 +110,25 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     network = inspected.network
     queue = queue_of(inputs, on_error)
     recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions))
-    selected, placed = choose(inspected, queue, layers, edits, recorder)
+    selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
+    recorder.operations = None if judged else operations
     began = time.perf_counter()
     with (
         preserved(network, seed, modules=inspected.modules.values()) as state,
-        capture(network, selected, recorder.observe, edits=placed.by_name) as captured,
+        capture(
+            network,
+            selected,
+            recorder.observe,
+            edits=placed.by_name,
+            operations=operations,
+        ) as captured,
     ):
         state.mark_hooks()
         run = Run(
             inspected=inspected,
             queue=queue,
             selected=selected,
+            operations=operations,
             edits=placed,
             recorder=recorder,
             state=state,
@@ -129,7 +145,10 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         run.records.extend(broken.records)
         failure = broken.ended.failure
         called |= {failure.layer} if failure else set()
+    elif operations is not None and (missing := operations.missing()):
+        raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows)
+    left_out = () if judged else unlisted(results, operations)
     device, dtype = inspected.placed
     inspection = Activations(
         model=inspected.info,
@@ -147,6 +166,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         timings={"forward": seconds},
         verification=run.verification,
     )
+    inspection = without_rows(inspection, left_out)
     if broken is not None:
         raise ForwardError(broken.ended.message, inspection) from broken.ended.error
     return inspection
@@ -217,25 +237,26 @@ def _verified(run: Run, batch: Batch, output: object) -> Verification:
         with torch.no_grad():
             return outcome_of(run.inspected.network(*given.args, **given.kwargs))
 
-    def hooks(layers: Mapping[str, nn.Module]) -> AbstractContextManager[object]:
-        return capture(run.inspected.network, layers, lambda *_: None)
+    def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
+        return capture(run.inspected.network, layers, lambda *_: None, operations=operations)
 
     return verified(run, outcome_of(output), copy.copy(run.state), forward, hooks)
 
 
 def list_modules(
-    model: nn.Module, args: Sequence[object] | None, layers: Sequence[str] = ()
+    model: nn.Module, args: Sequence[object] | None, layers: Sequence[str] = (), *, ops: bool = False
 ) -> tuple[tuple[ModuleRow, ...], Failure | None]:
-    """List every module with its parameters and the shapes that one forward pass gives it.
+    """List every module with its parameters and the shapes that one forward pass gives it, and operations if asked for.
 
     Args:
         model: The network; on the meta device the pass costs next to nothing and computes shapes alone.
         args: Positional arguments of its forward, on the same device; None lists without shapes.
-        layers: Patterns as for `--layer`, to mark what they select.
+        layers: Patterns as for `--layer`, to mark what they select; operations that they select are listed.
+        ops: Whether to list all operations that the network's own code calls.
 
     Returns:
-        One row per module in the order of `named_modules()`, and where the pass broke off if it did: rows then hold
-        the shapes of what was reached.
+        One row per module in the order of `named_modules()`, each followed by its operations, and where the pass broke
+        off if it did: rows then hold the shapes of what was reached.
 
     Raises:
         LayerNotFoundError: If a pattern selects nothing.
@@ -244,8 +265,20 @@ def list_modules(
     network = unwrap(model)
     modules, aliases = module_index(network)
     counts, _ = count_parameters(modules)
-    calls, failure = first_calls(network, args, {}) if args is not None else ({}, None)
-    selected = select_from(modules, aliases, layers, lambda: list(calls))
+    others, marked = split_patterns(layers, ops=False)
+    listed = OperationChoice([parse_operation_pattern(EVERYTHING)]) if ops else marked
+    calls, failure = first_calls(network, args, {}, listed) if args is not None else ({}, None)
+    selected = {} if others is None else select_from(modules, aliases, others, lambda: list(calls))
+    of_modules: dict[str, list[ModuleRow]] = {}
+    for label, call in calls.items():
+        if call.operation is not None:
+            name, owner, source = call.operation
+            is_selected = marked is None or marked.observes(owner or "(model)", name)
+            shapes = (call.input_shapes, tuple(call.output_shapes))
+            row = ModuleRow(label, name, 0, 0, call.call_count, *shapes, is_selected, source, owner)
+            of_modules.setdefault(owner, []).append(row)
+    if failure is None and calls and marked is not None and (missing := marked.missing()):
+        raise LayerNotFoundError(missing)
     rows = []
     for name, module in modules.items():
         seen = calls.get(name)
@@ -262,4 +295,5 @@ def list_modules(
                 f"also {', '.join(aliases[name])}" if name in aliases else "",
             )
         )
+        rows += of_modules.get(name, ())
     return tuple(rows), failure

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from hookscope.hooks.autograd import consumers, plain_arithmetic
-from hookscope.hooks.observed import GradientSite, SiteKey
+from hookscope.hooks.observed import GradientSite, Place, SiteKey
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.network import InspectedNetwork
-from hookscope.inspection.rows import Key, Recorder, same_values
+from hookscope.inspection.rows import Recorder, same_values
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
 from hookscope.results.labels import row_label
@@ -76,7 +76,7 @@ class GradientRecorder:
 
     maps: Recorder
     on_tensor: Callable[[str, Tensor], None] | None
-    axes: dict[Key, int | None] = field(default_factory=dict)
+    axes: dict[Place, int | None] = field(default_factory=dict)
     waiting: list[tuple[str, Tensor]] | None = None
     nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class GradientRecorder:
         """Reduce one gradient in the hook."""
         key = (site.layer, site.call, site.slot)
         self.nodes[site.key] = torch._C._current_autograd_node()
-        if self.on_tensor is not None:
+        if self.on_tensor is not None and self.maps.lists(site):
             label = f"{row_label(*key)} grad_{site.role}"
             if self.waiting is None:
                 self.on_tensor(label, gradient)
@@ -92,10 +92,10 @@ class GradientRecorder:
                 self.waiting.append((label, gradient.detach().clone()))
         if site.role == "output":
             axis = self.axes.get(key)
-            if self.maps.grids_for:
+            if self.maps.grids_for and self.maps.lists(site):
                 self.maps.keep(key, gradient, axis)
         else:
-            axis = None if gradient.is_nested else self.maps.axes.channel_axis(site.module, tuple(gradient.shape))
+            axis = None if gradient.is_nested else self.maps.axes.channel_axis(site.maker, tuple(gradient.shape))
         return self.maps.reducer.reduce(gradient, axis)
 
     def release(self) -> None:
@@ -134,7 +134,7 @@ def gradient_rows(
                 index=index,
                 backward_index=positions.get(id(each)),
                 layer=site.layer,
-                kind=type(site.module).__name__,
+                kind=type(site.module).__name__ if site.operation is None else site.operation.name,
                 call=site.call,
                 slot=site.slot,
                 role=site.role,
@@ -142,6 +142,8 @@ def gradient_rows(
                 gradient=statistics or _without(site.shape, site.dtype),
                 remark=site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
                 aliases=inspected.aliases.get(site.layer, ()),
+                owner=None if site.operation is None else site.operation.owner,
+                source="" if site.operation is None else site.operation.source,
             )
         )
     if loss is not None and any(row.status == "zero" for row in rows):

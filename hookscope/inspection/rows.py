@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.observed import ModuleCall, Observation
+from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Operation, Place
+from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses import Output, output_at
 from hookscope.inspection.network import InspectedNetwork
@@ -22,9 +23,6 @@ from hookscope.statistics.channel_axis import AxisReader, arrange
 
 # A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
 _DEAD_FRACTION = 0.5
-
-Key = tuple[str, int, str]
-"""(layer, call, slot)."""
 
 # All flags, in the order of display.
 _FLAGS: tuple[Flag, ...] = (
@@ -47,12 +45,20 @@ _SUMMED = ("mean", "std", "mean_abs", "l2")
 
 @dataclass(slots=True)
 class Row:
-    """What one (layer, call, slot) has shown so far; `repeats` as in `Observation`, None once a batch differs."""
+    """What one (layer, call, slot) has shown so far.
+
+    Attributes:
+        repeats: As in `Observation`; None once a batch differs.
+        operation: What was called; None for a module.
+        sources: As in `Observation`, of the first batch.
+    """
 
     reduction: Reduction | None
     in_place: bool
     passed_through: bool
-    repeats: Key | None = None
+    repeats: Place | None = None
+    operation: Operation | None = None
+    sources: tuple[Place | str, ...] = ()
     shape_varies: bool = False
 
 
@@ -60,7 +66,7 @@ class Row:
 class SavedActivation:
     """One input's activation, cloned in the hook."""
 
-    key: Key
+    key: Place
     input_index: int
     values: Tensor
     channel_axis: int | None
@@ -79,6 +85,7 @@ class Recorder:
     on_tensor: Callable[[str, Tensor, int | None], None] | None
     reducer: Reducer = field(default_factory=Reducer)
     axes: AxisReader = field(default_factory=AxisReader)
+    operations: OperationChoice | None = None
     kept: list[SavedActivation] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
@@ -97,16 +104,23 @@ class Recorder:
         first = min(self.indices, default=0)
         self.kept = [each for each in self.kept if each.input_index < first]
 
+    def lists(self, call: ModuleCall | GradientSite[Measured]) -> bool:
+        """Tell whether a call has rows that are shown: those of operations that are only judged are not."""
+        known = call.operation
+        if known is None or self.operations is None:
+            return True
+        return self.operations.lists(known.owner or "(model)", known.name, call.call)
+
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
-        axis = None if tensor.is_nested else self.axes.channel_axis(call.module, tensor.shape)
-        if self.on_tensor is not None:
+        axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
+        if self.on_tensor is not None and self.lists(call):
             self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
-        if self.grids_for:
+        if self.grids_for and self.lists(call):
             self.keep((call.layer, call.call, slot), tensor, axis)
         return self.reducer.reduce(tensor, axis)
 
-    def keep(self, key: Key, tensor: Tensor, axis: int | None) -> None:
+    def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
         """Clone the slices that belong to the inputs to be drawn, if there are any."""
         if self.grids_for <= min(self.indices, default=0) or tensor.layout != torch.strided or not tensor.numel():
             return
@@ -133,15 +147,15 @@ class Recorder:
                 break
 
 
-def merge_observations(rows: dict[Key, Row], observations: Sequence[Observation[Measured]]) -> None:
+def merge_observations(rows: dict[Place, Row], observations: Sequence[Observation[Measured]]) -> None:
     """Merge one forward pass into the rows; new ones are appended in execution order."""
     reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
-    for layer, call, slot, value, passed_through, in_place, repeats in observations:
+    for layer, call, slot, value, passed_through, in_place, repeats, operation, sources in observations:
         reduction = None if value is None else next(reductions)
         key = (layer, call, slot)
         row = rows.get(key)
         if row is None:
-            rows[key] = Row(reduction, in_place, passed_through, repeats)
+            rows[key] = Row(reduction, in_place, passed_through, repeats, operation, sources)
             continue
         row.passed_through &= passed_through
         if row.repeats != repeats:
@@ -153,13 +167,13 @@ def merge_observations(rows: dict[Key, Row], observations: Sequence[Observation[
             row.reduction = merge(row.reduction, reduction)
 
 
-def layer_rows(inspected: InspectedNetwork, rows: Mapping[Key, Row]) -> tuple[LayerRow, ...]:
+def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[LayerRow, ...]:
     """Turn rows into results, in execution order."""
     # A container shares the reduction of its last child.
     reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     result = []
-    shown: dict[Key, TensorStatistics] = {}
+    shown: dict[Place, TensorStatistics] = {}
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
         statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
         shown[layer, call, slot] = statistics
@@ -168,17 +182,28 @@ def layer_rows(inspected: InspectedNetwork, rows: Mapping[Key, Row]) -> tuple[La
             LayerRow(
                 index=index,
                 layer=layer,
-                kind=type(inspected.modules[layer]).__name__,
+                kind=type(inspected.modules[layer]).__name__ if row.operation is None else row.operation.name,
                 call=call,
                 slot=slot,
-                parameter_count=inspected.parameter_counts[layer],
+                parameter_count=inspected.parameter_counts[layer] if row.operation is None else 0,
                 activation=statistics,
                 flags=_flags(row, statistics),
                 aliases=inspected.aliases.get(layer, ()),
                 repeats=row_label(*repeats) if repeats else "",
+                owner=None if row.operation is None else row.operation.owner,
+                source="" if row.operation is None else row.operation.source,
+                inputs=tuple([each if isinstance(each, str) else row_label(*each) for each in row.sources]),
             )
         )
     return tuple(result)
+
+
+def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tuple[str, ...]:
+    """Return the labels of the operations that no pattern selects."""
+    if operations is None:
+        return ()
+    owned = ((row, row.owner) for row in rows if row.owner is not None)
+    return tuple(row.label for row, owner in owned if not operations.lists(owner or "(model)", row.kind, row.call))
 
 
 def same_values(first: TensorStatistics, second: TensorStatistics) -> bool:

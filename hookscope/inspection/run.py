@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from hookscope.hooks.forward_hooks import Capture
+from hookscope.hooks.observed import Place
+from hookscope.hooks.operations import EVERYTHING, OperationChoice, has_own_operations
+from hookscope.hooks.patterns import exact_operation, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_from
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import execution_order
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
-from hookscope.inspection.rows import Key, Recorder, Row, predictions
+from hookscope.inspection.rows import Recorder, Row, predictions
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, verification_warnings, verify_outcome
 from hookscope.results.activations import Verification
@@ -55,13 +58,14 @@ class Run:
     inspected: InspectedNetwork
     queue: BatchQueue
     selected: Mapping[str, nn.Module]
+    operations: OperationChoice | None
     edits: PlacedEdits
     recorder: Recorder
     state: Preserved
     captured: Capture[Measured]
     output_key: str | None
     verify: bool
-    rows: dict[Key, Row] = field(default_factory=dict)
+    rows: dict[Place, Row] = field(default_factory=dict)
     records: list[InputRecord] = field(default_factory=list)
     best: list[Prediction] = field(default_factory=list)
     verification: Verification | None = None
@@ -89,8 +93,23 @@ def choose(
     layers: Sequence[str],
     edits: Sequence[str | Edit],
     recorder: Recorder,
-) -> tuple[dict[str, nn.Module], PlacedEdits]:
-    """Return the layers that patterns select, and the edits ready for `capture`.
+    *,
+    ops: bool,
+    judged: bool = False,
+) -> tuple[dict[str, nn.Module], OperationChoice | None, PlacedEdits]:
+    """Return the layers that patterns select, the operations, and the edits ready for `capture`.
+
+    Patterns of operations alone select no layers. Whether they select an operation is known after the run: see
+    `OperationChoice.missing`.
+
+    Args:
+        inspected: The network.
+        queue: Its inputs, for patterns that choose by position.
+        layers: Patterns as for `--layer`.
+        edits: As for `--edit`.
+        recorder: Tells which axis counts channels.
+        ops: Whether all operations are selected.
+        judged: Whether those that verdicts are about are observed, too, if the network's own code calls any.
 
     Raises:
         LayerNotFoundError: If a pattern or an edit selects nothing.
@@ -100,8 +119,32 @@ def choose(
     def order() -> list[str]:
         return execution_order(inspected.network, queue)
 
-    selected = select_from(inspected.modules, inspected.aliases, layers, order)
-    return selected, place_edits(edits, inspected.network, order, recorder)
+    others, operations = split_patterns(layers, ops=ops)
+    selected = {} if others is None else select_from(inspected.modules, inspected.aliases, others, order)
+    placed = place_edits(edits, inspected.network, order, recorder)
+    judged = judged and any(map(has_own_operations, inspected.modules.values()))
+    if placed.of_operations or judged:
+        operations = operations or OperationChoice(())
+        operations.edits, operations.judged = placed.of_operations, judged
+    return selected, operations, placed
+
+
+def split_patterns(layers: Sequence[str], *, ops: bool) -> tuple[list[str] | None, OperationChoice | None]:
+    """Return the patterns of layers, None if no layer is meant, and the choice of operations, None if none is meant.
+
+    Args:
+        layers: Patterns as for `--layer`.
+        ops: Whether all operations are meant, but those that patterns exclude.
+
+    Raises:
+        UsageError: If a pattern of operations is malformed.
+    """
+    of_layers = [text for text in layers if not is_operation_pattern(text)]
+    chosen = [parse_operation_pattern(text) for text in layers if is_operation_pattern(text)]
+    only_operations = not of_layers and not ops and any(not pattern.exclude for pattern in chosen)
+    if ops:
+        chosen.insert(0, parse_operation_pattern(EVERYTHING))
+    return None if only_operations else of_layers, OperationChoice(chosen) if chosen else None
 
 
 def verified(
@@ -109,19 +152,22 @@ def verified(
     hooked: Outcome,
     began: Preserved,
     forward: Callable[[], Outcome],
-    hooks: Callable[[Mapping[str, nn.Module]], AbstractContextManager[object]],
+    hooks: Callable[[Mapping[str, nn.Module], OperationChoice | None], AbstractContextManager[object]],
 ) -> Verification:
     """Compare the outcome of the first batch to that without hooks; the run then goes on as if nothing had been.
 
-    `began` leads back to where the batch began, `forward` runs it, and `hooks` puts hooks on some of the layers, to
-    find out whose make a difference.
+    `began` leads back to where the batch began, `forward` runs it, and `hooks` puts hooks on some of the layers and
+    operations, to find out whose make a difference.
     """
     run.state.mark()  # to go on from here
     layers = [*dict.fromkeys(seen.layer for seen in run.captured.observations)]
 
     def with_hooks(chosen: Sequence[str]) -> Outcome:
         began.rewind()
-        with run.captured.detached(), hooks({layer: run.inspected.modules[layer] for layer in chosen}):
+        modules = {layer: run.inspected.modules[layer] for layer in chosen if layer in run.inspected.modules}
+        patterns = [exact_operation(layer) for layer in chosen if layer not in modules]
+        operations = OperationChoice(patterns) if patterns else None
+        with run.captured.detached(), hooks(modules, operations):
             return forward()
 
     try:

@@ -35,10 +35,11 @@ from hookscope.inspection.network import as_batches
 from hookscope.inspection.tensor_collector import TensorCollector
 from hookscope.models import LoadedModel, example_shape, load_function
 from hookscope.results.activations import Activations
+from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.provenance import Provenance
-from hookscope.results.repeats import fold_repeats, repeated
+from hookscope.results.repeats import fold_repeats, repeated, without_rows
 from hookscope.text import safe_text
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
@@ -176,6 +177,7 @@ def run_forward(
     session: Session,
     *,
     layers: Sequence[str],
+    ops: bool,
     repeats: bool,
     edits: Sequence[str],
     batch_size: int,
@@ -192,7 +194,7 @@ def run_forward(
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
     """
-    run = partial(inspect, session.loaded, layers=layers, seed=session.seed, distributions=True, verify=verify)
+    run = partial(inspect, session.loaded, layers=layers, ops=ops, seed=session.seed, distributions=True, verify=verify)
     collector = TensorCollector(_input_count(session), on_progress)
     report = _reporter(session, on_error)
     try:
@@ -225,6 +227,7 @@ def run_backward(
     loss: Loss,
     *,
     layers: Sequence[str],
+    ops: bool,
     repeats: bool,
     edits: Sequence[str],
     mode: Literal["eval", "train"],
@@ -236,13 +239,14 @@ def run_backward(
     save_tensors: bool,
     on_progress: OnProgress | None,
     on_error: OnError | None,
+    judge: Callable[[Gradients], tuple[Finding, ...]],
     settings: Mapping[str, Any],
     **options: Any,
 ) -> Gradients:
     """Run the network forward and backward over all inputs, without edits first, and over each input alone if asked.
 
-    Arguments are those of `hookscope.grads`; `settings` go into `run.json`, `options` to `inspect_gradients` in the run
-    that is reported.
+    Arguments are those of `hookscope.grads`; `judge` gives the verdicts on what is reported, and sees operations that
+    are not; `settings` go into `run.json`, `options` to `inspect_gradients` in the run that is reported.
 
     Raises:
         PassError: If the model raised; carries what was seen until then.
@@ -251,7 +255,7 @@ def run_backward(
     alone = partial(
         inspect_gradients, session.loaded, loss=loss, layers=layers, mode=mode, seed=session.seed, autocast=dtype
     )
-    run = partial(alone, include_inputs=include_inputs, distributions=True, verify=verify)
+    run = partial(alone, ops=ops, include_inputs=include_inputs, distributions=True, verify=verify)
     collector = TensorCollector(_input_count(session), on_progress)
     report = _reporter(session, on_error)
     try:
@@ -264,12 +268,14 @@ def run_backward(
             on_tensor=collector.collect if save_tensors else None,
             on_batch=collector.end_batch,
             on_error=report,
+            judged=True,
             **options,
         )
     except PassError as error:
         error.inspection = _partial(session, error.inspection, repeats=repeats)
         raise
     collector.end()  # gradients of parameters come last
+    verdicts = judge(inspection)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
     if per_image and inspection.inputs:
         inspection = _with_inputs_alone(session, inspection, partial(alone, edits=edits), report)
@@ -277,6 +283,7 @@ def run_backward(
     labels |= {f"{row.name} grad" for row in inspection.parameters}
     return replace(
         inspection,
+        verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(labels),
         provenance=_provenance(session, layers, {"edits": list(edits), **settings, "autocast": autocast}),
@@ -344,6 +351,7 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
 
     The verification shown is that of the run without edits.
     """
+    edited = _listed(edited)
     shown: Run = edited if repeats else fold_repeats(edited)
     if plain is None:
         return shown
@@ -354,8 +362,14 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
     return replace(shown, comparison=compare(plain, edited, edits, () if repeats else repeated(edited)))
 
 
+def _listed(run: Run) -> Run:
+    """Leave out the operations that were measured for verdicts alone."""
+    return replace(without_rows(run, run.unlisted), unlisted=()) if isinstance(run, Gradients) else run
+
+
 def _partial(session: Session, seen: Run, *, repeats: bool) -> Run:
     """Fold the repeated rows of a run that the model broke off."""
+    seen = _listed(seen)
     shown: Run = seen if repeats else fold_repeats(seen)
     return replace(shown, timings={"load": session.load_seconds, **shown.timings})
 

@@ -189,7 +189,8 @@ def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], 
     In full, with the rows that it repeats or stands for.
     """
     statistics = row.gradient
-    words = [verdict.rule for verdict in verdicts]
+    words = [row.source] if isinstance(row, GradientRow) and row.source else []
+    words += [verdict.rule for verdict in verdicts]
     if row.status != "gradient":
         words.append(row.status)
     if isinstance(row, ParameterRow) and not row.trainable:

@@ -19,13 +19,13 @@ _LAYER_COLUMNS = (
     *_NUMBERS,
     *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction"),
     *QUANTILE_NAMES,
-    *("unmeasured", "flags", "aliases", "repeats", "also"),
+    *("unmeasured", "flags", "aliases", "repeats", "also", "source", "inputs"),
 )
 _GRADIENT_COLUMNS = (
     *("index", "backward_index", "layer", "call", "slot", "role", "kind", "status", "shape", "dtype", "element_count"),
     *_NUMBERS,
     *QUANTILE_NAMES,
-    *("unmeasured", "remark", "aliases", "repeats", "also"),
+    *("unmeasured", "remark", "aliases", "repeats", "also", "source"),
 )
 _PARAMETER_COLUMNS = (
     *("index", "name", "kind", "trainable", "status", "shape", "dtype", "element_count"),

@@ -157,7 +157,7 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
     """Return the modules of a network as a tree by their dotted names, with a line of totals."""
     notes = [safe_line(row.note, style="cyan") if row.note else Text() for row in rows]
     columns = [
-        Column("module", [*map(safe_line, _tree_names([row.layer for row in rows]))], 0, words=True),
+        Column("module", [*map(safe_line, _tree_names(rows))], 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 4, words=True),
         Column("parameters", [safe_line(f"{row.total_parameter_count:,}") for row in rows], 3),
         Column("calls", [safe_line(str(row.call_count)) for row in rows], 11),
@@ -172,8 +172,10 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
         fitted(columns, notes, width), ["green" if row.selected else "" for row in rows], range(len(rows)), width
     )
     whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
+    operation_count = sum(row.owner is not None for row in rows)
     totals = (
-        counted(len(rows), "module"),
+        counted(len(rows) - operation_count, "module"),
+        *([counted(operation_count, "operation")] if operation_count else ()),
         f"{sum(row.selected for row in rows)} selected",
         counted(whole[0], "parameter"),
     )
@@ -239,7 +241,8 @@ def _flag_words(row: LayerRow, *, full: bool) -> Text:
         "dead channels": f" {_dead_channels(statistics)}",
         "unmeasured": f": {statistics.unmeasured}" if statistics.unmeasured else "",
     }
-    words = "; ".join([*(flag + details.get(flag, "") for flag in row.flags), *(repeats_words(row) if full else ())])
+    flags = [flag + details.get(flag, "") for flag in row.flags]
+    words = "; ".join([*([row.source] if row.source else ()), *flags, *(repeats_words(row) if full else ())])
     return safe_line(words, style=_row_style(row) or "cyan") if words else Text()
 
 
@@ -248,15 +251,19 @@ def _row_style(row: LayerRow) -> str:
     return next((style for flag, style in _ALARMS.items() if flag in row.flags), "")
 
 
-def _tree_names(layers: Sequence[str]) -> list[str]:
-    """Return each dotted name without its nearest listed ancestor's, indented by the number of listed ancestors."""
-    known = set(layers)
+def _tree_names(rows: Sequence[ModuleRow]) -> list[str]:
+    """Return each dotted name without its nearest listed ancestor's, indented by the number of listed ancestors.
+
+    An operation stands below its module: ":add".
+    """
+    known = {row.layer for row in rows}
     names = []
-    for layer in layers:
-        parts = layer.split(".") if layer else []
+    for row in rows:
+        module = row.layer if row.owner is None else row.owner
+        parts = module.split(".") if module else []
         ancestors = [size for size in range(len(parts)) if ".".join(parts[:size]) in known]
         own = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
-        names.append("  " * len(ancestors) + own)
+        names.append("  " * len(ancestors) + own if row.owner is None else "  " * (len(ancestors) + 1) + f":{row.kind}")
     return names
 
 

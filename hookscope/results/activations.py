@@ -46,6 +46,11 @@ class LayerRow(MeasuredTensor):
         repeats: Label of the row with this very tensor, for a pass-through module whose input another row shows; "" for
             a tensor that no earlier row shows.
         also: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
+        owner: Of an operation, the dotted name of the module whose forward calls it; `layer` is then "MODULE:NAME", and
+            `kind` the operation's name. None for a module.
+        source: The line that calls the operation, "net.py:14"; "" for a module, and where no Python code calls it.
+        inputs: Where the input tensors came from, if operations were observed: labels of rows, names of parameters and
+            buffers, "input" for the network's own, "" for anything else.
     """
 
     index: int
@@ -59,10 +64,13 @@ class LayerRow(MeasuredTensor):
     aliases: tuple[str, ...] = ()
     repeats: str = ""
     also: tuple[str, ...] = ()
+    owner: str | None = None
+    source: str = ""
+    inputs: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
+        """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)", "layer1.0:add"."""
         return row_label(self.layer, self.call, self.slot)
 
     @property

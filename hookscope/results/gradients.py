@@ -36,6 +36,7 @@ class GradientRow(MeasuredTensor):
         taken_by: Labels of the outputs that are computed from this one with no other row's output between, "" for the
             loss: where its gradient comes from. Known where some gradient of the run is zero; else, and inside
             reentrant checkpoints, None.
+        owner: As `LayerRow.owner`, like `source`.
     """
 
     index: int
@@ -52,6 +53,8 @@ class GradientRow(MeasuredTensor):
     repeats: str = ""
     also: tuple[str, ...] = ()
     taken_by: tuple[str, ...] | None = None
+    owner: str | None = None
+    source: str = ""
 
     @property
     def label(self) -> str:
@@ -168,6 +171,7 @@ class Gradients(Run):
         verdicts: What the rules object to, failures first.
         mode: "eval", or "train" for batch statistics and dropout as in training.
         inputs_alone: Norms of each input differentiated by itself, if asked for.
+        unlisted: Labels of operations that were measured for verdicts alone; `without_rows` leaves them out.
     """
 
     loss: LossRecord | None
@@ -177,6 +181,7 @@ class Gradients(Run):
     verdicts: tuple[Finding, ...] = ()
     mode: Literal["eval", "train"] = "eval"
     inputs_alone: tuple[InputGradients, ...] = ()
+    unlisted: tuple[str, ...] = ()
 
     def __getitem__(self, label: str) -> GradientRow | ParameterRow:
         """Return the gradient of an output, "layer1.0.conv1", or of a parameter, "layer1.0.conv1.weight".

@@ -34,7 +34,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """One module of a network, for the `layers` command.
+    """One module of a network, or one operation that it calls, for the `layers` command.
 
     Attributes:
         layer: Dotted name; "" is the whole model.
@@ -44,7 +44,9 @@ class ModuleRow:
         input_shapes: Of the first call, nested inputs flattened.
         output_shapes: Of the first call, nested outputs flattened.
         selected: Whether the given patterns select it.
-        note: Why there are no shapes, or aliases; "" otherwise.
+        note: Why there are no shapes, or aliases; of an operation the line that calls it; "" otherwise.
+        owner: Of an operation, the module whose forward calls it; `layer` is then "MODULE:NAME", and `kind` the
+            operation's name. None for a module.
     """
 
     layer: str
@@ -56,6 +58,7 @@ class ModuleRow:
     output_shapes: tuple[tuple[int, ...], ...]
     selected: bool
     note: str = ""
+    owner: str | None = None
 
     @property
     def label(self) -> str:

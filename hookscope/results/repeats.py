@@ -1,6 +1,6 @@
 """Fold rows that repeat another: a module that passes its input through shows a tensor that was shown before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,7 +32,45 @@ def fold_repeats(run: Run) -> Run:
     calls = {(row.layer, row.call) for row in rows}
     stay = [each for each in run.gradients if each.role == "output" or (each.layer, each.call) in calls]
     taken_by = {row.label: row.taken_by or () for row in run.gradients if row.role == "output" and _key(row) in into}
-    gradients = [replace(each, taken_by=_resolved(each.taken_by, taken_by)) for each in _folded(stay, into)]
+    return _with_gradients(run, rows, _folded(stay, into), taken_by)
+
+
+def without_rows(run: Run, left_out: Collection[str]) -> Run:
+    """Leave out the rows of some operations, by label, that were measured for verdicts alone.
+
+    What came from one of them came from its inputs; a row that repeats one repeats the next that does, if there is one.
+    Rows are numbered anew, and feature maps follow them.
+    """
+    if not left_out:
+        return run
+    inputs = {row.label: row.inputs for row in run.rows if row.label in left_out}
+    rows = [replace(row, inputs=_resolved(row.inputs, inputs) or ()) for row in _repeating_others(run.rows, left_out)]
+    if isinstance(run, Activations):
+        return replace(run, rows=_numbered(rows), feature_maps=_of_rows(run.feature_maps, rows))
+    taken_by = {row.label: row.taken_by or () for row in run.gradients if row.label in left_out}
+    return _with_gradients(run, rows, _repeating_others(run.gradients, left_out), taken_by)
+
+
+def _repeating_others(rows: Sequence[Row], left_out: Collection[str]) -> list[Row]:
+    """Return the rows that are not left out; of those that repeat one left out, the first stands for the others."""
+    first: dict[str, str] = {}
+    stay: list[Row] = []
+    for row in rows:
+        if row.label in left_out:
+            continue
+        if row.repeats in left_out:
+            shown = first.setdefault(row.repeats, row.label)
+            stay.append(replace(row, repeats="" if shown == row.label else shown))
+        else:
+            stay.append(row)
+    return stay
+
+
+def _with_gradients(
+    run: Gradients, rows: Sequence[LayerRow], stay: Sequence[GradientRow], taken_by: Mapping[str, Sequence[str]]
+) -> Gradients:
+    """Return the run with other rows, numbered anew; `taken_by` of the rows that are left out, by label."""
+    gradients = [replace(each, taken_by=_resolved(each.taken_by, taken_by)) for each in stay]
     arrived = sorted(each.backward_index for each in gradients if each.backward_index is not None)
     order: dict[int | None, int | None] = {index: position for position, index in enumerate(arrived)}
     return replace(

@@ -32,7 +32,7 @@ QUANTILE_NAMES = tuple(f"q{round(level * 100):02d}" for level in QUANTILE_LEVELS
 _NO_STATISTICS = TensorStatistics((), "none", 0)
 
 # Fields of results that no file of JSON has.
-_NOT_IN_JSON = ("feature_maps", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance")
+_NOT_IN_JSON = ("feature_maps", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance", "unlisted")
 
 # A longer whole number is infinite as a float; JSON and Python have no limit.
 _MOST_DIGITS = 300

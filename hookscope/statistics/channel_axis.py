@@ -37,16 +37,16 @@ class AxisReader:
     def __init__(self) -> None:
         """Start with nothing seen."""
         self._axis_by_shape: dict[tuple[int, ...], int] = {}
-        self._habits: dict[type[nn.Module], tuple[str, str]] = {}
+        self._habits: dict[type[nn.Module] | str, tuple[str, str]] = {}
         self.grids: list[tuple[int, ...]] = []
 
-    def channel_axis(self, module: nn.Module, shape: tuple[int, ...]) -> int | None:
+    def channel_axis(self, maker: nn.Module | str, shape: tuple[int, ...]) -> int | None:
         """Return the axis of `shape` that counts channels.
 
         Call it once per output, in execution order.
 
         Args:
-            module: The module that returned the tensor.
+            maker: The module that returned the tensor, or the name of the operation.
             shape: The tensor's shape; axis 0 is taken for the batch.
 
         Returns:
@@ -55,17 +55,20 @@ class AxisReader:
         """
         if len(shape) < 2:
             return None
-        habit = self._habits.get(type(module))
+        kind = maker if isinstance(maker, str) else type(maker)
+        habit = self._habits.get(kind)
         if habit is None:
-            habit = self._habits[type(module)] = _habit(type(module))
+            habit = self._habits[kind] = ("", _side(kind)) if isinstance(kind, str) else _habit(kind)
         attribute, side = habit
         beyond_batch = shape[1:]
         known = self._axis_by_shape.get(beyond_batch)
         axis: int | None = 1
         if attribute:
-            axis = _matching(getattr(module, attribute), shape, side)
+            axis = _matching(getattr(maker, attribute), shape, side)
+        elif side == "last":
+            axis = len(shape) - 1
         elif not side:
-            axis = _permuted(module, shape)
+            axis = None if isinstance(maker, str) else _permuted(maker, shape)
         if axis is None:
             axis = known or _guessed(shape)
         if axis == known:
@@ -93,6 +96,15 @@ def _habit(kind: type[nn.Module]) -> tuple[str, str]:
         if issubclass(kind, classes):
             return attribute, "second" if kind.__name__.endswith("2d") else side  # LayerNorm2d keeps (N, C, H, W)
     return "", "second" if kind.__module__ == "torch.nn.modules.pooling" else ""
+
+
+# Operations that put channels on one side, as the modules of those names do; a name may begin with these words.
+_SECOND = ("conv", "batch_norm", "instance_norm", "group_norm", "max_pool", "avg_pool", "adaptive_", "interpolate")
+_LAST = ("linear", "layer_norm", "rms_norm", "embedding", "scaled_dot_product_attention", "multi_head_attention")
+
+
+def _side(operation: str) -> str:
+    return "second" if operation.startswith(_SECOND) else "last" if operation.startswith(_LAST) else ""
 
 
 def _matching(count: int | Sequence[int], shape: tuple[int, ...], side: str) -> int | None:

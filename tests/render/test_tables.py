@@ -182,6 +182,7 @@ def test_json_modules_hold_every_field() -> None:
         "output_shapes": [[5]],
         "selected": False,
         "note": "also: tied",
+        "owner": None,
     }
 
 
@@ -353,7 +354,7 @@ def test_no_name_in_a_csv_is_a_formula(start: str) -> None:
 def test_no_field_of_a_gradient_inspection_is_forgotten() -> None:
     named = set(inspection_to_dict(GRADIENTS))
     assert {field.name for field in fields(GRADIENTS)} - named == {
-        *("gradient_maps", "tensors"),  # pixels and values
+        *("gradient_maps", "tensors", "unlisted"),  # pixels, values, and what has no rows
         *("comparison", "inputs_alone", "provenance"),  # in files of their own, and in run.json
     }
 

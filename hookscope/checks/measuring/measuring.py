@@ -22,6 +22,7 @@ from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
+from hookscope.hooks.patterns import is_operation_pattern
 from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
@@ -56,17 +57,25 @@ SMOOTH = frozenset(
     }
 )
 
+# The same as functions.
+_SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
+
 
 @dataclass(slots=True)
 class ChannelPeaks:
-    """The greatest magnitude of each channel so far, by label, (C,), on the network's device."""
+    """The greatest magnitude of each channel so far, by label, (C,), on the network's device.
+
+    Attributes:
+        smooth: Labels of the modules to look at, and names of operations.
+    """
 
     smooth: frozenset[str]
     _peaks: dict[str, Tensor] = field(default_factory=dict)
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
         """Look at an output: what `inspect` calls in the hook."""
-        if label.partition("#")[0] not in self.smooth or channel_axis is None:
+        layer = label.partition("#")[0]
+        if channel_axis is None or self.smooth.isdisjoint((layer, layer.rpartition(":")[2])):
             return
         if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
             return
@@ -84,9 +93,8 @@ class ChannelPeaks:
 
 def channel_peaks(modules: Mapping[str, nn.Module]) -> ChannelPeaks:
     """Return what watches the smooth activation functions among the modules."""
-    return ChannelPeaks(
-        frozenset(row_label(name, 0, "") for name, module in modules.items() if type(module).__name__ in SMOOTH)
-    )
+    labels = {row_label(name, 0, "") for name, module in modules.items() if type(module).__name__ in SMOOTH}
+    return ChannelPeaks(frozenset(labels | _SMOOTH_FUNCTIONS) if modules else frozenset())
 
 
 @dataclass(slots=True)
@@ -183,7 +191,10 @@ def measure_layers(
         ImageError: If an input cannot be read.
     """
     modules = inspected_network(prepared.loaded).modules
-    patterns = [rf"name:/\A{re.escape(_layer_of(label, modules))}\Z/" for label in labels]
+    patterns = [
+        label if is_operation_pattern(label) else rf"name:/\A{re.escape(_layer_of(label, modules))}\Z/"
+        for label in labels
+    ]
     try:
         return inspect(
             prepared.loaded,
@@ -242,6 +253,7 @@ def _forward(
             prepared.loaded,
             prepared.batches(),
             ["*"],
+            judged=True,
             seed=settings.seed,
             output_key=settings.output_key,
             distributions=True,
@@ -289,7 +301,13 @@ def _gradients(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[
     rules = _needing(wanted, "gradients")
     try:
         found.gradients = inspect_gradients(
-            prepared.loaded, batches, loss, mode=settings.mode, seed=settings.seed, output_key=settings.output_key
+            prepared.loaded,
+            batches,
+            loss,
+            judged=True,
+            mode=settings.mode,
+            seed=settings.seed,
+            output_key=settings.output_key,
         )
     except PassError as error:
         found.gradients = error.inspection

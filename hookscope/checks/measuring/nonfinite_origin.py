@@ -132,7 +132,7 @@ class _Search:
         network, modules = self.subject.network, self.subject.modules
         names = {id(module): name for name, module in modules.items()}
 
-        def look(module: nn.Module, tensor: Tensor) -> Tensor:
+        def look(module: nn.Module | str, tensor: Tensor) -> Tensor:
             self._enter(names[id(module)], _counts(tensor))
             return tensor
 

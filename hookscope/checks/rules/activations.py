@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from hookscope.checks.rules.reading import named
 from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, output_of, rule
 from hookscope.text import counted
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from hookscope.results.activations import Activations, LayerRow
     from hookscope.results.check import CheckMeasurements
+    from hookscope.results.gradients import GradientRow
     from hookscope.results.statistics import TensorStatistics
 
 # From these outputs outwards the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
@@ -27,6 +29,33 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Hardsigmoid": (0.0, 1.0),
 }
 
+# The module that a function stands for. What `clamp` cuts off is not known; at 0 it is what a ReLU cuts off.
+_MODULE_OF = {
+    "relu": "ReLU",
+    "relu6": "ReLU6",
+    "hardswish": "Hardswish",
+    "threshold": "Threshold",
+    "sigmoid": "Sigmoid",
+    "expit": "Sigmoid",
+    "logsigmoid": "LogSigmoid",
+    "tanh": "Tanh",
+    "softsign": "Softsign",
+    "hardsigmoid": "Hardsigmoid",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "mish": "Mish",
+    "softplus": "Softplus",
+    "softmax": "Softmax",
+    "layer_norm": "LayerNorm",
+    "group_norm": "GroupNorm",
+    "batch_norm": "BatchNorm2d",
+    "instance_norm": "InstanceNorm2d",
+    "clamp": "ReLU",
+    "clip": "ReLU",
+    "clamp_min": "ReLU",
+    "hardtanh": "ReLU",
+}
+
 # What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 
@@ -34,6 +63,11 @@ RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 _VALUES_PER_CHANNEL = 32
 
 _OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
+
+
+def acts_as(row: LayerRow | GradientRow) -> str:
+    """Return the class of the module that computed a row, or of the one that does the same as its operation."""
+    return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
 @rule(
@@ -58,7 +92,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """
     forward = _forward(measured)
     for row in forward.rows:
-        if row.kind in RECTIFIERS and _has_enough_values(row.activation):
+        if acts_as(row) in RECTIFIERS and _has_enough_values(row.activation):
             what = f"channels are 0 over {_inputs(forward)}"
             share = row.activation.dead_channel_fraction or 0.0
             yield from _above(terms, share, row, f"of its {row.activation.channel_count} {what}")
@@ -120,8 +154,8 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     # of training deep feedforward neural networks".
     forward = _forward(measured)
     for row in forward.rows:
-        if row.kind in SATURATED_BEYOND and row.activation.quantiles is not None:
-            share = _share_beyond(row.activation, *SATURATED_BEYOND[row.kind])
+        if acts_as(row) in SATURATED_BEYOND and row.activation.quantiles is not None:
+            share = _share_beyond(row.activation, *SATURATED_BEYOND[acts_as(row)])
             yield from _above(terms, share, row, f"of its outputs are saturated over {_inputs(forward)}")
 
 
@@ -156,7 +190,7 @@ def _has_enough_values(statistics: TensorStatistics) -> bool:
 def _above(terms: RuleTerms, share: float, row: LayerRow, what: str) -> Iterator[Objection]:
     limit = terms.limit("max_fraction", output_of(row))
     if share > limit:
-        yield Objection(output_of(row), f"'{row.label}' ({row.kind}): {share:.1%} {what} (limit {limit:.0%}).")
+        yield Objection(output_of(row), f"{named(row)}: {share:.1%} {what} (limit {limit:.0%}).")
 
 
 def _inputs(forward: Activations) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from hookscope.checks.rules.activations import RECTIFIERS
+from hookscope.checks.rules.activations import RECTIFIERS, acts_as
 from hookscope.checks.rules.reading import (
     are,
     arrived_outputs,
@@ -17,6 +17,8 @@ from hookscope.checks.rules.reading import (
     key,
     l2,
     listed,
+    module_of,
+    named,
     owner,
     parameter_of,
     taken_gradients,
@@ -73,7 +75,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     gradients = taken_gradients(measured)
     activations = {key(row): row.activation for row in gradients.rows}
     zero_weights = gates(gradients)
-    outputs = arrived_outputs(gradients)
+    outputs = arrived_outputs(gradients, of_operations=True)
     takers = takers_of(outputs)
     shared = idle_modules(outputs)
     idle = shared | idle_branches(outputs, takers)
@@ -81,8 +83,10 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     closed: dict[str, ParameterRow] = {}
     gated = 0
     for stop in _stops(outputs, takers):
-        following: list[str | None] = [row.layer for row in stop.takers.values()] or [None]
-        near = [each for row in stop.last for layer in following for each in gates_near(zero_weights, row.layer, layer)]
+        following: list[str | None] = [module_of(row) for row in stop.takers.values()] or [None]
+        near = [
+            each for row in stop.last for layer in following for each in gates_near(zero_weights, module_of(row), layer)
+        ]
         closed |= {each.name: each for each in near}
         gated += len(stop.rows) if near else 0
         cause = _known_cause(stop, activations)
@@ -124,8 +128,8 @@ def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> st
     """Return what is seen to be wrong at the place where a gradient stops; "" for nothing."""
     for row in stop.takers.values():
         activation = activations.get(key(row))
-        if row.kind in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
-            return f"every output of '{row.label}' ({row.kind}) is 0"
+        if acts_as(row) in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
+            return f"every output of {named(row)} is 0"
         if l2(row.gradient) < _NEAR_UNDERFLOW:
             return f"it underflows, ‖grad_output‖ of '{row.label}' being {l2(row.gradient):.1e}"
     return ""
@@ -137,19 +141,19 @@ def _objection(stop: _Stop, cause: str, is_training: bool) -> Objection:
     others = f" and {counted(len(stop.rows) - 1, 'output')} before it" if stop.rows[1:] else ""
     # A container has the gradient of the child whose output it returned.
     inner = [row for at, row in enumerate(takers) if not any(is_within(each.layer, row.layer) for each in takers[:at])]
-    named = ", ".join(f"'{row.label}' ({row.kind})" for row in inner[:3])
+    first = ", ".join(map(named, inner[:3]))
     if not takers:
         cause = "the loss does not change with it"
         level = "fail" if last.taken_by is None else "warn"
     elif is_training and all(row.kind in _STOCHASTIC_DEPTH for row in takers):
-        cause = f"{named} left the branch out by chance; give more inputs"
+        cause = f"{first} left the branch out by chance; give more inputs"
         level = "warn"
     elif cause:
         pass
     elif last.taken_by is None:
-        cause = f"nothing gets through {named}"
+        cause = f"nothing gets through {first}"
     else:
-        cause = f"it is lost in {named} or on the way from there"
+        cause = f"it is lost in {first} or on the way from there"
     message = f"The gradient of the output of '{last.label}'{others} is exactly 0 everywhere (limit: above 0): {cause}."
     return Objection(output_of(last), message, level)
 

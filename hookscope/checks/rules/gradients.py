@@ -78,7 +78,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         message = f"The backward of '{target.where}' is the first to make NaN or Inf: its grad_input has {words}"
     else:
         # Containers that end with the broken output are passed over: their gradient is not finite either.
-        later = (each for each in arrived_outputs(gradients) if each.index > first.index)
+        later = (each for each in arrived_outputs(gradients, of_operations=True) if each.index > first.index)
         consumer = next((each for each in later if not non_finite_count(each.gradient)), None)
         if consumer is not None and consumer is finite[-1]:
             target, maker = output_of(consumer), f"'{consumer.label}' and what leads to it"

@@ -22,9 +22,20 @@ def taken_gradients(measured: CheckMeasurements) -> Gradients:
     return measured.gradients
 
 
-def arrived_outputs(gradients: Gradients) -> list[GradientRow]:
-    """Return the gradients of outputs that received one, zero or not, in forward order."""
-    return [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
+def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> list[GradientRow]:
+    """Return the gradients of outputs that received one, zero or not, in forward order; of modules, unless told so."""
+    arrived = [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
+    return [row for row in arrived if of_operations or row.owner is None]
+
+
+def named(row: LayerRow | GradientRow) -> str:
+    """Return how a message names a row: "'relu' (ReLU)"; an operation by its line, "'(model):relu' (net.py:14)"."""
+    return f"'{row.label}' ({row.source or row.kind})"
+
+
+def module_of(row: LayerRow | GradientRow) -> str:
+    """Return the dotted name of the module that computed a row, itself or by an operation that it calls."""
+    return row.layer if row.owner is None else row.owner
 
 
 def weights(gradients: Gradients) -> list[ParameterRow]:

@@ -83,6 +83,8 @@ class Layer:
     parameters: Sequence[ParameterRow]
     findings: Sequence[ShownFinding]  # verdicts that name it or one of its parameters
     grids: Sequence[int]  # positions
+    sources: Sequence[tuple[str, str]]  # where its inputs came from, with links; "" for what has no row
+    takers: Sequence[tuple[str, str]]  # what takes its output, likewise
 
     @property
     def flags(self) -> list[tuple[str, bool]]:
@@ -184,6 +186,11 @@ def layers_of(run: StoredRun) -> list[Layer]:
     for verdict in run.verdicts:
         verdicts[verdict.where].append(ShownFinding(**asdict(verdict)))
     calls: dict[str, list[Layer]] = defaultdict(list)
+    labels = {name: row.label for row in run.result.rows for name in (*row.also, row.label)}
+    takers: dict[str, dict[str, None]] = defaultdict(dict)
+    for row in run.result.rows:
+        for source in row.inputs:
+            takers[labels.get(source, source)][row.label] = None
     layers = []
     for number, row in enumerate(run.result.rows):
         parameters = owned[row.layer]
@@ -197,6 +204,8 @@ def layers_of(run: StoredRun) -> list[Layer]:
             parameters,
             [*verdicts[row.label], *(each for parameter in parameters for each in verdicts[parameter.name])],
             grids[row.label],
+            [(name, layer_href(labels[name]) if name in labels else "") for name in row.inputs if name],
+            [(name, layer_href(name)) for name in takers[row.label]],
         )
         calls[row.layer].append(layer)
         layers.append(layer)
@@ -208,7 +217,9 @@ def tree_of(layers: Sequence[Layer]) -> Node:
     root = Node("")
     for layer in layers:
         node = root
-        for part in layer.row.layer.split(".", _MOST_LEVELS - 1) if layer.row.layer else ():
+        module = layer.row.layer if layer.row.owner is None else layer.row.owner
+        parts = module.split(".", _MOST_LEVELS - 1) if module else []
+        for part in parts if layer.row.owner is None else [*parts, f":{layer.row.kind}"]:
             node = node.children.setdefault(part, Node(part))
         node.layers.append(layer)
     return root

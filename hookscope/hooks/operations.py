@@ -1,0 +1,347 @@
+"""See the operations that a network's own forward code calls: torch functions, tensor methods and operators.
+
+Hooks see modules; `F.relu(x)`, `x + identity` and `torch.cat` are seen by a `TorchFunctionMode`, which torch asks at
+each such call. What torch's own layers call inside themselves is theirs: a call counts if the nearest Python code that
+is not torch's made it, while a module of the network ran. Nothing that the call computes is changed.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hookscope.errors import nearest
+from hookscope.hooks.calls import CallHooks, Hook
+from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
+from hookscope.hooks.observed import Operation
+from hookscope.hooks.patterns import OperationPattern
+from hookscope.hooks.pytree import tensors_given, tensors_in
+
+T = TypeVar("T")
+
+# Attributes of a tensor that are another tensor; the others tell about it.
+_COMPUTED_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+# What returns no tensor, or none that was computed. Others that return none are found out by looking.
+_QUERIES = frozenset(
+    {"dim", "ndimension", "size", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "item", "tolist"}
+    | {"is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "numpy", "requires_grad_"}
+    | {"register_hook", "retain_grad", "is_tensor", "is_storage", "result_type", "can_cast", "promote_types"}
+    | {"__bool__", "__len__", "__float__", "__int__", "__index__", "__contains__", "__format__", "__repr__", "__set__"}
+    # Memory that holds nothing yet.
+    | {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+    | {"__hash__", "__reduce_ex__", "__deepcopy__", "__dir__", "__array__", "has_names", "backward", "data_ptr"}
+)
+# What verdicts need not know: the values are those of the input, in another order or shape, or come from nowhere.
+_ONLY_REARRANGE = frozenset(
+    {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "H"}
+    | {"mH", "movedim", "moveaxis", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand", "expand_as", "getitem"}
+    | {"broadcast_to", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "select", "contiguous"}
+    | {"clone", "detach", "data", "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"}
+    | {"cpu", "cuda", "repeat", "roll", "flip", "unfold", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"}
+    | {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange"}
+    | {"linspace", "meshgrid", "eye", "tensor", "as_tensor", "from_numpy"}
+)
+# Operators with the operands exchanged, and older names.
+_STANDARD_NAMES = {"rdiv": "div", "rsub": "sub", "rpow": "pow", "true_divide": "div", "idiv": "div", "truediv": "div"}
+
+# The pattern of `--ops`, which may match nothing.
+EVERYTHING = "op:*"
+
+# What the whole model is called in labels.
+_ROOT = "(model)"
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
+_HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
+# Graphs of exported programs are run by this code: it stands for the network's own.
+_GRAPH_CODE = (
+    str(Path(_TORCH, "fx", "interpreter.py")),
+    str(Path(_TORCH, "export", "unflatten.py")),
+    str(Path(_HOOKSCOPE, "models", "unflattened.py")),
+)
+
+
+@dataclass(slots=True)
+class OperationChoice:
+    """Which operations are observed and edited, and which of the patterns have selected one.
+
+    Attributes:
+        patterns: Those that select, and those that exclude.
+        edits: What to change of which operations.
+        judged: Whether those that verdicts are about are observed, too, though no pattern selects them.
+        matched: Patterns, as they were written, that have selected an operation.
+        seen: Names of the operations that ran, by module: for a message that offers the nearest.
+    """
+
+    patterns: Sequence[OperationPattern]
+    edits: Sequence[tuple[OperationPattern, Intervention]] = ()
+    judged: bool = False
+    seen: dict[tuple[str, str], None] = field(default_factory=dict)
+    matched: set[str] = field(default_factory=set)
+
+    def missing(self) -> str:
+        """Return what is to be said if a pattern selected nothing; "" if each did."""
+        for pattern in (*self.patterns, *(pattern for pattern, _ in self.edits)):
+            if pattern.text not in self.matched and pattern.text != EVERYTHING:
+                known = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
+                ran = nearest(pattern.text, known) if known else " The network's own code called none."
+                return f"No operation matches {pattern.text!r}.{ran} List them with `hookscope layers MODEL --ops`."
+        return ""
+
+    def edits_of(self, module: str, name: str) -> list[Intervention]:
+        """Return the edits of an operation by a module, in order."""
+        found = [(pattern, edit) for pattern, edit in self.edits if pattern.matches(module, name)]
+        self.matched.update(pattern.text for pattern, _ in found)
+        return [edit for _, edit in found]
+
+    def observes(self, module: str, name: str) -> bool:
+        """Tell whether an operation by a module is observed, in some call at least."""
+        self.seen[module, name] = None
+        return self._calls(module, name) != set() or (self.judged and name not in _ONLY_REARRANGE)
+
+    def lists(self, module: str, name: str, call: int) -> bool:
+        """Tell whether a call of an operation by a module is selected by the patterns, not only judged."""
+        calls = self._calls(module, name)
+        return None in calls or call in calls
+
+    def _calls(self, module: str, name: str) -> set[int | None]:
+        """Return which calls are selected, from 0; None stands for all."""
+        matching = [pattern for pattern in self.patterns if pattern.matches(module, name)]
+        self.matched.update(pattern.text for pattern in matching)
+        return set() if any(pattern.exclude for pattern in matching) else {pattern.call for pattern in matching}
+
+
+class _Kind(NamedTuple):
+    """What is known of all calls of one operation by one module."""
+
+    label: str
+    owner: str
+    is_observed: bool
+    edits: Sequence[Intervention]
+
+
+class OperationMode(TorchFunctionMode, Generic[T]):
+    """Observes the operations that modules call, with the hooks of one capture.
+
+    Attributes:
+        hooks: Those of the capture.
+        running: The modules whose forward runs, with their names, by the identity of a frame of `nn.Module.__call__`.
+    """
+
+    def __init__(self, hooks: CallHooks[T], choice: OperationChoice) -> None:
+        """Observe with `hooks` what `choice` selects, after making the edits whose patterns match."""
+        super().__init__()
+        self.hooks = hooks
+        self._choice = choice
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self.running: dict[int, tuple[str, nn.Module]] = {}
+        self._was_on: list[bool] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a torch function, and observe it if a module's own code has called it."""
+        kwargs = kwargs or {}
+        name = operation_name(func)
+        called = self._called(name, sys._getframe(1)) if name else None
+        if called is None:
+            return _run(func, args, kwargs)
+        kind, module, caller = called
+        inputs = tensors_given(args, kwargs)
+        begun = self.hooks.operation_begins(inputs)
+        for edit in kind.edits:
+            if edit.place == "input":
+                args, kwargs = edit_inputs(edit, name, args, kwargs)
+        output = _run(func, args, kwargs)
+        outputs = [("", args[0])] if name == "setitem" else _returned(output)
+        if not outputs:
+            return output
+        if kind.edits:
+            output = edit_operation(kind.edits, name, output)
+            outputs = _returned(output) or outputs
+        if kind.is_observed:
+            operation = Operation(name, kind.owner, _place(caller.f_code, caller.f_lasti))
+            output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
+        return separate_operation(kind.edits, name, output) if kind.edits else output
+
+    def _called(self, name: str, frame: FrameType | None) -> tuple[_Kind, nn.Module, FrameType] | None:
+        """Return what is known of an operation, whose module calls it, and from where; None if it is not looked at."""
+        caller = _caller(frame)
+        found = None
+        frame = caller
+        while frame is not None and (found := self.running.get(id(frame))) is None:
+            frame = frame.f_back
+        if caller is None or found is None:
+            return None
+        owner, module = found
+        kind = self._kinds.get((owner, name))
+        if kind is None:
+            place = (owner or _ROOT, name)
+            kind = _Kind(":".join(place), owner, self._choice.observes(*place), self._choice.edits_of(*place))
+            self._kinds[owner, name] = kind
+        return (kind, module, caller) if kind.is_observed or kind.edits else None
+
+    def take_off(self) -> None:
+        """Take the mode off, from below those that the network has turned on."""
+        stack = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+        self._was_on.append(self in stack)
+        for each in reversed(stack):
+            if each is not self:
+                torch._C._push_on_torch_function_stack(each)
+
+    def put_on(self) -> None:
+        """Put the mode back below the others, if it was taken off."""
+        if self._was_on and self._was_on.pop():
+            stack = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+            for each in (self, *reversed(stack)):
+                torch._C._push_on_torch_function_stack(each)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Observe nothing for the length of a `with` block."""
+        self.take_off()
+        try:
+            yield
+        finally:
+            self.put_on()
+
+
+def _returned(output: object) -> list[tuple[str, Tensor]]:
+    """Return the tensors that an operation returned."""
+    return tensors_in(output) if issubclass(type(output), Tensor | tuple | list) else []
+
+
+def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run the network's own call. What it raises has this frame on its traceback, see `is_networks_own`."""
+    return func(*args, **kwargs)
+
+
+def is_networks_own(trace: TracebackType) -> bool:
+    """Tell whether a frame of this file on a traceback only stands for a call of the network."""
+    following = trace.tb_next
+    codes = (OperationMode.__torch_function__.__code__, _run.__code__)
+    code = trace.tb_frame.f_code
+    return code is codes[1] or (code is codes[0] and following is not None and following.tb_frame.f_code is codes[1])
+
+
+@contextmanager
+def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Observe the operations of a network's modules for the length of a `with` block.
+
+    Args:
+        mode: What observes.
+        modules: All modules of the network by name.
+    """
+    root = modules[""]
+    names = mode.hooks.names
+    names.update((id(each), name) for name, each in (*root.named_parameters(), *root.named_buffers()))
+    handles = [root.register_forward_pre_hook(Hook(_note_inputs, names), with_kwargs=True)]
+    try:
+        for name, module in modules.items():
+            if has_own_operations(module):
+                before, after = Hook(_enter, mode, name), Hook(_leave, mode)
+            elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
+                before, after = Hook(_mode_off, mode), Hook(_mode_on, mode)
+            else:
+                continue
+            handles.append(module.register_forward_pre_hook(before))
+            handles.append(module.register_forward_hook(after, always_call=True))  # even if the module raises
+        torch._C._push_on_torch_function_stack(mode)
+        yield
+    finally:
+        mode.take_off()  # unless an interrupt has come while it was off
+        for handle in handles:
+            handle.remove()
+
+
+# They ask whether a torch function mode is on, and then run other kernels. What they do inside is theirs.
+_ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
+
+
+def has_own_operations(module: nn.Module) -> bool:
+    """Tell whether a module's forward is not torch's own, so that operations in it are the network's."""
+    forward = vars(module).get("forward") or getattr(type(module), "forward", None)
+    code = getattr(forward, "__code__", None)
+    if isinstance(module, torch.jit.ScriptModule) or code is None:
+        return isinstance(module, torch.fx.GraphModule)
+    return forward is not nn.Module.forward and _kind_of(code) != "torch"
+
+
+def _note_inputs(names: dict[int, str], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    given = tensors_given(args, kwargs)
+    names.update((id(tensor), f"input{path}" if len(given) > 1 else "input") for path, tensor in given)
+
+
+def _enter(mode: OperationMode[T], name: str, module: nn.Module, _args: object) -> None:
+    mode.running[id(sys._getframe(1).f_back)] = (name, module)
+
+
+def _leave(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:
+    frame = sys._getframe(1)
+    for each in (frame, frame.f_back):  # if the module raised, the frame that ran the hooks before it is gone
+        mode.running.pop(id(each), None)
+
+
+def _mode_off(mode: OperationMode[T], _module: nn.Module, _args: object) -> None:
+    mode.take_off()
+
+
+def _mode_on(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:
+    mode.put_on()
+
+
+@lru_cache(maxsize=4096)
+def operation_name(func: Callable[..., Any]) -> str:
+    """Return what a torch function is called in labels; "" if it computes no tensor.
+
+    The marks of operators and of writing in place are left out: "add" stands for `+`, `+=`, `torch.add` and `add_`.
+    """
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        return attribute if attribute in _COMPUTED_ATTRIBUTES else ""
+    if name in _QUERIES:
+        return ""
+    plain: str = name.partition(".")[0].strip("_")  # "relu.default" is an overload of "relu"
+    return _STANDARD_NAMES.get(plain, plain)
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the network's code that has called a torch function; None if torch's own code has."""
+    while frame is not None:
+        kind = _kind_of(frame.f_code)
+        if kind == "network":
+            return frame
+        if kind == "torch":
+            return None
+        frame = frame.f_back
+    return None
+
+
+@cache
+def _kind_of(code: CodeType) -> Literal["network", "torch", "wrapper"]:
+    """Tell whose code it is: a wrapper is torch's, around a function that others call."""
+    path = code.co_filename
+    if path in _GRAPH_CODE or not path.startswith((_TORCH, _HOOKSCOPE)):
+        return "network"
+    if path.startswith(_HOOKSCOPE):
+        return "torch"
+    return "torch" if path.startswith(_LAYERS) and not path.endswith("functional.py") else "wrapper"
+
+
+@lru_cache(maxsize=65536)
+def _place(code: CodeType, instruction: int) -> str:
+    """Return the line of an instruction, "net.py:14"; "" in code that no file holds."""
+    if code.co_filename in _GRAPH_CODE or code.co_filename.startswith("<"):
+        return ""
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
+    return f"{Path(code.co_filename).name}:{next(lines, code.co_firstlineno)}"

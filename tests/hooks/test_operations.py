@@ -1,0 +1,400 @@
+"""Operations: what the mode sees, under which label, and that it changes nothing."""
+
+import copy
+import operator
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hookscope.errors import UsageError
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.observed import Observation
+from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.patterns import parse_operation_pattern
+
+
+class Written(nn.Module):
+    """A network of one module whose forward is a function of it and its input."""
+
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(self, *args)
+
+
+def everything(*patterns: str) -> OperationChoice:
+    return OperationChoice([parse_operation_pattern(text) for text in patterns or ("op:*",)])
+
+
+def observed(network: nn.Module, *args: Tensor, patterns: tuple[str, ...] = ()) -> list[Observation[Tensor]]:
+    with torch.no_grad(), capture(network, {}, clone, operations=everything(*patterns)) as captured:
+        network(*args)
+    return captured.observations
+
+
+def clone(_call: object, _slot: str, tensor: Tensor) -> Tensor:
+    return tensor.clone()
+
+
+def labels(seen: list[Observation[Tensor]]) -> list[tuple[str, int, str]]:
+    return [(each.layer, each.call, each.slot) for each in seen]
+
+
+X = torch.tensor([[1.0, -2.0], [3.0, -4.0]])
+
+ONE_OPERATION: dict[str, tuple[Callable[[Tensor], Any], str, Tensor]] = {
+    "x + 1": (lambda x: x + 1, "add", X + 1),
+    "1 - x": (lambda x: 1 - x, "sub", 1 - X),
+    "2 / x": (lambda x: 2 / x, "div", 2 / X),
+    "2 ** x": (lambda x: 2**x, "pow", 2**X),
+    "x @ x": (lambda x: x @ x, "matmul", X @ X),
+    "-x": (operator.neg, "neg", -X),
+    "x > 0": (lambda x: x > 0, "gt", X > 0),
+    "x[0]": (lambda x: x[0], "getitem", X[0]),
+    "x.T": (lambda x: x.T, "T", X.T),
+    "F.relu": (F.relu, "relu", X.relu()),
+    "F.relu in place": (lambda x: F.relu(x, inplace=True), "relu", X.relu()),
+    "x.relu_()": (lambda x: x.relu_(), "relu", X.relu()),
+    "torch.relu": (torch.relu, "relu", X.relu()),
+    "aten.relu": (torch.ops.aten.relu.default, "relu", X.relu()),
+    "F.softmax": (lambda x: F.softmax(x, 1), "softmax", X.softmax(1)),
+    "F.max_pool2d": (lambda x: F.max_pool2d(x[None], 2)[0], "max_pool2d", torch.tensor([[[3.0]]])),
+    "torch.cat": (lambda x: torch.cat([x, x]), "cat", torch.cat([X, X])),
+    "torch.einsum": (lambda x: torch.einsum("ij->i", x), "einsum", X.sum(1)),
+    "a keyword": (lambda x: torch.sum(input=x), "sum", X.sum()),
+    "torch.zeros": (lambda _x: torch.zeros(2), "zeros", torch.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_OPERATION)
+def test_an_operation_has_the_name_that_torch_gives_it(name: str) -> None:
+    function, operation, expected = ONE_OPERATION[name]
+    seen = [
+        each for each in observed(Written(lambda _, x: function(x)), X.clone()) if each.layer == f"(model):{operation}"
+    ]
+    assert len(seen) == 1
+    torch.testing.assert_close(seen[0].value, expected, rtol=0, atol=0)
+    assert seen[0].operation is not None
+    assert seen[0].operation.name == operation
+    assert seen[0].operation.owner == ""
+    assert seen[0].operation.source.startswith("test_operations.py:")
+
+
+def test_questions_about_a_tensor_are_no_operations() -> None:
+    def ask(_: object, x: Tensor) -> Tensor:
+        assert x.shape == x.size() == torch.Size([2, 2])
+        assert (x.dim(), x.dtype, x.is_cuda, len(x), x.numel(), x.stride()) == (2, torch.float32, False, 2, 4, (2, 1))
+        assert x.grad is None
+        assert torch.is_tensor(x)
+        return x
+
+    assert observed(Written(ask), X.clone()) == []
+
+
+def test_what_is_written_in_place_is_seen_as_it_is_then() -> None:
+    def add_twice(_: object, x: Tensor) -> Tensor:
+        x += 1
+        x[0] = 0.0
+        return x.mul_(2)
+
+    add, setitem, mul = observed(Written(add_twice), X.clone())
+    assert labels([add, setitem, mul]) == [("(model):add", 0, ""), ("(model):setitem", 0, ""), ("(model):mul", 0, "")]
+    assert all(each.in_place for each in (add, setitem, mul))
+    torch.testing.assert_close(add.value, X + 1, rtol=0, atol=0)
+    torch.testing.assert_close(setitem.value, torch.stack([torch.zeros(2), X[1] + 1]), rtol=0, atol=0)
+    torch.testing.assert_close(mul.value, torch.stack([torch.zeros(2), 2 * (X[1] + 1)]), rtol=0, atol=0)
+
+
+def test_calls_are_counted_by_module_and_operation_and_several_outputs_have_slots() -> None:
+    def split(_: object, x: Tensor) -> Tensor:
+        first, second = x.chunk(2)
+        return (first + second) + x
+
+    assert labels(observed(Written(split), X)) == [
+        ("(model):chunk", 0, "[0]"),
+        ("(model):chunk", 0, "[1]"),
+        ("(model):add", 0, ""),
+        ("(model):add", 1, ""),
+    ]
+
+
+class Residual(nn.Module):
+    """relu(conv(x)) + x, with the rectifier as a function and the convolution as a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.scale = nn.Parameter(torch.ones(2, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x)) * self.scale + x
+
+
+def test_inputs_come_from_rows_parameters_and_the_input() -> None:
+    network = nn.Sequential(Residual(), nn.BatchNorm2d(2)).eval()
+    modules = {name: module for name, module in network.named_modules() if not module._modules}
+    with torch.no_grad(), capture(network, modules, clone, operations=everything()) as captured:
+        network(torch.rand(1, 2, 4, 4))
+    assert [(each.layer, each.sources) for each in captured.observations] == [
+        ("0.conv", ("input",)),
+        ("0:relu", (("0.conv", 0, ""),)),
+        ("0:mul", (("0:relu", 0, ""), "0.scale")),
+        ("0:add", (("0:mul", 0, ""), "input")),
+        ("1", (("0:add", 0, ""),)),
+    ]
+
+
+def test_what_torchs_own_layers_call_is_theirs() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2), nn.Softmax(1)
+    )
+    assert observed(network.eval(), torch.rand(1, 2, 4, 4)) == []
+    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    assert observed(attention, torch.rand(1, 3, 8)) == []
+
+
+class Standardised(nn.Conv2d):
+    """A layer of torch's with a forward of another's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight - self.weight.mean(), self.bias)
+
+
+def test_a_subclass_with_its_own_forward_shows_what_that_calls() -> None:
+    seen = observed(nn.Sequential(Standardised(2, 2, 1)), torch.rand(1, 2, 4, 4))
+    assert labels(seen) == [("0:mean", 0, ""), ("0:sub", 0, ""), ("0:conv2d", 0, "")]
+
+
+def test_a_function_that_the_forward_calls_counts_for_its_module_and_says_its_line() -> None:
+    (seen,) = observed(Written(lambda _, x: doubled(x)), X)
+    assert seen.operation is not None
+    line = doubled.__code__.co_firstlineno + 1
+    assert (seen.layer, seen.operation.source) == ("(model):mul", f"test_operations.py:{line}")
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+PATTERNS: dict[tuple[str, ...], list[str]] = {
+    ("op:add",): ["block.0:add", "block.1:add", "(model):add"],
+    ("op:a*",): ["block.0:add", "block.1:add", "(model):add"],
+    ("block:add",): ["block.0:add", "block.1:add"],
+    ("block.*:*",): ["block.0:relu", "block.0:mul", "block.0:add", "block.1:relu", "block.1:mul", "block.1:add"],
+    ("(model):*",): ["(model):add"],
+    ("block.1:add#0",): ["block.1:add"],
+    ("op:*", "!op:add", "!block.0:*"): ["block.1:relu", "block.1:mul"],
+}
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
+def test_patterns_select_by_module_and_name(patterns: tuple[str, ...]) -> None:
+    block = nn.Sequential(Residual(), Residual())
+    network = Written(lambda net, x: net.block(x) + 1, block=block)
+    seen = observed(network, torch.rand(1, 2, 4, 4), patterns=patterns)
+    assert [each.layer for each in seen] == PATTERNS[patterns]
+
+
+def test_a_pattern_that_selects_nothing_offers_what_ran() -> None:
+    choice = everything("op:reul")
+    network = Written(lambda _, x: F.relu(x))
+    with torch.no_grad(), capture(network, {}, clone, operations=choice):
+        network(X)
+    assert choice.missing().startswith("No operation matches 'op:reul'. Nearest: 'op:relu'")
+
+
+@pytest.mark.parametrize("text", ["op:", ":relu", "op:relu@1"])
+def test_half_a_pattern_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--layer"):
+        parse_operation_pattern(text)
+
+
+def test_what_raises_and_is_caught_leaves_the_count_with_its_own_module() -> None:
+    def fail(_: object, x: Tensor) -> Tensor:
+        x = x + 1
+        raise ValueError(str(x.shape))
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        try:
+            net.bad(x)
+        except ValueError:
+            x = x * 2
+        return x
+
+    seen = observed(Written(forward, bad=Written(fail)), X)
+    assert [each.layer for each in seen] == ["bad:add", "(model):mul"]
+
+
+def test_nothing_is_left_on_the_network_or_the_thread_whatever_happens() -> None:
+    network = Written(lambda net, x: net.inner(x).no_such_method(), inner=Residual())
+    before = [{name: dict(held) for name, held in vars(each).items() if "hooks" in name} for each in network.modules()]
+    with pytest.raises(AttributeError), capture(network, {}, clone, operations=everything()):
+        network(torch.rand(1, 2, 4, 4))
+    assert torch._C._len_torch_function_stack() == 0
+    after = [{name: dict(held) for name, held in vars(each).items() if "hooks" in name} for each in network.modules()]
+    assert after == before
+
+
+class Counting(TorchFunctionMode):
+    """A mode of the network's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_networks_own_sees_the_same_with_ours() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        with net.mode:
+            return net.attention(x * 2, x, x, need_weights=False)[0] + 1
+
+    attention = nn.MultiheadAttention(2, 1, batch_first=True).eval()
+    network = Written(forward, attention=attention).eval()
+    x = torch.rand(1, 3, 2)
+    names = []
+    for operations in (None, everything()):
+        network.mode = Counting()
+        with torch.no_grad(), capture(network, {}, clone, operations=operations) as captured:
+            network(x)
+        names.append(network.mode.names)
+    assert names[0] == names[1]
+    assert [each.layer for each in captured.observations] == ["(model):mul", "(model):add"]
+
+
+def test_attention_runs_the_kernel_that_it_runs_without_hooks() -> None:
+    network = Written(lambda net, x: net.attention(x, x, x, need_weights=False)[0] * 1)
+    network.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    network.eval()
+    x = torch.rand(2, 5, 8)
+    kernels = []
+    for operations in (None, everything()):
+        with torch.no_grad(), torch.profiler.profile() as profile:
+            if operations is None:
+                network(x)
+            else:
+                with capture(network, {}, clone, operations=operations):
+                    network(x)
+        kernels.append({each.key for each in profile.key_averages()} & {"aten::_native_multi_head_attention"})
+    assert kernels == [{"aten::_native_multi_head_attention"}] * 2
+
+
+def test_another_thread_is_not_seen() -> None:
+    def forward(_: object, x: Tensor) -> Tensor:
+        thread = threading.Thread(target=lambda: x + 1)
+        thread.start()
+        thread.join()
+        return x * 2
+
+    assert [each.layer for each in observed(Written(forward), X)] == ["(model):mul"]
+
+
+def test_a_copy_that_the_network_makes_of_itself_runs_without_hooks() -> None:
+    network = Written(lambda net, x: copy.deepcopy(net.inner)(x) + 1, inner=Residual())
+    seen = observed(network, torch.rand(1, 2, 4, 4))
+    assert [each.layer for each in seen] == ["(model):relu", "(model):mul", "(model):add", "(model):add"]
+
+
+class Marked(Tensor):
+    """A subclass that lets nobody look at it without being asked."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_subclasses_stay_what_they_are() -> None:
+    x = X.clone().as_subclass(Marked)
+    seen: list[type] = []
+    network = Written(lambda _, y: (y + 1).relu())
+    with torch.no_grad(), capture(network, {}, lambda *_: None, operations=everything()) as captured:
+        seen.append(type(network(x)))
+    assert seen == [Marked]
+    assert [each.layer for each in captured.observations] == ["(model):add", "(model):relu"]
+
+
+def test_inside_vmap_all_values_are_observed() -> None:
+    network = Written(lambda _, y: y * 2)
+    with torch.no_grad(), capture(network, {}, clone, operations=everything()) as captured:
+        torch.func.vmap(network)(X)
+    (seen,) = captured.observations
+    torch.testing.assert_close(seen.value, X * 2, rtol=0, atol=0)
+
+
+def gradients_of(network: nn.Module, *args: Tensor) -> tuple[Capture[Tensor], dict[tuple[str, int, str], Tensor]]:
+    choice = everything()
+    found: dict[tuple[str, int, str], Tensor] = {}
+    with capture(
+        network,
+        {},
+        lambda *_: torch.empty(0),
+        gradients=lambda site, gradient: found.setdefault((site.layer, site.call, site.slot), gradient.clone()),
+        operations=choice,
+    ) as captured:
+        loss = network(*args).sum()
+        captured.must_repeat(loss)
+        loss.backward()
+    return captured, found
+
+
+def test_the_gradient_of_an_operation_is_that_of_all_uses_after_it() -> None:
+    """y = relu(x) = (1, 0); z = y * y; loss = sum(z + 3y), so dz = 1, dy = 2y + 3 where y counts."""
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+
+    def forward(_: object, given: Tensor) -> Tensor:
+        y = F.relu(given)
+        return y * y + y * 3
+
+    network = Written(forward)
+    _, found = gradients_of(network, x)
+    assert {key: value.tolist() for key, value in found.items()} == {
+        ("(model):relu", 0, ""): [5.0, 3.0],
+        ("(model):mul", 0, ""): [1.0, 1.0],
+        ("(model):mul", 1, ""): [1.0, 1.0],
+        ("(model):add", 0, ""): [1.0, 1.0],
+    }
+
+
+def test_the_gradient_before_an_operation_in_place_is_not_that_after_it() -> None:
+    """y = 2x; y *= 3 in place; loss = sum(y): dy after it is 1, before it 3, whichever tensor object holds it."""
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+
+    def forward(_: object, given: Tensor) -> Tensor:
+        y = given * 2
+        y *= 3
+        return y
+
+    _, found = gradients_of(Written(forward), x)
+    assert {key: value.tolist() for key, value in found.items()} == {
+        ("(model):mul", 0, ""): [3.0, 3.0],
+        ("(model):mul", 1, ""): [1.0, 1.0],
+    }
+
+
+def test_writing_through_a_view_keeps_what_the_network_computes() -> None:
+    """A copy of the view, which would show its gradient, would leave the base as it was."""
+    x = torch.tensor([[1.0, -2.0], [3.0, -4.0]], requires_grad=True)
+
+    def forward(_: object, given: Tensor) -> Tensor:
+        base = given * 1
+        first = base[0]
+        first *= 5
+        return base
+
+    _, found = gradients_of(Written(forward), x)
+    torch.testing.assert_close(x.grad, torch.tensor([[5.0, 5.0], [1.0, 1.0]]), rtol=0, atol=0)
+    torch.testing.assert_close(found["(model):mul", 0, ""], x.grad, rtol=0, atol=0)
+    torch.testing.assert_close(found["(model):getitem", 0, ""], torch.tensor([5.0, 5.0]), rtol=0, atol=0)
