@@ -6,12 +6,13 @@ is not torch's made it, while a module of the network ran. Nothing that the call
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -134,7 +135,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
 
     Attributes:
         hooks: Those of the capture.
-        running: The modules whose forward runs, with their names, by the identity of a frame of `nn.Module.__call__`.
+        running: The modules whose forward runs, with their names, by the identity of a frame of `nn.Module.__call__`;
+            None for layers whose operations are not the network's.
     """
 
     def __init__(self, hooks: CallHooks[T], choice: OperationChoice) -> None:
@@ -143,7 +145,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self.hooks = hooks
         self._choice = choice
         self._kinds: dict[tuple[str, str], _Kind] = {}
-        self.running: dict[int, tuple[str, nn.Module]] = {}
+        self.running: dict[int, tuple[str, nn.Module] | None] = {}
         self._was_on: list[bool] = []
 
     def __torch_function__(
@@ -169,17 +171,17 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             output = edit_operation(kind.edits, name, output)
             outputs = _returned(output) or outputs
         if kind.is_observed:
-            operation = Operation(name, kind.owner, _place(caller.f_code, caller.f_lasti))
+            operation = Operation(name, kind.owner, _source(caller))
             output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
         return separate_operation(kind.edits, name, output) if kind.edits else output
 
     def _called(self, name: str, frame: FrameType | None) -> tuple[_Kind, nn.Module, FrameType] | None:
         """Return what is known of an operation, whose module calls it, and from where; None if it is not looked at."""
         caller = _caller(frame)
-        found = None
         frame = caller
-        while frame is not None and (found := self.running.get(id(frame))) is None:
+        while frame is not None and id(frame) not in self.running:
             frame = frame.f_back
+        found = None if frame is None else self.running[id(frame)]
         if caller is None or found is None:
             return None
         owner, module = found
@@ -247,8 +249,9 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
     handles = [root.register_forward_pre_hook(Hook(_note_inputs, names), with_kwargs=True)]
     try:
         for name, module in modules.items():
-            if has_own_operations(module):
-                before, after = Hook(_enter, mode, name), Hook(_leave, mode)
+            if _runs_networks_code(module):
+                owner = None if _stands_for_torchs(module) else (name, module)
+                before, after = Hook(_enter, mode, owner), Hook(_leave, mode)
             elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
                 before, after = Hook(_mode_off, mode), Hook(_mode_on, mode)
             else:
@@ -269,6 +272,15 @@ _ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
 
 def has_own_operations(module: nn.Module) -> bool:
     """Tell whether a module's forward is not torch's own, so that operations in it are the network's."""
+    return _runs_networks_code(module) and not _stands_for_torchs(module)
+
+
+def _stands_for_torchs(module: nn.Module) -> bool:
+    """Tell whether an exported program's layer stands for one of torch's: what its graph holds is inside that."""
+    return type(module).__module__.startswith("torch.nn.") and "forward" not in vars(module)
+
+
+def _runs_networks_code(module: nn.Module) -> bool:
     forward = vars(module).get("forward") or getattr(type(module), "forward", None)
     code = getattr(forward, "__code__", None)
     if isinstance(module, torch.jit.ScriptModule) or code is None:
@@ -281,8 +293,8 @@ def _note_inputs(names: dict[int, str], _module: nn.Module, args: tuple[Any, ...
     names.update((id(tensor), f"input{path}" if len(given) > 1 else "input") for path, tensor in given)
 
 
-def _enter(mode: OperationMode[T], name: str, module: nn.Module, _args: object) -> None:
-    mode.running[id(sys._getframe(1).f_back)] = (name, module)
+def _enter(mode: OperationMode[T], owner: tuple[str, nn.Module] | None, _module: nn.Module, _args: object) -> None:
+    mode.running[id(sys._getframe(1).f_back)] = owner
 
 
 def _leave(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:
@@ -338,10 +350,24 @@ def _kind_of(code: CodeType) -> Literal["network", "torch", "wrapper"]:
     return "torch" if path.startswith(_LAYERS) and not path.endswith("functional.py") else "wrapper"
 
 
+def _source(caller: FrameType) -> str:
+    """Return the line that calls an operation, "net.py:14"; "" where none is known."""
+    if caller.f_code.co_filename not in _GRAPH_CODE:
+        return _place(caller.f_code, caller.f_lasti)
+    frame: FrameType | None = caller
+    while frame is not None and frame.f_code.co_name != "run_node":
+        frame = frame.f_back
+    node = None if frame is None else frame.f_locals.get("n")
+    if not isinstance(node, torch.fx.Node):
+        return ""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return next((f"{PurePath(file).name}:{line}" for file, line in reversed(lines) if "/torch/" not in file), "")
+
+
 @lru_cache(maxsize=65536)
 def _place(code: CodeType, instruction: int) -> str:
     """Return the line of an instruction, "net.py:14"; "" in code that no file holds."""
-    if code.co_filename in _GRAPH_CODE or code.co_filename.startswith("<"):
+    if code.co_filename.startswith("<"):
         return ""
     lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
     return f"{Path(code.co_filename).name}:{next(lines, code.co_firstlineno)}"

@@ -201,7 +201,7 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
         ),
         predictions=tuple(run.best),
         warnings=run.warnings((*run.loss_warnings, *_frozen_warning(trainable, track_outputs=track_outputs))),
-        notes=(*inspected.notes, *_sum_note(len(run.losses))),
+        notes=(*run.notes(), *_sum_note(len(run.losses))),
         failure=failure,
         mode=mode,
         seed=seed,

@@ -158,7 +158,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
         feature_maps=feature_maps(results, recorder.kept),
         predictions=tuple(run.best),
         warnings=run.warnings(fast_path_warning(inspected.modules, selected)),
-        notes=inspected.notes,
+        notes=run.notes(),
         failure=failure,
         seed=seed,
         device=device,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from hookscope.hooks.forward_hooks import Capture
@@ -19,6 +20,7 @@ from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.rows import Recorder, Row, predictions
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, verification_warnings, verify_outcome
+from hookscope.models.torchscript import ScriptLayer
 from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
@@ -79,6 +81,14 @@ class Run:
     def predict(self, output: object, places: Sequence[int]) -> None:
         """Note the best classes of a batch whose inputs have these positions in the run."""
         self.best += predictions(output, self.inspected.info.categories, places, self.output_key)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was done that is no cause for alarm: what is known of the network, and what is not seen of it."""
+        chosen = self.operations is not None and any(not pattern.exclude for pattern in self.operations.patterns)
+        scripts = (torch.jit.ScriptModule, ScriptLayer)
+        if chosen and any(isinstance(module, scripts) for module in self.inspected.modules.values()):
+            return (*self.inspected.notes, "What TorchScript computes between its layers is not seen as operations.")
+        return self.inspected.notes
 
     def warnings(self, own: Iterable[str] = ()) -> tuple[str, ...]:
         """Return what a reader must see, each sentence once, with `own` after those about the network."""
