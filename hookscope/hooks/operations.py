@@ -62,6 +62,7 @@ _ROOT = "(model)"
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
+_MODULE = str(Path("nn", "modules", "module.py"))  # whose frames are around every call of a module
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
 # Graphs of exported programs are run by this code: it stands for the network's own.
 _GRAPH_CODE = (
@@ -180,6 +181,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         caller = _caller(frame)
         frame = caller
         while frame is not None and id(frame) not in self.running:
+            if _kind_of(frame.f_code) == "torch":  # somebody has wrapped a function that a layer of torch calls
+                return None
             frame = frame.f_back
         found = None if frame is None else self.running[id(frame)]
         if caller is None or found is None:
@@ -347,7 +350,7 @@ def _kind_of(code: CodeType) -> Literal["network", "torch", "wrapper"]:
         return "network"
     if path.startswith(_HOOKSCOPE):
         return "torch"
-    return "torch" if path.startswith(_LAYERS) and not path.endswith("functional.py") else "wrapper"
+    return "torch" if path.startswith(_LAYERS) and not path.endswith(("functional.py", _MODULE)) else "wrapper"
 
 
 def _source(caller: FrameType) -> str:

@@ -1,7 +1,10 @@
-"""Operations over whole networks, held against graphs that torch.fx traces and against autograd."""
+"""Operations over whole networks, held against graphs of torch.fx, traces of torchlens, and autograd."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,10 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.operations import OperationChoice, has_own_operations
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.pytree import tensors_in
-from tests.networks import TORCHVISION
+from hookscope.inspection.forward import inspect
+from hookscope.models import FileOptions, load_model
+from tests.networks import TORCHVISION, vision
 
 EVERYTHING = (parse_operation_pattern("op:*"),)
 
@@ -142,3 +147,168 @@ def test_operations_are_those_of_the_traced_graph_in_order_with_the_same_values(
     for ours, theirs in zip(found, graph.seen, strict=True):
         assert len(ours.tensors) == len(theirs.tensors), ours.owner
         assert all(torch.equal(a, b) for a, b in zip(ours.tensors, theirs.tensors, strict=True)), ours[:2]
+
+
+def small_vit_config(**others: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    return {**sizes, "intermediate_size": 32, **others}
+
+
+def stages(**others: Any) -> dict[str, Any]:
+    sizes = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]}
+    return {"num_encoder_blocks": 2, **sizes, **others}
+
+
+def hugging_face(name: str, **config: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        package = import_module("transformers")
+        built: nn.Module = getattr(package, f"{name}Model")(getattr(package, f"{name}Config")(**config))
+        return built
+
+    return build
+
+
+# What torch.fx cannot trace, or traces otherwise: torchlens wraps torch's functions, and sees each call.
+WRAPPED: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "swin": (TORCHVISION["swin"].build, 64),
+    "timm crossvit_tiny_240": (lambda: timm.create_model("crossvit_tiny_240"), 240),
+    "timm mobilevit_xxs": (lambda: timm.create_model("mobilevit_xxs"), 64),
+    "timm nest_tiny": (lambda: timm.create_model("nest_tiny"), 224),
+    "timm twins_svt_small": (lambda: timm.create_model("twins_svt_small"), 224),
+    "transformers ViT": (hugging_face("ViT", **small_vit_config()), 32),
+    "transformers DeiT": (hugging_face("DeiT", **small_vit_config()), 32),
+    "transformers Beit": (hugging_face("Beit", **small_vit_config()), 32),
+    "transformers CLIP": (hugging_face("CLIPVision", **small_vit_config()), 32),
+    "transformers Dinov2": (hugging_face("Dinov2", **small_vit_config(mlp_ratio=2)), 32),
+    "transformers Swin": (
+        hugging_face("Swin", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4),
+        32,
+    ),
+    "transformers Segformer": (
+        hugging_face("Segformer", **stages(sr_ratios=[2, 1], patch_sizes=[3, 3], strides=[2, 2])),
+        32,
+    ),
+    "transformers Pvt": (
+        hugging_face(
+            "Pvt", **stages(image_size=32, sequence_reduction_ratios=[2, 1], patch_sizes=[4, 2], strides=[4, 2])
+        ),
+        32,
+    ),
+    "transformers PoolFormer": (hugging_face("PoolFormer", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]), 32),
+    "transformers RegNet": (
+        hugging_face("RegNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=8),
+        32,
+    ),
+}
+
+# How torchlens writes Python's operators in place and exchanged.
+IN_PLACE = {
+    "iadd": "add",
+    "isub": "sub",
+    "imul": "mul",
+    "itruediv": "div",
+    "truediv": "div",
+    "radd": "add",
+    "rmul": "mul",
+    "rsub": "sub",
+}
+
+
+@contextmanager
+def torchlens_unwrapped() -> Iterator[Any]:
+    """Give `torchlens.trace`, and put back torch's functions, which it leaves wrapped."""
+    trace = import_module("torchlens").trace
+    try:
+        yield trace
+    finally:
+        import_module("torchlens.backends.torch.wrappers").unwrap_torch()
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_operations_are_those_that_wrapping_torchs_functions_shows(name: str) -> None:
+    build, size = WRAPPED[name]
+    torch.manual_seed(0)
+    network, x = build().eval(), torch.rand(1, 3, size, size)
+    with torch.no_grad():
+        _, found = rows_of(network, x)
+        ours = [(each.owner, each.name, tensor) for each in found for tensor in each.tensors]
+        with torchlens_unwrapped() as trace:
+            theirs = [
+                (owner, IN_PLACE.get(bare, bare), each.out)
+                for each in trace(network, [x])
+                if (bare := (each.func_name or "none").strip("_")) not in ("none", "identity")  # its own marks
+                if has_own_operations(network.get_submodule(owner := owner_of(each.modules)))
+            ]
+    assert [each[:2] for each in ours] == [each[:2] for each in theirs]
+    for (owner, operation, tensor), (_, _, other) in zip(ours, theirs, strict=True):
+        assert torch.equal(tensor, other), (owner, operation)
+
+
+def owner_of(modules: Sequence[str]) -> str:
+    """Return the name of the innermost module, of addresses like "layer1.0:1"."""
+    name = modules[-1].rpartition(":")[0] if modules else ""
+    return "" if name == "self" else name
+
+
+# --- gradients ---
+
+TRAINED_IN_FLOAT64 = (*FX_TORCHVISION[:6], "swin", "vit", "maxvit", "mvit", "efficientnet_b0", "convnext_tiny")
+
+
+@pytest.mark.parametrize("name", TRAINED_IN_FLOAT64)
+def test_gradients_are_those_that_autograd_gives_at_the_edge_of_each_operation(name: str) -> None:
+    """An edge of autograd's graph is taken as soon as an operation returns, so that later writes do not move it."""
+    torch.manual_seed(0)
+    network, (x,) = TORCHVISION[name].build().eval().double(), TORCHVISION[name].args()
+    seen: dict[tuple[str, int, str], Tensor] = {}
+    edges: dict[tuple[str, int, str], Any] = {}
+
+    def at_once(call: Any, slot: str, tensor: Tensor) -> None:
+        if tensor.requires_grad:
+            edges[call.layer, call.call, slot] = torch.autograd.graph.get_gradient_edge(tensor)
+
+    def arrived(site: Any, gradient: Tensor) -> None:
+        seen[site.layer, site.call, site.slot] = gradient.clone()
+
+    with capture(network, {}, at_once, gradients=arrived, operations=OperationChoice(EVERYTHING)) as captured:
+        loss = network(x.double()).square().sum()
+        assert not captured.must_repeat(loss)
+        unseen = {(site.layer, site.call, site.slot): site.untracked for site in captured.gradients}
+        passed = {(each.layer, each.call, each.slot) for each in captured.observations if each.passed_through}
+        expected = torch.autograd.grad(loss, [*edges.values()], retain_graph=True, allow_unused=True)
+        seen.clear()
+        loss.backward()
+    compared = 0
+    for place, gradient in zip(edges, expected, strict=True):
+        if place in passed:  # the uses of one object are told apart, which the graph by itself does not do
+            continue
+        if gradient is not None:  # else the loss does not depend on it, or only through what is written into its base
+            assert place in seen or unseen[place], place
+        if gradient is not None and place in seen:
+            torch.testing.assert_close(seen[place], gradient, rtol=1e-12, atol=0)
+            compared += 1
+    assert compared > 5
+    assert sum(map(bool, unseen.values())) <= len(unseen) // 4  # what is written over through another view
+
+
+# --- exported programs ---
+
+
+def test_an_exported_program_shows_the_operations_of_the_network_with_their_lines(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, x = vision("resnet18")().eval(), torch.rand(1, 3, 64, 64)
+    torch.export.save(torch.export.export(network, (x,)), tmp_path / "net.pt2")
+    loaded = load_model(str(tmp_path / "net.pt2"), options=FileOptions(trust=True))
+    eager, exported = (
+        [
+            (row.label, row.source, row.inputs, row.activation.mean)
+            for row in inspect(each, x, ops=True).rows
+            if row.owner is not None
+        ]
+        for each in (network, loaded)
+    )
+    assert len(eager) == 9
+    assert [(each[0], each[2]) for each in exported] == [(each[0], each[2]) for each in eager]
+    assert [each[1] for each in exported][:8] == [each[1] for each in eager][:8]
+    assert exported[8][1].startswith("resnet.py:")  # the line in `forward`, which calls what calls flatten
+    assert [each[3] for each in exported] == pytest.approx([each[3] for each in eager], rel=1e-5)
