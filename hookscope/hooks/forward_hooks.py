@@ -50,7 +50,7 @@ class Capture(Generic[T]):
     @property
     def gradients(self) -> list[GradientSite[T]]:
         """Every output, and input if asked for, in the order in which the forward pass met them."""
-        return [] if self._watch is None else list(self._watch.sites.values())
+        return [] if self._watch is None else self._watch.met()
 
     def restart(self) -> list[Observation[T]]:
         """Return the observations and begin anew, with calls counted from 0 again: once per forward pass."""

@@ -80,6 +80,13 @@ class GradientWatch(Generic[T]):
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
 
+    def met(self) -> list[GradientSite[T]]:
+        """Return the sites; one of whose gradient a part has not come, as its tensor was overwritten, says so."""
+        for key, parts in self._parts.items():
+            if len(parts) == 1 and self.sites[key].arrival is None:
+                self.sites[key].untracked = _OVERWRITTEN
+        return list(self.sites.values())
+
     def restart(self) -> None:
         """Forget the sites and their hooks, but not what was learned about the model."""
         self.close()

@@ -273,11 +273,12 @@ def test_gradients_are_those_that_autograd_gives_at_the_edge_of_each_operation(n
     with capture(network, {}, at_once, gradients=arrived, operations=OperationChoice(EVERYTHING)) as captured:
         loss = network(x.double()).square().sum()
         assert not captured.must_repeat(loss)
-        unseen = {(site.layer, site.call, site.slot): site.untracked for site in captured.gradients}
         passed = {(each.layer, each.call, each.slot) for each in captured.observations if each.passed_through}
+        captured.listen(on=False)
         expected = torch.autograd.grad(loss, [*edges.values()], retain_graph=True, allow_unused=True)
-        seen.clear()
+        captured.listen(on=True)
         loss.backward()
+        unseen = {(site.layer, site.call, site.slot): site.untracked for site in captured.gradients}
     compared = 0
     for place, gradient in zip(edges, expected, strict=True):
         if place in passed:  # the uses of one object are told apart, which the graph by itself does not do
@@ -288,7 +289,7 @@ def test_gradients_are_those_that_autograd_gives_at_the_edge_of_each_operation(n
             torch.testing.assert_close(seen[place], gradient, rtol=1e-12, atol=0)
             compared += 1
     assert compared > 5
-    assert sum(map(bool, unseen.values())) <= len(unseen) // 4  # what is written over through another view
+    assert sum(bool(unseen[place]) for place in edges) <= len(edges) // 10  # what is overwritten through another view
 
 
 # --- exported programs ---
