@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hookscope.checks.rules.reading import is_within
+from hookscope.checks.rules.rule import is_within
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.observed import ModuleCall

@@ -6,25 +6,11 @@ only.
 
 from collections.abc import Iterable, Mapping
 
-from hookscope.checks.rules import (
-    activations,
-    dead_gradient,
-    drift,
-    expectation,
-    forward,
-    gradients,
-    learning,
-    outputs,
-    precision,
-    stored,
-)
+from hookscope.checks.rules import activations, forward, gradients, learning, references, stored
 from hookscope.checks.rules.rule import Limit, Rule
 from hookscope.errors import UsageError, nearest
 
-_FILES = (
-    *(stored, forward, outputs, activations, precision, expectation, drift),
-    *(gradients, dead_gradient, learning),
-)
+_FILES = (stored, forward, activations, references, gradients, learning)
 
 RULES: Mapping[str, Rule] = {
     each.identifier: each for file in _FILES for each in vars(file).values() if isinstance(each, Rule)

@@ -10,20 +10,25 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.dead_gradient import idle_modules
-from hookscope.checks.rules.reading import (
+from hookscope.checks.rules.gradients import idle_modules
+from hookscope.checks.rules.rule import (
+    FindingTarget,
+    Limit,
+    Objection,
+    RuleTerms,
     arrived_outputs,
     batch_norm_is_idle,
     is_positive,
     key,
     l2,
     listed,
+    output_of,
     owner,
     parameter_of,
+    rule,
     taken_gradients,
     weights,
 )
-from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
 from hookscope.text import counted
 
 if TYPE_CHECKING:

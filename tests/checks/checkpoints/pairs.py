@@ -28,16 +28,22 @@ def put(name: str, value: Any, at: Any = ...) -> Change:
     return change
 
 
+def puts(name: str, *values: Any, at: Any = ...) -> tuple[Change, ...]:
+    """Set a tensor to either of two values."""
+    return tuple(put(name, value, at) for value in values)
+
+
+def spots(name: str, value: Any, *places: Any) -> tuple[Change, ...]:
+    """Set a tensor to a value at either of two places."""
+    return tuple(put(name, value, at) for at in places)
+
+
 def scale(name: str, factor: float) -> Change:
     return lambda state: state[name].mul_(factor)
 
 
 def copy(name: str, onto: str) -> Change:
     return lambda state: state[onto].copy_(state[name])
-
-
-def drop(name: str) -> Change:
-    return lambda state: state.pop(name)
 
 
 def add(name: str) -> Change:
@@ -54,6 +60,11 @@ def both(*changes: Change) -> Change:
     return lambda state: [each(state) for each in changes]
 
 
+def after(first: Change, sides: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Make a change before either side's own."""
+    return tuple(both(first, side) for side in sides)
+
+
 def nothing(_: State) -> None:
     """Leave the network as it was initialised."""
 
@@ -66,11 +77,10 @@ class Pair:
         rule: Its identifier.
         network: A function of `networks.py`.
         where: What the finding has to name: a layer's label, or a tensor of the checkpoint.
-        breaks: What to do to the state dict to break the rule, and nothing else.
-        near_miss: What to do to it so that all rules just pass.
+        sides: What to do to the state dict to break the rule, and nothing else; and so that all rules just pass.
+        named: A text in the message, where `where` does not say which layer it was.
         settings: As for `CheckSettings`.
         expects: What the network has to say about a picture, as for `Expectation`.
-        named: A text in the message, where `where` does not say which layer it was.
         consequences: Other rules that are broken by necessity.
         missed: Those that the near miss breaks too.
         bytes_lost: How many are missing at the end of the broken file.
@@ -79,347 +89,191 @@ class Pair:
     rule: str
     network: str
     where: str
-    breaks: Change
-    near_miss: Change
+    sides: tuple[Change, ...]
+    named: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     expects: Mapping[str, Any] = field(default_factory=dict)
-    named: str = ""
     consequences: frozenset[str] = frozenset()
     missed: frozenset[str] = frozenset()
     bytes_lost: int = 0
 
 
-NINE_OF_TEN = slice(9)
-EIGHT_OF_TEN = slice(8)
-SEVEN_OF_TEN = slice(7)
+NINE_OF_TEN, EIGHT_OF_TEN, SEVEN_OF_TEN = slice(9), slice(8), slice(7)
+ALL = slice(None)
+BIAS, VARIANCE, MEAN = "first.bias", "middle.running_var", "middle.running_mean"
+NEGATIVE = spots(BIAS, -100, NINE_OF_TEN, EIGHT_OF_TEN)
+FP16 = frozenset({"fp16-headroom"})
+NAN_LOSS = frozenset({"non-finite-loss"})
 
 # Lets layers drift by their values, so that what else may drift shows.
-WHATEVER_THE_VALUES = (LayerSettings("*", {"drift": RuleSettings(limits={"max_difference": 1e9})}),)
+WHATEVER_THE_VALUES = {"layers": (LayerSettings("*", {"drift": RuleSettings(limits={"max_difference": 1e9})}),)}
 
 PAIRS = [
-    Pair(
-        "integrity",
-        "plain",
-        "",
-        breaks=nothing,
-        near_miss=nothing,
-        named="model.pt",
-        bytes_lost=1,
-    ),
+    Pair("integrity", "plain", "", (nothing, nothing), "model.pt", bytes_lost=1),
+    Pair("architecture", "plain", "", (lambda state: state.pop("head.weight"), behind_a_prefix), "head.weight"),
     Pair(
         "architecture",
         "plain",
         "",
-        breaks=drop("head.weight"),
-        near_miss=behind_a_prefix,
-        named="head.weight",
+        (add("extra.bias"), add("extra.count")),
+        "extra.bias",
+        {"allow_unexpected": ("*.count",)},
     ),
-    Pair(
-        "architecture",
-        "plain",
-        "",
-        breaks=add("extra.bias"),
-        near_miss=add("extra.count"),
-        settings={"allow_unexpected": ("*.count",)},
-        named="extra.bias",
-    ),
+    # The near miss is a mask.
     Pair(
         "non-finite-parameter",
         "calibrated",
         "middle.value",
-        breaks=put("middle.value", math.nan, at=2),
-        near_miss=put("middle.value", [0, -math.inf, -math.inf, 0]),  # a mask
+        (put("middle.value", math.nan, at=2), put("middle.value", [0, -math.inf, -math.inf, 0])),
     ),
+    # One weight is left in each filter.
     Pair(
         "zero-parameter",
         "residual",
         "middle.branch.weight",
-        breaks=put("middle.branch.weight", 0),
-        # One weight is left in each filter.
-        near_miss=both(put("middle.branch.weight", 0), put("middle.branch.weight", 0.1, at=(slice(None), 3, 1, 1))),
+        after(put("middle.branch.weight", 0), puts("middle.branch.weight", 0, 0.1, at=(ALL, 3, 1, 1))),
     ),
+    # One weight is the next number of float32.
     Pair(
         "constant-parameter",
         "plain",
         "first.weight",
-        breaks=put("first.weight", 0.1),
-        # One weight is the next number of float32.
-        near_miss=both(put("first.weight", 0.1), put("first.weight", 0.1 + 2**-27, at=(4, 1, 2, 0))),
+        after(put("first.weight", 0.1), puts("first.weight", 0.1, 0.1 + 2**-27, at=(4, 1, 2, 0))),
     ),
     Pair(
         "duplicate-parameter",
         "twins",
         "middle.1.weight",
-        breaks=copy("middle.0.weight", onto="middle.1.weight"),
-        near_miss=both(copy("middle.0.weight", onto="middle.1.weight"), put("middle.1.weight", 0.01, at=(7, 2, 0, 1))),
-        named="middle.0.weight",
+        after(copy("middle.0.weight", onto="middle.1.weight"), (nothing, put("middle.1.weight", 0.01, (7, 2, 0, 1)))),
+        "middle.0.weight",
+    ),
+    # Smaller than BatchNorm's epsilon of 1e-5, so that nothing becomes NaN.
+    Pair("batchnorm-variance", "normalised", VARIANCE, puts(VARIANCE, -1e-6, 1e-6, at=3), "down to -1e-06"),
+    # Of a channel that dies in training, the mean goes the same way.
+    Pair(
+        "batchnorm-variance",
+        "normalised",
+        VARIANCE,
+        after(both(put(MEAN, 0.1), put(VARIANCE, 0, at=3)), puts(MEAN, 0.1, 0, at=3)),
+        "whose running mean is not: 3",
     ),
     Pair(
         "batchnorm-variance",
         "normalised",
-        "middle.running_var",
-        # Smaller than BatchNorm's epsilon of 1e-5, so that nothing becomes NaN.
-        breaks=put("middle.running_var", -1e-6, at=3),
-        near_miss=put("middle.running_var", 1e-6, at=3),
-        named="down to -1e-06",
+        VARIANCE,
+        tuple(both(put(MEAN, 0.1, slice(dead, 10)), put(VARIANCE, 0, slice(dead))) for dead in (3, 2)),
+        "3 of 10 channels, 30.0% (limit 20%)",
     ),
-    Pair(
-        "batchnorm-variance",
-        "normalised",
-        "middle.running_var",
-        breaks=both(put("middle.running_mean", 0.1), put("middle.running_var", 0, at=3)),
-        # Of a channel that dies in training, the mean goes the same way.
-        near_miss=both(
-            put("middle.running_mean", 0.1),
-            put("middle.running_mean", 0, at=3),
-            put("middle.running_var", 0, at=3),
-        ),
-        named="whose running mean is not: 3",
-    ),
-    Pair(
-        "batchnorm-variance",
-        "normalised",
-        "middle.running_var",
-        breaks=both(put("middle.running_mean", 0.1, at=slice(3, 10)), put("middle.running_var", 0, at=slice(3))),
-        near_miss=both(put("middle.running_mean", 0.1, at=slice(2, 10)), put("middle.running_var", 0, at=slice(2))),
-        named="3 of 10 channels, 30.0% (limit 20%)",
-    ),
-    Pair(
-        "dead-filter",
-        "wide",
-        "first.weight",
-        breaks=put("first.weight", 0, at=slice(2)),
-        near_miss=put("first.weight", 0, at=slice(1)),  # 5 %
-    ),
-    Pair(
-        "forward",
-        "reordered",
-        "middle",
-        breaks=put("middle.value", 10, at=0),
-        near_miss=put("middle.value", 9, at=0),
-    ),
-    Pair(
-        "non-finite-activation",
-        "root_of_square",
-        "middle",
-        breaks=put("middle.value", -1),
-        near_miss=put("middle.value", 0),
-        consequences=frozenset({"non-finite-loss"}),  # a loss of NaN is NaN
-    ),
-    Pair(
-        "output-shape",
-        "some_classes",
-        "(model)",
-        breaks=put("1.value", 4),
-        near_miss=nothing,
-        settings={"output_shape": ("N", 5)},
-        named="(2, 4)",
-    ),
+    # Just 5 %.
+    Pair("dead-filter", "wide", "first.weight", spots("first.weight", 0, slice(2), slice(1))),
+    Pair("forward", "reordered", "middle", puts("middle.value", 10, 9, at=0)),
+    # A loss of NaN is NaN.
+    Pair("non-finite-activation", "root_of_square", "middle", puts("middle.value", -1, 0), consequences=NAN_LOSS),
+    Pair("output-shape", "some_classes", "(model)", (put("1.value", 4), nothing), "(2, 4)", {"output_shape": ("N", 5)}),
     Pair(
         "output-shape",
         "widened",
         "(model)",
-        breaks=put("1.value", 1),
-        near_miss=nothing,
-        settings={"output_dtype": "float32"},
-        named="is float64, not float32",
+        (put("1.value", 1), nothing),
+        "is float64, not float32",
+        {"output_dtype": "float32"},
     ),
-    Pair(
-        "constant-output",
-        "gain",
-        "(model)",
-        breaks=put("middle.1.value", 2e-6),
-        near_miss=put("middle.1.value", 1e-5),
-        named="whatever the input",
-    ),
-    Pair(
-        "repeatability",
-        "jittering",
-        "(model)",
-        breaks=put("middle.value", 1e-4),
-        near_miss=put("middle.value", 2e-5),
-        named="two identical passes",
-    ),
-    Pair(
-        "batch-consistency",
-        "mixing",
-        "(model)",
-        breaks=put("middle.value", 0.01),
-        near_miss=put("middle.value", 0.002),
-        named="and the same input alone",
-    ),
-    Pair(
-        "dead-channels",
-        "rectified",
-        "middle",
-        breaks=put("first.bias", -100, at=NINE_OF_TEN),
-        near_miss=put("first.bias", -100, at=EIGHT_OF_TEN),
-    ),
+    Pair("constant-output", "gain", "(model)", puts("middle.1.value", 2e-6, 1e-5), "whatever the input"),
+    Pair("repeatability", "jittering", "(model)", puts("middle.value", 1e-4, 2e-5), "two identical passes"),
+    Pair("batch-consistency", "mixing", "(model)", puts("middle.value", 0.01, 0.002), "and the same input alone"),
+    Pair("dead-channels", "rectified", "middle", NEGATIVE),
+    Pair("quiet-channels", "smooth", "middle", NEGATIVE),
+    # GELU(-3.2) is -0.0022, GELU(-3) is -0.0040, and the inputs hardly vary.
     Pair(
         "quiet-channels",
         "smooth",
         "middle",
-        breaks=put("first.bias", -100, at=NINE_OF_TEN),
-        near_miss=put("first.bias", -100, at=EIGHT_OF_TEN),
-    ),
-    Pair(
-        "quiet-channels",
-        "smooth",
-        "middle",
-        # GELU(-3.2) is -0.0022, GELU(-3) is -0.0040, and the inputs hardly vary.
-        breaks=both(scale("first.weight", 0.001), put("first.bias", [-3.2] * 9 + [2])),
-        near_miss=both(scale("first.weight", 0.001), put("first.bias", [-3] * 9 + [2])),
-        named="below 0.003",
+        after(scale("first.weight", 0.001), puts(BIAS, [-3.2] * 9 + [2], [-3] * 9 + [2])),
+        "below 0.003",
     ),
     Pair(
         "saturated-activation",
         "gated",
         "middle",
-        breaks=both(scale("first.weight", 0.1), put("first.bias", 6, at=NINE_OF_TEN)),
-        near_miss=both(scale("first.weight", 0.1), put("first.bias", 6, at=SEVEN_OF_TEN)),
+        after(scale("first.weight", 0.1), spots(BIAS, 6, NINE_OF_TEN, SEVEN_OF_TEN)),
     ),
-    Pair(
-        "fp16-headroom",
-        "Pooled",
-        "first",
-        breaks=put("first.bias", 33000, at=0),
-        near_miss=put("first.bias", 32700, at=0),  # half of 65504 is 32752
-    ),
+    # Half of 65504 is 32752.
+    Pair("fp16-headroom", "pooled", "first", puts(BIAS, 33000, 32700, at=0)),
+    # 3 of 27 values in each filter.
     Pair(
         "fp16-headroom",
         "plain",
         "first.weight",
-        breaks=put("first.weight", 1e-9, at=(slice(None), 0, 0)),  # 3 of 27 values in each filter
-        near_miss=put("first.weight", 1e-9, at=(slice(None), 0, 0, slice(2))),
-        named="11.1% of its values other than 0 become 0 in float16 (limit 10%)",
+        spots("first.weight", 1e-9, (ALL, 0, 0), (ALL, 0, 0, slice(2))),
+        "11.1% of its values other than 0 become 0 in float16 (limit 10%)",
     ),
-    Pair(
-        "bf16-headroom",
-        "Pooled",
-        "first",
-        breaks=put("first.bias", 1.8e38, at=0),
-        near_miss=put("first.bias", 1.6e38, at=0),
-        consequences=frozenset({"fp16-headroom"}),  # what is too large for bfloat16 is too large for float16
-        missed=frozenset({"fp16-headroom"}),
-    ),
+    # What is too large for bfloat16 is too large for float16.
+    Pair("bf16-headroom", "pooled", "first", puts(BIAS, 1.8e38, 1.6e38, at=0), consequences=FP16, missed=FP16),
+    Pair("expectation", "plain", PICTURE, spots("head.bias", 9, 2, 3), "class 2 with", expects={"top1": 3}),
     Pair(
         "expectation",
         "plain",
         PICTURE,
-        breaks=put("head.bias", 9, at=2),
-        near_miss=put("head.bias", 9, at=3),
-        expects={"top1": 3},
-        named="class 2 with",
-    ),
-    Pair(
-        "expectation",
-        "plain",
-        PICTURE,
-        breaks=put("head.bias", 9, at=slice(2)),
-        near_miss=put("head.bias", 9, at=slice(2, 4)),
+        spots("head.bias", 9, slice(2), slice(2, 4)),
+        "class 3 among its first 2 classes",
         expects={"contains": (3,), "k": 2},
-        named="class 3 among its first 2 classes",
     ),
     Pair(
-        "expectation",
-        "plain",
-        PICTURE,
-        breaks=put("head.bias", 1, at=3),
-        near_miss=put("head.bias", 9, at=3),
-        expects={"min_probability": 0.9},
-        named="at least 0.9",
+        "expectation", "plain", PICTURE, puts("head.bias", 1, 9, at=3), "at least 0.9", expects={"min_probability": 0.9}
     ),
+    # It shows in middle.1, head and (model). Gradients of the layers before it change by as much, which is allowed.
     Pair(
         "drift",
         "twins",
         "middle.1",
-        # Gradients of the layers before it change by as much, which is allowed.
-        breaks=scale("middle.1.weight", 1.01),
-        near_miss=scale("middle.1.weight", 1.003),
-        named="the first of 3 layers",  # middle.1, head, (model)
+        (scale("middle.1.weight", 1.01), scale("middle.1.weight", 1.003)),
+        "the first of 3 layers",
     ),
     Pair(
         "drift",
         "wide_rectified",
         "middle",
-        breaks=put("first.bias", -100, at=slice(2)),
-        near_miss=put("first.bias", -100, at=slice(1)),
-        settings={"layers": WHATEVER_THE_VALUES},
-        named="its share of dead channels went from 0 to 0.1",
+        spots(BIAS, -100, slice(2), slice(1)),
+        "its share of dead channels went from 0 to 0.1",
+        WHATEVER_THE_VALUES,
     ),
+    # The gradient is passed back through these weights.
     Pair(
         "drift",
         "twins",
         "first",
-        # The gradient is passed back through these weights.
-        breaks=scale("middle.1.weight", 1.15),
-        near_miss=scale("middle.1.weight", 1.05),
-        settings={"layers": WHATEVER_THE_VALUES},
-        named="the L2 norm of its gradient",
+        (scale("middle.1.weight", 1.15), scale("middle.1.weight", 1.05)),
+        "the L2 norm of its gradient",
+        WHATEVER_THE_VALUES,
     ),
-    Pair(
-        "non-finite-loss",
-        "plain",
-        "",
-        # The derivative of log(x) is 1/x, which is finite.
-        breaks=put("head.bias", -9),
-        near_miss=put("head.bias", 9),
-        settings={"loss": f"{NETWORKS}:log_of_sum"},
-        named="log_of_sum",
-    ),
-    Pair(
-        "non-finite-gradient",
-        "root_of_positive",
-        "middle",
-        # The slope of the square root at 0 is Inf.
-        breaks=put("middle.value", 0),
-        near_miss=put("middle.value", 3),  # what comes is above -3
-    ),
+    # The derivative of log(x) is 1/x, which is finite.
+    Pair("non-finite-loss", "plain", "", puts("head.bias", -9, 9), "log_of_sum", {"loss": f"{NETWORKS}:log_of_sum"}),
+    # The slope of the square root at 0 is Inf; what comes is above -3.
+    Pair("non-finite-gradient", "root_of_positive", "middle", puts("middle.value", 0, 3)),
+    # Probabilities add up to 1 whatever is learnt, and so they do nearly with these weights.
     Pair(
         "zero-gradient",
-        "Weighed",
+        "weighed",
         "",
-        # Probabilities add up to 1 whatever is learnt, and so they do nearly with these weights.
-        breaks=put("worth.value", [1, 1, 1, 1, 1.000005]),
-        near_miss=put("worth.value", [1, 1, 1, 1, 1.001]),
-        settings={"loss": "sum"},
-        named="a sum after softmax",
+        puts("worth.value", 1.000005, 1.001, at=4),
+        "a sum after softmax",
+        {"loss": "sum"},
     ),
     Pair(
         "dead-gradient",
         "clipped",
         "middle.branch.0",
-        breaks=put("middle.branch.0.bias", 9),
-        near_miss=put("middle.branch.0.bias", 9, at=NINE_OF_TEN),
-        named="middle.branch.1",
+        spots("middle.branch.0.bias", 9, ..., NINE_OF_TEN),
+        "middle.branch.1",
     ),
-    Pair(
-        "vanishing-gradient",
-        "Entered",
-        "first.weight",
-        breaks=put("scale", 2e-4),
-        near_miss=put("scale", 1e-3),
-    ),
+    Pair("vanishing-gradient", "entered", "first.weight", puts("scale", 2e-4, 1e-3)),
     Pair(
         "exploding-gradient",
-        "Amplified",
+        "amplified",
         "convolutions.0",
-        breaks=both(put("enter.value", 1e-6), put("gain.value", 1e-6)),
-        near_miss=both(put("enter.value", 3e-6), put("gain.value", 3e-6)),
-        named="'gain'",
+        tuple(both(put("enter.value", small), put("gain.value", small)) for small in (1e-6, 3e-6)),
+        "'gain'",
     ),
-    Pair(
-        "unused-parameter",
-        "WithAuxiliary",
-        "auxiliary",
-        breaks=put("share", 0),
-        near_miss=put("share", 0.01),
-    ),
-    Pair(
-        "gradient-imbalance",
-        "residual",
-        "middle.branch.weight",
-        breaks=put("middle.scale", 4e-7),
-        near_miss=put("middle.scale", 2e-6),
-    ),
+    Pair("unused-parameter", "with_auxiliary", "auxiliary", puts("share", 0, 0.01)),
+    Pair("gradient-imbalance", "residual", "middle.branch.weight", puts("middle.scale", 4e-7, 2e-6)),
 ]

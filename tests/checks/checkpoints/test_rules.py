@@ -76,7 +76,7 @@ def test_every_rule_has_a_pair() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.rule)
 def test_a_checkpoint_that_breaks_one_rule_fails_that_rule_and_names_the_place(pair: Pair, tmp_path: Path) -> None:
-    report = checked(pair, pair.breaks, tmp_path, lost=pair.bytes_lost)
+    report = checked(pair, pair.sides[0], tmp_path, lost=pair.bytes_lost)
     assert {finding.rule for finding in report.findings} == {pair.rule} | pair.consequences
     finding, *more = (finding for finding in report.findings if finding.rule == pair.rule)
     assert finding.where.rpartition("/")[2] == pair.where
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_breaks_one_rule_fails_that_rule_and_names_the_place(p
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.rule)
 def test_a_near_miss_passes_every_rule(pair: Pair, tmp_path: Path) -> None:
-    report = checked(pair, pair.near_miss, tmp_path)
+    report = checked(pair, pair.sides[1], tmp_path)
     assert {finding.rule for finding in report.findings} == pair.missed
     assert report.exit_code == bool(pair.missed)
     status = next(outcome.status for outcome in report.outcomes if outcome.rule == pair.rule)

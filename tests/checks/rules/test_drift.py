@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of, baseline_text, read_baseline
 from hookscope.checks.rules import RULES
-from hookscope.checks.rules.drift import require_fit
+from hookscope.checks.rules.references import require_fit
 from hookscope.checks.rules.rule import terms_of
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
 from hookscope.errors import UsageError
