@@ -35,10 +35,7 @@ def archive_kind(file: BinaryIO, name: str) -> ArchiveKind:
     """Return what wrote a zip archive, from its directory alone.
 
     What is "torch" holds one data.pkl of bounded size, and stored members with plain, distinct names that the file has
-    room for.
-
-    Raises:
-        CheckpointError: If it is damaged, encrypted, not torch's, or made to be misread.
+    room for. Raises CheckpointError if it is damaged, encrypted, not torch's, or made to be misread.
     """
     archive = open_archive(file, name)
     members = archive.infolist()
@@ -66,11 +63,7 @@ def archive_kind(file: BinaryIO, name: str) -> ArchiveKind:
 
 
 def open_archive(file: BinaryIO, name: str) -> zipfile.ZipFile:
-    """Return an archive whose directory is where both Python and torch look for it.
-
-    Raises:
-        CheckpointError: If there is none, or more than one reading of it.
-    """
+    """Return an archive whose directory is where both Python and torch look for it; CheckpointError if it is not."""
     try:
         archive = zipfile.ZipFile(file)
         where = archive.start_dir
@@ -145,11 +138,7 @@ def _check_sizes(members: list[zipfile.ZipInfo], file: BinaryIO, name: str) -> N
 
 
 def check_checksums(file: BinaryIO, name: str) -> None:
-    """Compare the content of every member with its checksum; 0 stands for "not computed".
-
-    Raises:
-        CheckpointError: If one differs, or the file ends before its directory says.
-    """
+    """Compare the content of every member with its checksum, if that is not 0; CheckpointError if one differs."""
     archive = open_archive(file, name)
     members = [member for member in archive.infolist() if member.CRC]
     with ThreadPoolExecutor(_THREADS) as pool:  # summing lets go of the interpreter

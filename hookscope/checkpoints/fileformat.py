@@ -109,11 +109,7 @@ def file_kind(path: Path) -> FileKind:
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file for reading; anything else could block for ever.
-
-    Raises:
-        CheckpointError: If it is no such file, or reading it fails in the block.
-    """
+    """Open a regular file for reading; anything else could block for ever, and is a CheckpointError."""
     name = printable(str(path))
     try:
         _check_regular(path.stat().st_mode, path, name)
@@ -220,11 +216,7 @@ def _foreign(start: bytes) -> str:
 
 
 def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:
-    """Return which shard holds which tensor, out of an `index.json`, unchecked.
-
-    Raises:
-        CheckpointError: If it is other JSON, or none, or names something twice.
-    """
+    """Return which shard holds which tensor, unchecked; CheckpointError if it is no such index, or names one twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         document = dict(pairs)

@@ -26,7 +26,6 @@ class PickleSurvey:
         imports: Dotted names it would import that no plain checkpoint needs, in order, each once.
         storages: Bytes that it claims for each storage, by the key of the storage.
         protocol: Pickle protocol; torch writes and safely reads 2.
-        truncated: Whether it ends before it is over.
         malformed: Whether it cannot be unpickled, or makes something as torch.save never does.
         content: What it holds, as far as that is Python's own literals and containers.
     """

@@ -22,9 +22,7 @@ _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save
 def read_content(path: Path, kind: FileKind) -> object:
     """Return what a "torch", "legacy torch" or "safetensors" file holds; mapped into memory where that can be.
 
-    Args:
-        path: A file that passed `verify_file`, which finds what these readers would not notice.
-        kind: As `file_kind` says.
+    It has passed `verify_file`, which finds what these readers would not notice.
 
     Raises:
         CheckpointError: If it is damaged, or too large for the memory there is.

@@ -47,8 +47,7 @@ def verify_file(path: Path, kind: FileKind, look: Look, *, remedy: str, trust: b
         trust: Whether it may run code.
 
     Raises:
-        CheckpointError: If it is damaged, or made to be misread.
-        UntrustedFileError: If reading it runs code, and it is not trusted.
+        CheckpointError: If it is damaged, or made to be misread; an UntrustedFileError if reading it runs code.
         HookscopeError: Whatever `look` raises.
     """
     name = printable(str(path))

@@ -42,12 +42,8 @@ _T = TypeVar("_T")
 class BaselineInput:
     """Equal inputs that followed each other, and what was done to them.
 
-    Attributes:
-        name: Of the file, without its folder; "noise", "tensor". For people: a renamed file is the same input.
-        count: How many: noise is drawn for several inputs at once.
-        sha256: Hex digest of the file's bytes; None when there is no file.
-        shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
-        steps: What was done, in order; the seed of noise is in it.
+    `name` is that of the file without its folder, or "noise", for people: a renamed file is the same input. `sha256` is
+    None when there is no file, `shape` is without the batch axis, and the seed of noise is among the `steps`.
     """
 
     name: str
@@ -70,15 +66,11 @@ class BaselineGradients:
 class BaselineRow:
     """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
 
-    Attributes:
-        label: "layer1.0.relu#1", "backbone['out']", "(model)".
-        shape: As it came out in the first batch, batch axis included.
-        dtype: torch's name without the prefix: "float32".
-        nan_count, inf_count: None where they could not be counted.
-        mean, std: Over the finite values, as all that follow; None without one.
-        dead_fraction: Share of channels that are zero over all inputs, 0-1; None without channels.
-        gradient_l2: L2 norm of the gradient of the loss with respect to this output; None without one.
-        quantiles: At `QUANTILE_LEVELS`; None without values.
+    The shape is that of the first batch. Counts of NaN and Inf are None where they could not be counted, statistics,
+    over
+    the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all inputs,
+    0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output; `quantiles` are at
+    `QUANTILE_LEVELS`.
     """
 
     label: str
@@ -98,12 +90,9 @@ class BaselineRow:
 class Baseline:
     """What a network's layers gave for known inputs.
 
-    Attributes:
-        kind: Class name of the root module.
-        model, weights, weights_sha256, parameter_count, dtype: As in `ModelInfo`, for people.
-        gradients: None if none were taken.
-        inputs: In order.
-        rows: One per layer, call and slot, sorted by label with numbers in counting order.
+    `kind` is the class name of the root module, `gradients` is None if none were taken. There is a row per layer, call
+    and
+    slot, sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
     """
 
     model: str
@@ -118,11 +107,7 @@ class Baseline:
 
 
 def baseline_of(measured: CheckMeasurements) -> Baseline:
-    """Return what a baseline keeps of measurements.
-
-    Raises:
-        UsageError: If the forward pass did not run to its end.
-    """
+    """Return what a baseline keeps of measurements; raises UsageError if the forward pass did not run to its end."""
     forward = measured.forward
     if forward is None or forward.failure is not None:
         raise UsageError(
@@ -248,8 +233,9 @@ def read_baseline(path: Path) -> Baseline:
     """Read what `baseline_text` wrote. Nothing in the file is run; NaN and Infinity, which are not JSON, are refused.
 
     Raises:
-        UsageError: If the file is missing, unreadable, too large, not strict JSON in UTF-8, of another schema version,
-            or if a field is missing or has another type.
+        UsageError: If the file cannot be read, is too large, not strict JSON in UTF-8, of another schema version, or if
+            a
+            field is missing or has another type.
     """
     name = printable(str(path))
     try:

@@ -31,18 +31,17 @@ def check_checkpoint(
 ) -> CheckReport:
     """Load a checkpoint, run it, judge it; keep evidence if it fails.
 
+    Whatever a user can put right is an `error` in the report; exceptions are bugs.
+
     Args:
         model: A weights file or any other form of MODEL, or a network.
         settings: What to give it, and what to hold it to.
-        wanted: Identifiers of rules that are not off.
+        wanted: Identifiers of rules, as `wanted_rules` returns them.
         trust: Whether a weights file may run code while it is read.
         device: Where to run; None for the CPU, or where a given network is.
         baseline: What to hold its statistics against.
         evidence: Folder to write on failure: nothing yet, or that of an earlier failure, which is replaced.
         on_measured: Is given what was measured, if it could be.
-
-    Returns:
-        The verdict. Whatever a user can put right is an `error` in it; other exceptions are bugs, and pass.
     """
     began = time.perf_counter()
     name = model.info.name if isinstance(model, LoadedModel) else model

@@ -29,17 +29,10 @@ def write_evidence(
 ) -> None:
     """Write `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; whole or not at all.
 
-    Grids are of the first input, drawn from another forward pass.
-
-    Args:
-        folder: Where: nothing yet, an empty folder, or earlier evidence, which is replaced.
-        report: The verdict, `evidence` set.
-        prepared: The network with its inputs; None if it could not be loaded.
-        settings: Those it was prepared with.
-        measured: What the verdict is about; None if there is none.
-
-    Raises:
-        OutputError: If it cannot be written.
+    Grids are of the first input, drawn from another forward pass. `folder` is nothing yet, empty, or earlier evidence,
+    which is replaced. Without `prepared` and `measured`, as for a checkpoint that could not be loaded, there is the
+    report
+    alone. Raises OutputError if it cannot be written.
     """
     rows = failing_rows(report, measured.forward if measured is not None else None)
     grids: Sequence[Grid] = ()

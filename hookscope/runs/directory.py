@@ -53,8 +53,7 @@ class Run:
 
     Attributes:
         path: The folder to write into until `finish`.
-        target: Where the run will be.
-        previous: Where an earlier run waits while this one takes its place.
+        previous: Where an earlier run at `target` waits while this one takes its place.
         option: What the user names the target with, for errors.
     """
 
@@ -66,11 +65,8 @@ class Run:
     def finish(self, metadata: Mapping[str, Any]) -> None:
         """Write `run.json` and move the run to its target. Nothing can be written into `path` afterwards.
 
-        Args:
-            metadata: Entries of `run.json`, besides the mark and the list of files that are added here.
-
-        Raises:
-            OutputError: If something cannot be written, or the target has become something else than a hookscope run.
+        Besides `metadata`, `run.json` has the mark and the list of files. Raises OutputError if something cannot be
+        written, or the target has become something else than a hookscope run.
         """
         with _reported(self.target, self.option):
             files = sorted(_files(self.path))
@@ -99,11 +95,7 @@ class Run:
 def new_run(target: Path, option: str = "--out") -> Iterator[Run]:
     """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
 
-    An exception, or leaving without `finish`, removes all that was written and keeps an earlier run as it was.
-
-    Args:
-        target: Where the run goes: nothing yet, an empty folder, or an earlier run, which is replaced.
-        option: What the user names it with, for errors.
+    The target is nothing yet, an empty folder, or an earlier run, which is replaced, and else stays as it was.
 
     Raises:
         OutputError: If the target is something else or cannot be written, or the block failed to write into the run's
@@ -230,10 +222,7 @@ def _claimed(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait for the lock of `folder` and hold it. Where there is no folder or no lock to be had, go on without.
-
-    Locks of different descriptors exclude each other even in one process, so this does not nest.
-    """
+    """Wait for the lock of `folder` and hold it; go on without where there is none. It does not nest in a process."""
     with ExitStack() as stack:
         if sys.platform != "win32":
             with suppress(OSError):  # some network file systems cannot lock a folder

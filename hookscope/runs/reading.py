@@ -37,10 +37,8 @@ _FILES = {
 class StoredRun:
     """A run as it lies on the disk.
 
-    Attributes:
-        folder: Where.
-        record: What `run.json` says besides the result.
-        result: What the run found, without feature maps; statistics have a histogram in place of a distribution.
+    The `record` is what `run.json` says besides the `result`, which has no feature maps, and histograms in place of
+    distributions.
     """
 
     folder: Path
@@ -138,11 +136,7 @@ def _check_version(folder: Path, name: str, document: dict[str, Any], readable: 
 
 
 def read_inside(folder: Path, name: str, limit: int) -> bytes:
-    """Return the contents of a plain file inside `folder`.
-
-    Raises:
-        InputError: If it is missing, not a plain file inside the folder, behind a link, or too large.
-    """
+    """Return the contents of a plain file inside `folder`; InputError for what is missing, linked or too large."""
     shown = f"its file '{name[:_MOST_SHOWN]}'"
     parts = PurePosixPath(name).parts
     if "\0" in name or "\\" in name or not parts or PurePosixPath(name).is_absolute() or ".." in parts:

@@ -19,11 +19,7 @@ def default_report_path(run: Path) -> Path:
 
 
 def check_report_target(target: Path) -> None:
-    """Refuse a target that a report could not be written to, without changing anything.
-
-    Raises:
-        OutputError: If something stands there that is not an earlier report, or it lies where nothing can be written.
-    """
+    """Raise OutputError where something else than a report stands, or nothing can be written; change nothing."""
     try:
         _refuse_foreign(target)
         folder = target.parent
@@ -40,8 +36,7 @@ def check_report_target(target: Path) -> None:
 def write_report(target: Path, page: str) -> None:
     """Write a page, which begins with `MARK`, beside its target and rename it into place.
 
-    Raises:
-        OutputError: If it cannot be written, or the target has become something else; an earlier report stays.
+    Raises OutputError if it cannot be written, or the target has become something else; an earlier report stays.
     """
     try:
         with whole_file(target) as file:

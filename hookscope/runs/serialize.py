@@ -69,10 +69,7 @@ class RunRecord:
 
 
 def inspection_to_dict(result: Activations | Gradients) -> dict[str, Any]:
-    """Return all of `result` but its feature maps as dicts, lists, text and numbers.
-
-    The weights' list of categories is left out; predictions carry the names that matter.
-    """
+    """Return all of `result` but feature maps and the list of categories as dicts, lists, text and numbers."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "model": _model(result.model),
@@ -180,20 +177,16 @@ def statistics_to_dict(statistics: TensorStatistics) -> dict[str, Any]:
 def parse_json(text: bytes) -> dict[str, Any] | None:
     """Return a JSON object without NaN, infinities and lone surrogates; None for JSON that is not an object.
 
-    Raises:
-        ValueError: If it is not JSON.
-        RecursionError: If it nests too deeply.
+    Raises ValueError if it is not JSON, RecursionError if it nests too deeply.
     """
     document = json.loads(text, parse_int=_whole_number)
     return _plain(document) if isinstance(document, dict) else None
 
 
 def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Activations | Gradients:
-    """Return the result that `inspection_to_dict` made a document of. Entries of other names are left out.
+    """Return the result that `inspection_to_dict` made a document of, as `parse_json` returns it.
 
-    Args:
-        document: As `parse_json` returns it. A number that is None is unknown.
-        backward: Whether it is of `Gradients`.
+    Entries of other names are left out. A number that is None is unknown.
 
     Raises:
         ValueError: With a place ("rows.0.index") and what is wrong there, if it does not fit the type or a number
@@ -214,11 +207,7 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
 
 
 def record_from_dict(document: Mapping[str, Any]) -> RunRecord:
-    """Return what `run.json` says besides the result.
-
-    Raises:
-        ValueError: As `inspection_from_dict`.
-    """
+    """Return what `run.json` says besides the result; raises as `inspection_from_dict`."""
     record: RunRecord = _checked(RunRecord, document)
     return record
 

@@ -15,10 +15,7 @@ from hookscope.sandbox.worker import answer_to, fork_worker, read_frame, write_f
 def serve(preload: Sequence[str], limits: Limits, *, forks: bool) -> NoReturn:
     """Be a host: import, then answer requests from stdin on stdout until there are no more.
 
-    Args:
-        preload: What to import.
-        limits: Of each worker; its parent watches the seconds.
-        forks: Whether to fork a worker for each request; else this process answers one itself.
+    Without `forks` this process answers one itself, and no more. Of the limits its parent watches the seconds.
     """
     requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)

@@ -132,13 +132,9 @@ class _Team:
 
 @dataclass(slots=True)
 class _Host:
-    """A host as its parent sees it.
+    """A host, which speaks through its stdin and stdout, as its parent sees it.
 
-    Attributes:
-        process: Speaks through its stdin and stdout.
-        limits: Of its workers.
-        is_ready: Whether it has finished its imports.
-        is_late: Whether its worker took more time than it may.
+    It `is_ready` when it has finished its imports, and `is_late` when its worker has taken more time than it may.
     """
 
     process: "subprocess.Popen[bytes]"

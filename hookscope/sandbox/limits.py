@@ -16,13 +16,9 @@ _LARGEST_PIECE, _SMALLEST_PIECE = 2**44, 2**14
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one worker may take.
+    """What one worker may take: seconds, by the clock, memory and processor time in seconds, None for no limit.
 
-    Attributes:
-        seconds: From its start to its result, by the clock.
-        memory_bytes: Address space on top of what is mapped when it starts; None for no limit, and without effect
-            unless `CAN_LIMIT_MEMORY`.
-        processor_seconds: Processor time; None for no limit.
+    Memory is address space on top of what is mapped when it starts, and without effect unless `CAN_LIMIT_MEMORY`.
     """
 
     seconds: float
@@ -54,13 +50,13 @@ def _set_limit(kind: int, limit: int) -> None:
 def limit_memory(memory_bytes: int | None) -> None:
     """Let this process, and what it forks, take so much memory on top of what it has; only on Linux.
 
-    The system counts what is mapped, not what is used: as address space, and as memory to write to, which leaves out
-    what libraries have only reserved. What was freed before but is still mapped would come on top of the limit: in a
-    process that has worked for long, gigabytes. So all of it is allocated first, and never used. Only pieces below
-    16 KiB and Python's own pools, of objects up to 512 bytes, are left.
-
-    Args:
-        memory_bytes: How much; None for as much as the system allows.
+    None is for as much as the system allows. The system counts what is mapped, not what is used: as address space, and
+    as
+    memory to write to, which leaves out what libraries have only reserved. What was freed before but is still mapped
+    would
+    come on top of the limit: in a process that has worked for long, gigabytes. So all of it is allocated first, and
+    never
+    used. Only pieces below 16 KiB and Python's own pools, of objects up to 512 bytes, are left.
     """
     import resource  # noqa: PLC0415 (Windows has none)
 

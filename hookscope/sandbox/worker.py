@@ -45,16 +45,10 @@ class WorkerFailure:
 
 
 def run_forked(work: Callable[[], Any], limits: Limits) -> Any:
-    """Return what `work` returns in a fork of this process, or a `WorkerFailure`.
+    """Return what `work` returns in a fork of this process, or a `WorkerFailure`; hookscope's own errors are raised.
 
-    The worker prints nothing, and its other threads are gone. Without `CAN_FORK`, `work` runs here, without limits.
-
-    Args:
-        work: Returns what JSON can hold; tuples come back as lists.
-        limits: What it may take.
-
-    Raises:
-        HookscopeError: Whatever of these `work` raises.
+    The worker prints nothing, and its other threads are gone. Its result is what JSON can hold; tuples come back as
+    lists. Without `CAN_FORK`, `work` runs here, without limits.
     """
     if not CAN_FORK:
         return work()
@@ -69,12 +63,10 @@ def fork_worker(
 ) -> bytes:
     """Do `work` in a fork of this process; return the worker's message, or one about how it ended.
 
-    Args:
-        work: As for `run_forked`.
-        limits: What the worker sets itself.
-        deadline: When to kill it, by `time.monotonic`; None leaves that to the parent of this process.
-        parent: In a host, the pipes from and to its parent. The worker may print; when the parent closes its pipe,
-            the whole process group is killed.
+    It is killed at the deadline, by `time.monotonic`; None leaves that to the parent of this process. In a host,
+    `parent`
+    holds the pipes from and to its parent: the worker may print, and when the parent closes its pipe, the whole process
+    group is killed.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -199,14 +191,9 @@ def write_frame(descriptor: int, content: bytes) -> None:
 def read_frame(descriptor: int, deadline: float | None = None, parent: int | None = None) -> bytes | None:
     """Return what `write_frame` has written; None if the other side ends before all of it is there.
 
-    Args:
-        descriptor: Where to read.
-        deadline: When to give up, by `time.monotonic`; None to wait for ever.
-        parent: A pipe from this process's parent. Nothing is asked before the answer is there, so whatever comes
-            through it is its end, and the process group is killed.
-
-    Raises:
-        TimeoutError: If the deadline passes.
+    Raises TimeoutError if the deadline, by `time.monotonic`, passes. Through the pipe from a parent nothing is asked
+    before
+    the answer is there, so whatever comes through it is its end, and the process group is killed.
     """
     length = _read_exactly(descriptor, _LENGTH_BYTES, deadline, parent)
     return None if length is None else _read_exactly(descriptor, int.from_bytes(length, "big"), deadline, parent)

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hookscope.checks.configuration import values
-from hookscope.checks.configuration.document import Entry
+from hookscope.checks.configuration.document import Entry, find
 from hookscope.checks.configuration.values import Reader
 from hookscope.checks.rules import RULES, Rule
 from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
-from hookscope.errors import nearest
+from hookscope.errors import UsageError, nearest
+from hookscope.text import printable
 
 Keys = Mapping[str, tuple[str, Reader]]
 """Of a table: for each key the name of its setting and the reader of its value."""
@@ -69,12 +71,28 @@ _ABOUT_ALL = ("file", "network", "outputs", "expectations")
 _level = values.one_of("fail", "warn", "off")
 
 
-def settings_of(top: Entry) -> CheckSettings:
-    """Return what a configuration comes to, from its topmost table.
+def read_settings(config: Path | None, folder: Path) -> CheckSettings:
+    """Return the settings that a configuration file holds; paths in them begin at its folder.
+
+    Args:
+        config: The file, relative to the working directory; of a "pyproject.toml" its table [tool.hookscope]. None for
+            "hookscope.toml" in `folder`, else the table [tool.hookscope] of its "pyproject.toml", else the defaults.
+        folder: Where to look if `config` is None.
 
     Raises:
-        UsageError: If a key is unknown, a value cannot be right, or two contradict each other.
+        UsageError: If the file cannot be read, is not TOML, or holds an unknown key or a value that cannot be right.
     """
+    try:
+        top = find(config, folder)
+        return CheckSettings() if top is None else _settings(top)
+    except RecursionError as error:
+        name = printable(str(config or folder))
+        raise UsageError(
+            f"The configuration of {name} is nested too deeply. Lists in tables are all it needs."
+        ) from error
+
+
+def _settings(top: Entry) -> CheckSettings:
     tables: dict[str, tuple[str, Reader]] = {
         **{name: (name, partial(_table, keys=keys)) for name, keys in SECTIONS.items()},
         "rules": ("rules", _rules),
@@ -96,13 +114,13 @@ def limit_key(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _table(entry: Entry, keys: Keys) -> dict[str, Any]:
-    """Return the values of a table by the names of their settings."""
+def _table(entry: Entry, keys: Keys, *, hint: str = "") -> dict[str, Any]:
+    """Return the values of a table by the names of their settings; `hint` is for keys that are like none."""
     if not isinstance(entry.value, dict):
         raise entry.mistyped("a table")
     for key in entry.value:
         if key not in keys:
-            raise entry.unknown(key, _hint(key, keys) or f" Known: {', '.join(map(repr, keys))}.")
+            raise entry.unknown(key, _hint(key, keys) or hint or f" Known: {', '.join(map(repr, keys))}.")
     return {keys[key][0]: keys[key][1](entry.at(key)) for key in entry.value}
 
 
@@ -123,14 +141,12 @@ def _rules(entry: Entry) -> dict[str, RuleSettings]:
     return {name: settings for name, settings in changed.items() if settings != RuleSettings()}
 
 
-def _rule_table(entry: Entry, also: tuple[str, ...] = ()) -> dict[str, RuleSettings]:
+def _rule_table(entry: Entry, *also: str) -> dict[str, RuleSettings]:
     """Read the rules in a table that may hold keys `also` that are none."""
-    if not isinstance(entry.value, dict):
-        raise entry.mistyped("a table")
-    for name in entry.value:
-        if name not in RULES and name not in also:
-            raise entry.unknown(name, _hint(name, (*RULES, *also)) or " `hookscope check --rules` lists the rules.")
-    return {name: _rule(entry.at(name), RULES[name]) for name in entry.value if name not in also}
+    keys: Keys = {name: (name, partial(_rule, rule=rule)) for name, rule in RULES.items()}
+    others: Keys = {name: (name, lambda _: None) for name in also}
+    found = _table(entry, {**keys, **others}, hint=" `hookscope check --rules` lists the rules.")
+    return {name: settings for name, settings in found.items() if name not in also}
 
 
 def _rule(entry: Entry, rule: Rule) -> RuleSettings:
@@ -147,7 +163,7 @@ def _rule(entry: Entry, rule: Rule) -> RuleSettings:
 
 
 def _layers(entry: Entry) -> LayerSettings:
-    rules = _rule_table(entry, ("pattern",))
+    rules = _rule_table(entry, "pattern")
     if "pattern" not in entry.value:
         raise entry.wrong("[[layers]] lacks a pattern. Say which layers are meant, for example pattern = 'layer4.*'.")
     for name, settings in rules.items():

@@ -36,9 +36,15 @@ def one_of(*names: str) -> Reader:
     return read
 
 
-def whole(lowest: int) -> Reader:
-    """Return the reader of a whole number that fits into 64 bits."""
-    return lambda entry: _count(entry, lowest, f"a whole number from {lowest}")
+def whole(lowest: int, wanted: str = "") -> Reader:
+    """Return the reader of a whole number that fits into 64 bits; `wanted` says what it is for."""
+
+    def read(entry: Entry) -> int:
+        if not _is_whole(entry.value) or not lowest <= entry.value < 2**63:
+            raise entry.mistyped(wanted or f"a whole number from {lowest}")
+        return int(entry.value)
+
+    return read
 
 
 def number(lowest: float = -math.inf, highest: float = math.inf) -> Reader:
@@ -86,9 +92,8 @@ def target(entry: Entry) -> str:
 
 def class_name(entry: Entry) -> str | int:
     """Read a class, by name or index."""
-    if isinstance(entry.value, str):
-        return text(entry)
-    return _count(entry, 0, "a class, by name or index")
+    read = text if isinstance(entry.value, str) else whole(0, "a class, by name or index")
+    return read(entry)  # type: ignore[no-any-return]
 
 
 def arguments(entry: Entry) -> tuple[str, ...]:
@@ -129,9 +134,8 @@ def shape(entry: Entry) -> tuple[int, ...]:
 
 def output_size(entry: Entry) -> int | str:
     """Read one size of an expected shape."""
-    if entry.value in ("N", "*"):
-        return str(entry.value)
-    return _count(entry, 0, "a size, 'N' for the number of inputs, or '*' for any size")
+    read = whole(0, "a size, 'N' for the number of inputs, or '*' for any size")
+    return str(entry.value) if entry.value in ("N", "*") else read(entry)
 
 
 def pixels(entry: Entry) -> str:
@@ -172,12 +176,6 @@ def pattern(entry: Entry) -> str:
             f"pattern in [[layers]] is '{printable(parsed.text)}', which picks by position. Name the layers instead."
         )
     return parsed.text
-
-
-def _count(entry: Entry, lowest: int, wanted: str) -> int:
-    if not _is_whole(entry.value) or not lowest <= entry.value < 2**63:
-        raise entry.mistyped(wanted)
-    return int(entry.value)
 
 
 def _is_whole(value: object) -> bool:

@@ -37,11 +37,12 @@ _EXPLAINED = 0.1
 def compare_passes(subject: InspectedNetwork, first: FirstPass, wanted: AbstractSet[str], seed: int) -> None:
     """Make the passes that the wanted rules need beyond the first.
 
-    `repeatability` takes one over the first batch, with other random numbers: what draws any in eval mode shows, as a
-    dropout left on does. Where a pass changes the network, in buffers or attributes, another follows, which finds it
-    changed. `batch-consistency` takes one over each of two inputs of the first batch alone. Of a single input it takes
-    one over that input together with a mirrored negative of it, and so does `constant-output` where no input differs
-    from the first.
+    `repeatability` takes one over the first batch with other random numbers, which shows what draws any in eval mode;
+    where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes one over each
+    of
+    two inputs of the first batch alone. Of a single input it takes one over that input together with a mirrored
+    negative
+    of it, and so does `constant-output` where no input differs from the first.
 
     Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
     """

@@ -107,19 +107,11 @@ class _Found:
 
 
 def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str]) -> CheckMeasurements:
-    """Measure what the wanted rules look at.
+    """Measure what the wanted rules look at; a forward pass that raises is in it, as `forward.failure`.
 
     Parameters and buffers are read once. The network runs over all inputs once with every module hooked, then over the
     first batch again and over two of its inputs alone, each only if a rule wants it; where NaN or Inf shows, once more
     to find where it begins; and forward and backward if a rule is about gradients. It comes out as it went in.
-
-    Args:
-        prepared: What `prepare` returned.
-        settings: The same that it was given.
-        wanted: Identifiers of rules that are not off.
-
-    Returns:
-        What was measured. A forward pass that raises is in it, as `forward.failure`.
 
     Raises:
         ImageError: If an input cannot be read.
@@ -166,21 +158,11 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
 def measure_layers(
     prepared: Prepared, settings: CheckSettings, labels: Sequence[str], *, grids_for: int = 1
 ) -> Activations:
-    """Run the inputs again, with only a few layers hooked, and keep their feature maps: for evidence.
+    """Run the inputs again, as far as the forward pass comes, and keep feature maps of the first: for evidence.
 
-    Args:
-        prepared: What `measure` was given.
-        settings: Likewise.
-        labels: At least one, as `LayerRow.label` has it, or the name of a layer; of a layer with several calls or
-            outputs all are kept.
-        grids_for: Keep feature maps of this many inputs, from the first.
-
-    Returns:
-        What was seen; where the forward pass raises, until then.
-
-    Raises:
-        LayerNotFoundError: If a label belongs to no layer.
-        ImageError: If an input cannot be read.
+    Hooked are the layers of the labels: as `LayerRow.label` has them, or names; of a layer with several calls or
+    outputs
+    all are kept. Raises LayerNotFoundError if a label belongs to no layer, ImageError if an input cannot be read.
     """
     modules = inspected_network(prepared.loaded).modules
     patterns = [rf"name:/\A{re.escape(_layer_of(label, modules))}\Z/" for label in labels]

@@ -34,9 +34,10 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
     """Find the first module in execution order that makes NaN or Inf out of finite inputs.
 
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
-    the origin. A module whose inputs are finite and whose output is not is the origin. Where a module is given what is
-    not finite though none before it made it, code between modules did: then the origin is the innermost module around
-    it whose own inputs are finite, with `between` set and the counts of what was handed on.
+    the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
+    though
+    none before it made it, code between modules did: then the origin is the innermost module around it whose own inputs
+    are finite, with `between` set and the counts of what was handed on.
 
     -Inf alone, from a module that has no parameters, is what attention masks are made of: it is nobody's fault as long
     as no NaN or +Inf comes of it and the network's own output is finite. Where NaN comes of it after all, the module
@@ -44,11 +45,6 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
 
     Named as its parameters are those of the module itself that are not finite, and those of modules inside it that it
     uses without calling them, as MultiheadAttention does with `out_proj`.
-
-    Args:
-        subject: The network.
-        batches: The inputs of the pass that was not finite.
-        seed: Of that pass.
     """
     broken_input = ""
     for batch in batches:
@@ -186,8 +182,8 @@ class _Search:
     def _around(self, layer: str) -> str:
         """Return the innermost module that is running around one that has just begun.
 
-        Those that were given a floating-point tensor are on the stack; of others, such as an embedding of indices, the
-        name tells.
+        Of those that were given no floating-point tensor, such as an embedding, and are not on the stack, the name
+        tells.
         """
         known = self._stack[-2][0] if len(self._stack) > 1 else ""
         around = layer

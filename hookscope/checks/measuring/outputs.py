@@ -28,9 +28,9 @@ def returned_tensors(output: object) -> Returned:
 def difference(first: Tensor, second: Tensor) -> float | None:
     """Return the greatest absolute difference over the greatest finite magnitude in either.
 
-    Returns:
-        0 for equal tensors, NaN in the same places included; NaN where NaN meets a number; Inf where shapes differ, or
-        Inf meets anything else; None for tensors that cannot be read.
+    It is 0 for equal tensors, NaN in the same places included; NaN where NaN meets a number; Inf where shapes differ,
+    or
+    Inf meets anything else; None for tensors that cannot be read.
     """
     # The ragged axis of a nested tensor has a symbol for its size, another one in each pass.
     ragged = first.is_nested and second.is_nested
@@ -69,13 +69,10 @@ def greatest(first: float | None, second: float | None) -> float | None:
 
 
 def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
-    """Take apart what belongs to each input of a batch.
+    """Return for each input of a batch, by path, what of the result is its own.
 
     A network that takes a list of inputs and returns a list as long, as detectors do, has a result for each: its paths
     lose their first step. Of other networks it is the slices along axis 0, where that is as long as the batch.
-
-    Returns:
-        For each input, by path, what is its own; empty where nothing is.
     """
     count = len(batch.indices)
     if is_listed(returned, batch):
@@ -111,13 +108,10 @@ def _item(path: str) -> int | None:
 
 
 def with_a_mirrored_copy(batch: Batch) -> Batch | None:
-    """Return the first input of a batch together with another one made of it: mirrored, and as a negative.
+    """Return the first input of a batch with a mirrored negative of it; None if that equals the input.
 
     Mirroring alone would not do, for a network whose first layers look at one pixel at a time gives the same for both;
     nor would scaling, for one that normalises its input. Whole numbers are only mirrored: they may be indices.
-
-    Returns:
-        A batch of two; None if the copy equals the input.
     """
     alone = part_of(batch, 0)
     joined = tuple(_with_its_mirror(each) for each in alone.args)
@@ -157,23 +151,12 @@ def same_input(first: Batch, second: Batch) -> bool:
 def best_classes(
     returned: Returned, indices: Sequence[int], count: int, categories: Sequence[str], output_key: str | None
 ) -> list[Prediction] | str:
-    """Return the best classes for each input of a batch, with their softmax probabilities.
+    """Return the `count` best classes for each input, with softmax probabilities, or why there are none, in a sentence.
 
     Unlike `inspection.rows.predictions` it needs no names of classes: where they are unknown, or too few, there are
-    indices alone.
-
-    Args:
-        returned: The tensors of the network's result, by path.
-        indices: Of the inputs.
-        count: How many classes to return.
-        categories: Class names by index, if known.
-        output_key: Which of several outputs holds the class scores; None for the only one of shape (N, classes).
-
-    Returns:
-        The classes, or why there are none, in a sentence.
-
-    Raises:
-        UsageError: If there is no such output.
+    indices alone. Without an `output_key`, the only output of shape (N, classes) counts; UsageError if there is no
+    output
+    of that key.
     """
     floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
     if output_key is None:
@@ -207,7 +190,6 @@ class FirstPass:
         repeat, alone: By path, as `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
         unbatched: Paths whose axis 0 turned out not to count inputs.
         unmeasured: By rule, why it could not be measured.
-        warnings: Sentences a reader must see.
     """
 
     spreads: bool

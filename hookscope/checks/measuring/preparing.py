@@ -41,11 +41,8 @@ _NOISE_INPUTS = 2
 class Prepared:
     """A network on its device, and what it will be given.
 
-    Attributes:
-        batches: Reads the inputs anew, as often as it is called; the order is always the same. Pictures of settings
-            come first, then those of expectations, each path once: the input of an expectation is the one whose
-            `InputRecord.name` is `str(expectation.image)`.
-        input_count: How many inputs that is.
+    `batches` reads the inputs anew, in the same order, as often as it is called. Pictures of settings come first, then
+    those of expectations, each path once: the input of an expectation has `str(expectation.image)` as its name.
     """
 
     loaded: LoadedModel
@@ -61,16 +58,9 @@ def prepare(
     trust: bool = False,
     device: torch.device | None = None,
 ) -> Prepared:
-    """Load a network and find its inputs: pictures, or seeded noise where there are none.
+    """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
 
-    Args:
-        model: A weights file or any other form of MODEL; or a network, which stays on its device.
-        settings: How to load it, and what to give it.
-        trust: Whether a weights file may run code while it is read.
-        device: Where to run; None leaves the network where it is, which is the CPU for one that was just loaded.
-
-    Returns:
-        The network with its inputs. Pictures are not read yet: one that cannot be is an `ImageError` later.
+    A network that is given stays on its device unless another is named; a weights file may run code only with `trust`.
 
     Raises:
         HookscopeError: As `load_model` and `find_inputs` raise it, if the network cannot be loaded, a folder of

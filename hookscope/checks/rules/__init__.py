@@ -32,11 +32,7 @@ def grads_limits() -> dict[str, tuple[Rule, str]]:
 
 
 def limits_from_text(texts: Iterable[str]) -> dict[str, float]:
-    """Return all limits of `hookscope grads` by name, those that `--limit NAME=VALUE` gives in place of the defaults.
-
-    Raises:
-        UsageError: If one is not of the form NAME=VALUE, with a known name and a positive number.
-    """
+    """Return all limits of `hookscope grads` by name: the defaults, and what `--limit NAME=VALUE` gives instead."""
     limits = {name: rule.limits[own].default for name, (rule, own) in grads_limits().items()}
     for text in texts:
         name, _, value = text.partition("=")

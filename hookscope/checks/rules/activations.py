@@ -129,8 +129,8 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float) -> float:
     """Return the share of channels that are closed.
 
-    In a layer that is small as a whole, the function is linear, and half of its outputs are positive. Closed outputs
-    are all negative: so a layer without positive ones is held to `below` itself, others to this share of its peak.
+    In a layer that is small as a whole, the function is linear, and half of its outputs are positive: so `below` is a
+    share of its peak, but for layers without positive outputs, as closed ones are.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
     scale = 1.0 if all_negative else min(1.0, float(peaks.max()))

@@ -187,9 +187,7 @@ _NEAR_UNDERFLOW = 1e-35
 class _Stop:
     """Outputs with a zero gradient, in forward order, and where it stops.
 
-    Attributes:
-        last: Those whose gradient would come from the takers, or from the loss.
-        takers: What is computed from those and has a gradient itself; empty if only the loss is.
+    Those in `last` would get theirs from the `takers`, which have one themselves; from the loss, if there are none.
     """
 
     rows: list[GradientRow] = field(default_factory=list)
@@ -314,10 +312,7 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
 
 
 def takers_of(outputs: Sequence[GradientRow]) -> Takers:
-    """Return what is computed from each output; where that is not known, the next one in forward order.
-
-    It is not known inside reentrant checkpoints, nor of what goes into one.
-    """
+    """Return what is computed from each output; inside reentrant checkpoints and before them, what runs next."""
     labelled = {row.label: row for row in outputs}
     takers: dict[Key, Sequence[GradientRow | None]] = {}
     for row, after in zip(outputs, [*outputs, None][1:], strict=True):
@@ -327,19 +322,15 @@ def takers_of(outputs: Sequence[GradientRow]) -> Takers:
 
 
 def idle_modules(outputs: Sequence[GradientRow]) -> set[Key]:
-    """Return the outputs whose gradient is zero though their module gets one at another call or output.
-
-    A detector's shared head has calls for levels without an object.
-    """
+    """Return the outputs with a zero gradient whose module gets one at another call or output, as a detector's head."""
     alive = {row.layer for row in outputs if row.status == "gradient"}
     return {key(row) for row in outputs if row.status == "zero" and row.layer in alive}
 
 
 def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
-    """Return the outputs whose gradient is zero while that of a parallel module is not.
+    """Return the outputs whose gradient is zero while that of a parallel module is not: heads, experts.
 
-    Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's:
-    heads of a detector that has one for each level, experts of a mixture.
+    Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's.
     """
     parallel: dict[tuple[str, str], set[Key]] = {}
     for row in outputs:

@@ -181,12 +181,11 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
 
 
 def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
-    """Refuse a baseline that says nothing about this run, because network, inputs or loss are others.
+    """Raise UsageError for a baseline that says nothing about this run.
 
-    Raises:
-        UsageError: If the network has another class or fewer than three quarters of the rows are alike by name, type
-            and shape; if the inputs or their preparation differ; if the baseline holds gradients of another loss or
-            mode, or the run was not to take any.
+    That is if the network has another class or fewer than three quarters of the rows are alike by name, type and shape;
+    if
+    the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take none.
     """
     difference = (
         _other_class(baseline, measured)

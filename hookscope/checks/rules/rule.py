@@ -31,8 +31,7 @@ class Limit:
     """Where a rule begins to object.
 
     Attributes:
-        default: In the unit that `meaning` states.
-        meaning: What is compared with it, for people.
+        meaning: What is compared with it, and in which unit, for people.
         source: Where the number comes from; "our choice" and why, if it is ours.
         grads_name: Its name in `hookscope grads --limit`; "" if the rule is not judged there.
     """
@@ -47,10 +46,8 @@ class Limit:
 class FindingTarget:
     """What an objection is about, and what layer patterns match it by.
 
-    Attributes:
-        where: For people: label of an output, name of a parameter; "" for the whole checkpoint.
-        names: Dotted names, any of which a pattern may match; none for the whole checkpoint.
-        kind: Class name of the module.
+    For people, `where` is the label of an output or the name of a parameter, "" for the whole checkpoint, which has no
+    `names`, any of which a pattern may match. `kind` is the class name of the module.
     """
 
     where: str = ""
@@ -75,11 +72,9 @@ def stored_in(values: StoredValues) -> FindingTarget:
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """What a rule function yields; it becomes a `Finding` at the level that the rule is held to.
+    """What a rule yields: one sentence with the measured value and the limit, about a target.
 
-    Attributes:
-        message: One sentence with the measured value and the limit.
-        at_most: "warn" keeps it from failing the check, whatever the rule's level.
+    It becomes a `Finding` at the level of the rule; `at_most` "warn" keeps it from failing the check.
     """
 
     target: FindingTarget
@@ -97,7 +92,6 @@ class Rule:
         needs: What it looks at; it is skipped where that cannot be had.
         evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
         silenced_by: Rules whose objections are the cause of what this one would object to.
-        limits: By name.
     """
 
     identifier: str
@@ -131,13 +125,7 @@ def rule(
 
 @dataclass(frozen=True, slots=True)
 class RuleTerms:
-    """The level and the limits that one rule is held to, for all layers and for some.
-
-    Attributes:
-        level: Where no layer's settings say otherwise.
-        layers: What was changed for some layers; a later one goes over an earlier one.
-        baseline: What `drift` compares with; None for nothing.
-    """
+    """The level and the limits that one rule is held to, and for some layers others; the baseline is for `drift`."""
 
     rule: Rule
     level: Level
@@ -181,13 +169,10 @@ class RuleTerms:
 
 
 def terms_of(rule: Rule, settings: CheckSettings, baseline: Baseline | None = None) -> RuleTerms:
-    """Return the level and limits of a wanted rule.
+    """Return the level and limits of a wanted rule; raises UsageError if a layer pattern cannot be read.
 
     A rule that is off everywhere is wanted because it was selected by name; then it fails. Where it is off but for some
     layers, it stays off for all others.
-
-    Raises:
-        UsageError: If a pattern of `settings` cannot be read.
     """
     layers = [
         (parse_pattern(layer.pattern), layer.rules[rule.identifier])
