@@ -93,7 +93,7 @@ def target(entry: Entry) -> str:
 def class_name(entry: Entry) -> str | int:
     """Read a class, by name or index."""
     read = text if isinstance(entry.value, str) else whole(0, "a class, by name or index")
-    return read(entry)  # type: ignore[no-any-return]
+    return read(entry)
 
 
 def arguments(entry: Entry) -> tuple[str, ...]:
