@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from hookscope.checkpoints.fileformat import FileKind, open_regular
-from hookscope.checkpoints.reading import read_content
-from hookscope.checkpoints.verify import RUNS_CODE, Look, verify_file
+from hookscope.checkpoints.reading import RUNS_CODE, Look, read_content, verify_file
 from hookscope.errors import CheckpointError
 from hookscope.sandbox import CAN_FORK, Limits, WorkerFailure, run_forked
 from hookscope.text import printable

@@ -12,6 +12,7 @@ from hookscope.checks.measuring.outputs import (
     Returned,
     by_input,
     difference,
+    double_numbers,
     greatest,
     is_listed,
     returned_tensors,
@@ -84,11 +85,9 @@ def output_values(first: FirstPass) -> tuple[OutputValues, ...]:
 
 
 def _max_abs(values: Tensor) -> float | None:
-    if values.is_quantized:
-        values = values.dequantize()
     if values.layout != torch.strided or values.is_nested or values.is_meta:
         return None
-    numbers = values.to(torch.complex128) if values.is_complex() else values.double()
+    numbers = double_numbers(values)
     finite = numbers[numbers.isfinite()]
     return float(finite.abs().max()) if finite.numel() else None
 

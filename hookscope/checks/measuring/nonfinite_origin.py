@@ -22,16 +22,10 @@ from hookscope.results.labels import row_label
 from hookscope.statistics.storage import as_real_floats, stored_values
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
-    """Where NaN or Inf begins, None if in no module, and the name of an input that holds some itself, "" for none."""
-
-    origin: NonFiniteOrigin | None
-    broken_input: str = ""
-
-
-def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> Located:
+def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> tuple[NonFiniteOrigin | None, str]:
     """Find the first module in execution order that makes NaN or Inf out of finite inputs.
+
+    Returned is that, None for none, and the name of an input that is not finite itself, "" for none.
 
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
     the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
@@ -51,8 +45,8 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
         if broken := _broken_inputs(batch):
             broken_input = broken_input or broken
         elif (found := _Search(subject).run(batch, seed)) is not None:
-            return Located(found)
-    return Located(None, broken_input)
+            return found, broken_input
+    return None, broken_input
 
 
 def _broken_inputs(batch: Batch) -> str:

@@ -37,7 +37,7 @@ def difference(first: Tensor, second: Tensor) -> float | None:
     if first.dtype != second.dtype or (not ragged and first.shape != second.shape):
         return math.inf
     try:
-        left, right = _numbers(first), _numbers(second)
+        left, right = double_numbers(first), double_numbers(second)
     except (RuntimeError, NotImplementedError, TypeError):
         return None
     if left.shape != right.shape:  # ragged and sparse tensors of one shape may hold more or less
@@ -57,7 +57,8 @@ def _between(left: Tensor, right: Tensor) -> float:
     return float((left[differing] - right[differing]).abs().max()) / magnitude
 
 
-def _numbers(tensor: Tensor) -> Tensor:
+def double_numbers(tensor: Tensor) -> Tensor:
+    """Return the values that a tensor stores, in double precision, on the CPU."""
     values, _, _ = stored_values(tensor.detach().cpu(), () if tensor.is_nested else tuple(tensor.shape))
     return values.to(torch.complex128 if values.is_complex() else torch.float64)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -98,26 +98,15 @@ def _measure(found: _Found) -> StoredValues:
     for piece in _pieces(values):
         totals.add(piece)
     filter_count, zero_filters = _filters(found, values, shape, totals.zero_count)
-    ordered = not values.is_complex() and values.dtype != torch.bool
+    if values.is_complex() or values.dtype == torch.bool:  # which have no order
+        totals.min = totals.max = None
     return StoredValues(
-        found.name,
-        type(found.module).__name__,
-        found.role,
-        shape,
-        str(tensor.dtype).removeprefix("torch."),
-        count,
-        totals.nan_count,
-        totals.inf_count,
-        totals.zero_count,
-        totals.min if ordered else None,
-        totals.max if ordered else None,
-        totals.max_abs,
-        totals.fp16_zero_count,
-        zero_filters,
-        filter_count,
-        "",
-        tuple(found.aliases),
-        _means_without_variance(found) if totals.zero_count else (),
+        *(found.name, type(found.module).__name__, found.role, shape, str(tensor.dtype).removeprefix("torch."), count),
+        **asdict(totals),
+        zero_filters=zero_filters,
+        filter_count=filter_count,
+        aliases=tuple(found.aliases),
+        means_without_variance=_means_without_variance(found) if totals.zero_count else (),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import (
@@ -120,8 +121,7 @@ def _unexplained(rows: Sequence[LayerRow]) -> Iterator[Objection]:
 
 
 def _origin_words(origin: NonFiniteOrigin) -> str:
-    of = f"in {counted(origin.element_count, 'value')}"
-    counts = f"{origin.nan_count:,} NaN and {origin.inf_count:,} Inf {of}"
+    counts = f"{origin.nan_count:,} NaN and {origin.inf_count:,} Inf in {counted(origin.element_count, 'value')}"
     if origin.between:
         return f"The code of '{origin.layer}' ({origin.kind}) between its modules makes NaN or Inf first: {counts}"
     return f"'{origin.layer}' ({origin.kind}) is the first to make NaN or Inf out of finite inputs: {counts}"
@@ -148,11 +148,9 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     chosen = _chosen(measured, settings.output_key)
     wanted = settings.output_shape
     if wanted is not None and not _is_of_shape(chosen.shape, wanted, chosen.input_count):
-        message = f"The output {_named(chosen)}has shape {_shown(chosen.shape)}, not {_shown(wanted)} as expected."
-        yield Objection(_target(measured, chosen), message)
+        yield _about(measured, chosen, f"has shape {_shown(chosen.shape)}, not {_shown(wanted)} as expected.")
     if settings.output_dtype is not None and chosen.dtype != settings.output_dtype:
-        message = f"The output {_named(chosen)}is {chosen.dtype}, not {settings.output_dtype} as expected."
-        yield Objection(_target(measured, chosen), message)
+        yield _about(measured, chosen, f"is {chosen.dtype}, not {settings.output_dtype} as expected.")
 
 
 @rule(
@@ -179,19 +177,16 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     if not known:
         return
     difference, output = max(known, key=lambda pair: pair[0])
-    target = _target(measured, output)
-    limit = terms.limit("min_difference", target)
+    limit = terms.limit("min_difference", _target(measured, output))
     if not all(each < limit for each, _ in known):  # one of several may be constant; NaN is none
         return
     if output.max_abs is None:
-        yield Objection(target, f"The output {_named(output)}is NaN or Inf everywhere, whatever the input.")
+        yield _about(measured, output, "is NaN or Inf everywhere, whatever the input.")
         return
     excuse = _excuse(measured)
-    message = (
-        f"The output {_named(output)}is the same whatever the input: {_difference(difference)} its greatest magnitude"
-        f" between inputs (limit: at least {limit:.0e}).{excuse}"
-    )
-    yield Objection(target, message, "warn" if excuse else "fail")
+    share = f"{_difference(difference)} its greatest magnitude between inputs (limit: at least {limit:.0e})"
+    objection = _about(measured, output, f"is the same whatever the input: {share}.{excuse}")
+    yield replace(objection, at_most="warn") if excuse else objection
 
 
 @rule(
@@ -246,11 +241,10 @@ def _differs(
         return
     dtypes = (output.dtype, measured.forward.dtype if measured.forward else "")
     rounding = max(_EPSILON.get(dtype, 0.0) for dtype in dtypes) * _ROUNDINGS
-    target = _target(measured, output)
-    limit = max(terms.limit("max_difference", target), rounding)
+    limit = max(terms.limit("max_difference", _target(measured, output)), rounding)
     if not difference <= limit:  # NaN is no agreement
-        message = f"The output {_named(output)}{what}: they differ by {_difference(difference)} the greatest magnitude"
-        yield Objection(target, f"{message} (limit {limit:.1e}).")
+        share = f"{_difference(difference)} the greatest magnitude (limit {limit:.1e})"
+        yield _about(measured, output, f"{what}: they differ by {share}.")
 
 
 def _class_count(measured: CheckMeasurements) -> Iterator[Objection]:
@@ -261,10 +255,8 @@ def _class_count(measured: CheckMeasurements) -> Iterator[Objection]:
     (output,) = measured.outputs
     # (N, classes) of a classifier, (N, classes, H, W) of a segmentation network
     if output.batched and len(output.shape) in (2, 4) and output.shape[1] != names:
-        message = (
-            f"The output has {output.shape[1]} classes (shape {_shown(output.shape)}), but {names} names are known."
-        )
-        yield Objection(_target(measured, output), message)
+        classes = f"{output.shape[1]} classes (shape {_shown(output.shape)})"
+        yield Objection(_target(measured, output), f"The output has {classes}, but {names} names are known.")
 
 
 def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:
@@ -301,8 +293,9 @@ def _target(measured: CheckMeasurements, output: OutputValues) -> FindingTarget:
     return FindingTarget(output.label, ("",), measured.model.kind)
 
 
-def _named(output: OutputValues) -> str:
-    return "" if output.label == "(model)" else f"'{output.label}' "
+def _about(measured: CheckMeasurements, output: OutputValues, what: str) -> Objection:
+    named = "" if output.label == "(model)" else f"'{output.label}' "
+    return Objection(_target(measured, output), f"The output {named}{what}")
 
 
 def _difference(difference: float) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import gt, lt
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -65,14 +66,9 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     # scaling one layer's weights scales the gradients of the outputs before it only, but those of all other weights
     # alike. The median over a tenth spans skip connections and branches that start small. A layer applied again and
     # again, as in a recurrence, has one gradient for all its calls; those of its outputs are compared instead.
-    limit = terms.limit("min_ratio")
-    found: dict[str, Objection] = {}
-    for trend in (*_recurrences(taken_gradients(measured)), _learning(taken_gradients(measured))):
-        ratio = trend.ratio(median)
-        if ratio is not None and ratio < limit:
-            first = trend.targets[0]
-            found.setdefault(first.where, Objection(first, trend.sentence(ratio, limit)))
-    yield from found.values()
+    gradients = taken_gradients(measured)
+    trends = [*_recurrences(gradients), _learning(gradients)]
+    yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
 
 
 @rule(
@@ -95,18 +91,13 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """
     # Outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
     # large. The greatest of the last tenth keeps small branches at the end from making the beginning look large.
-    gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
+    gradients = taken_gradients(measured)
     rows = [row for row in arrived_outputs(gradients) if is_positive(row.gradient.l2)]
     idle = batch_norm_is_idle(gradients)
     remark = " BatchNorm does not normalise yet, being untrained; judge in train mode." if idle else ""
-    found: dict[str, Objection] = {}
-    for trend in (*_recurrences(gradients), _of_outputs("layers", rows)):
-        ratio = trend.ratio(max)
-        if ratio is not None and ratio > limit:
-            first = trend.targets[0]
-            message = trend.sentence(ratio, limit) + remark
-            found.setdefault(first.where, Objection(first, message, "warn" if idle else "fail"))
-    yield from found.values()
+    trends = [*_recurrences(gradients), _of_outputs("layers", rows)]
+    for each in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
+        yield Objection(each.target, each.message + remark, "warn" if idle else "fail")
 
 
 @rule("unused-parameter", "off", "gradients")
@@ -211,6 +202,18 @@ class _Trend:
             f"{self.measure} {'shrinks' if change < 0 else 'grows'} to {ratio:.1e} times its size (limit {limit:.0e})"
             f" from the last {self.things} to the first, '{last}' to '{first}': {where}."
         )
+
+
+def _beyond(
+    limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
+) -> Iterable[Objection]:
+    """Object to trends with such ratios, once where they begin at the same place."""
+    found: dict[str, Objection] = {}
+    for trend, ratio in trends:
+        if ratio is not None and is_beyond(ratio, limit):
+            first = trend.targets[0]
+            found.setdefault(first.where, Objection(first, trend.sentence(ratio, limit)))
+    return found.values()
 
 
 def _serving_idle(gradients: Gradients) -> set[str]:

@@ -200,13 +200,9 @@ def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
 
 
 def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
-    model = measured.model
-    if printable(model.kind) == printable(baseline.kind):
-        return ""
-    return (
-        f"it is of {printable(baseline.model)} ({printable(baseline.kind)}), and this is {printable(model.name)} "
-        f"({printable(model.kind)})"
-    )
+    was, now = printable(baseline.kind), printable(measured.model.kind)
+    named = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
+    return "" if was == now else named
 
 
 def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
