@@ -36,7 +36,6 @@ SAME = nn.Sequential(OrderedDict([("same", nn.Identity())]))
 
 
 def with_statistics(measured: CheckMeasurements, **changes: float) -> CheckMeasurements:
-    assert measured.forward is not None
     rows = [replace(row, activation=replace(row.activation, **changes)) for row in measured.forward.rows]  # type: ignore[arg-type]
     return replace(measured, forward=replace(measured.forward, rows=tuple(rows)))
 
@@ -67,7 +66,6 @@ def test_a_row_holds_the_norm_of_the_gradient_where_one_was_taken() -> None:
     with torch.no_grad():
         network.linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
     baseline = baseline_of(inspected(network, torch.tensor([[3.0, 5.0]]), "sum"))
-    assert baseline.gradients is not None
     assert (baseline.gradients.loss, baseline.gradients.mode) == ("sum", "eval")
     assert row_of(baseline, "relu").gradient_l2 == pytest.approx(2**0.5, rel=1e-5)  # of (1, 1)
     assert row_of(baseline, "linear").gradient_l2 == 1  # of (1, 0): the second output is negative
@@ -156,7 +154,6 @@ def test_equal_inputs_in_a_row_are_counted_and_folders_are_left_out() -> None:
 @pytest.mark.parametrize("broken", ["missing", "failed"])
 def test_a_forward_pass_that_broke_off_gives_no_baseline(broken: str) -> None:
     measured = inspected(nn.Sequential(nn.ReLU()), torch.ones(1, 2))
-    assert measured.forward is not None
     failed = replace(measured.forward, failure=Failure("0", "ReLU", ("1x2",), "ValueError: no"))
     with pytest.raises(UsageError, match="did not run to the end of its forward pass"):
         baseline_of(replace(measured, forward=None if broken == "missing" else failed))
@@ -242,7 +239,6 @@ def test_the_same_run_twice_gives_the_same_bytes() -> None:
 def test_the_order_of_the_rows_of_a_run_does_not_matter() -> None:
     measured = inspected(nn.Sequential(*[nn.Identity() for _ in range(12)]), torch.ones(1, 2))
     forward = measured.forward
-    assert forward is not None
     shuffled = list(forward.rows)
     random.Random(0).shuffle(shuffled)
     again = replace(measured, forward=replace(forward, rows=tuple(shuffled)))

@@ -259,5 +259,4 @@ def test_warnings_have_no_failing_rows(network: Network) -> None:
 def forward_of(network: Network) -> Activations:
     seen: list[CheckMeasurements] = []
     check_checkpoint(network, SETTINGS, frozenset({"forward"}), on_measured=seen.append)
-    assert seen[0].forward is not None
     return seen[0].forward

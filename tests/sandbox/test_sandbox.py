@@ -307,6 +307,5 @@ def test_workers_run_with_stderr_closed(tmp_path: Path) -> None:
 
 def test_the_machine_has_memory_and_cores() -> None:
     memory = machine_memory_bytes()
-    assert memory is not None
     assert 2**28 < memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert usable_cores() == len(os.sched_getaffinity(0))

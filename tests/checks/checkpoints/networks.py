@@ -1,8 +1,5 @@
 """The networks of `pairs.py`, as a user's `net.py` holds them: each has one place where a rule can be broken."""
 
-import os
-import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -137,27 +134,3 @@ globals().update(BUILDERS)  # so that net.py:plain names the first
 
 def log_of_sum(output: Tensor) -> Tensor:
     return output.sum().log()
-
-
-class Fragile(nn.Module):
-    """Runs, raises, kills its process, takes memory or never ends, as the checkpoint says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("value", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        match int(self.value):
-            case 1:
-                raise RuntimeError("no such luck")
-            case 2:
-                os.kill(os.getpid(), signal.SIGSEGV)
-            case 3:
-                torch.zeros(2**28)  # 1 GiB
-            case 4:
-                time.sleep(600)
-        return x
-
-
-def fragile() -> nn.Module:
-    return classifier(Fragile())

@@ -5,7 +5,7 @@ from hookscope.checks.rules.activations import SATURATED_BEYOND
 from hookscope.results.activations import LayerRow
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
-from tests.checks.rules.by_hand import found, inspection, layer_row, rules, tensor
+from tests.checks.measurements import found, inspection, layer_row, rules, tensor
 
 SLOPES = {
     "Sigmoid": lambda y: 4 * y * (1 - y),
@@ -24,7 +24,6 @@ def test_outputs_at_the_bounds_are_counted_exactly_in_bins_too(kind: str) -> Non
     low, high = SATURATED_BEYOND[kind]
     inside, outside = np.linspace(low, high, 1002)[1:-1], np.tile([low - 0.001, high], 9500)
     distribution = distribution_of(np.concatenate([inside, outside]))
-    assert distribution is not None
     assert distribution.share_outside(low, high) == pytest.approx(0.95, abs=1e-9)
 
 

@@ -14,12 +14,16 @@ from tests.checks.measurements import (
     FORWARD,
     HEALTHY,
     OUTPUT,
+    inspection,
     judged,
+    layer_row,
     numbered,
     objections,
     outcomes,
+    output_row,
     row,
     stored,
+    tensor,
     with_gradients,
     with_output,
     with_peaks,
@@ -27,7 +31,6 @@ from tests.checks.measurements import (
     with_row,
     with_stored,
 )
-from tests.checks.rules.by_hand import inspection, layer_row, output_row, tensor
 
 ZERO: dict[str, Any] = {"min": 0.0, "max": 0.0, "max_abs": 0.0}
 SATURATED = distribution_of(np.r_[np.full(9, 0.999), 0.5])
@@ -226,7 +229,6 @@ def test_nan_beside_a_number_is_a_difference() -> None:
 
 def test_of_a_single_input_it_is_said_that_there_is_one() -> None:
     dead = with_row("relu", dead_channel_count=4).forward
-    assert dead is not None
     changed = replace(HEALTHY, forward=replace(dead, inputs=dead.inputs[:1]))
     assert "are 0 over the only input (limit" in judged(changed).findings[0].message
 

@@ -84,7 +84,6 @@ def test_mean_and_std_are_compared_in_units_of_the_std(what: str, limit: float, 
 def test_quantiles_are_compared_in_units_of_the_std(limit: float, count: int) -> None:
     baseline = baseline_of(single())
     row = next(row for row in baseline.rows if row.label == "z")
-    assert row.quantiles is not None
     quantiles = (*row.quantiles[:3], 0.1, *row.quantiles[4:])  # the median went from 0.1 to 0: 0.1 / sqrt(2)
     found = findings(with_row(baseline, "z", quantiles=quantiles), single(), {"max_difference": limit})
     assert len(found) == count
@@ -343,7 +342,6 @@ def test_scaled_weights_of_a_middle_layer_are_found_at_that_layer(name: str) -> 
     found = findings(baseline, measured)
     assert found[0].where == MIDDLE[name]
     assert f"is the first of {len(found)} layers" in found[0].message
-    assert measured.forward is not None
     order = [row.label for row in measured.forward.rows]
     where = [order.index(finding.where) for finding in found]
     assert where == sorted(where)
@@ -423,7 +421,6 @@ def test_a_baseline_of_another_batch_size_does_not_fit() -> None:
     network = chain(*SIX)
     baseline = baseline_of(inspected(network, torch.ones(2, 5)))
     again = inspected(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)])
-    assert again.forward is not None
     inputs = tuple(replace(each, name="tensor", steps=()) for each in again.forward.inputs)
     again = replace(again, forward=replace(again.forward, inputs=inputs))
     assert "only 0 of 7 layers have the name, type and shape" in misfit(baseline, again)
@@ -487,7 +484,6 @@ def test_a_baseline_with_gradients_does_not_fit_a_run_that_takes_none() -> None:
 
 def test_a_run_that_broke_off_is_not_taken_for_another_network() -> None:
     measured = inspected(chain(*SIX), VALUES)
-    assert measured.forward is not None
     failure = Failure("y", "ReLU", ("1x5",), "ValueError: no")
     broken = replace(measured.forward, rows=measured.forward.rows[:1], inputs=(), failure=failure)
     require_fit(baseline_of(measured), replace(measured, forward=broken))

@@ -5,7 +5,7 @@ import pytest
 
 from hookscope.checks.judging import judge_gradients
 from hookscope.results.gradients import Gradients
-from tests.checks.rules.by_hand import (
+from tests.checks.measurements import (
     chain,
     found,
     inspection,
