@@ -137,37 +137,36 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 def test_every_item_gives_its_result() -> None:
     assert outcomes(*(("square", number) for number in range(5)), at_once=2) == [0, 1, 4, 9, 16]
-
-
-def test_no_items_give_nothing() -> None:
     assert outcomes() == []
 
 
-def test_every_worker_is_a_process_of_its_own() -> None:
-    processes = outcomes(("own_process",), ("own_process",), ("own_process",))
-    assert len({os.getpid(), *processes}) == 4
+def test_a_worker_is_a_process_of_its_own_with_nothing_to_read_that_may_fork_and_leaves_no_core_file() -> None:
+    items = ("own_process",), ("own_process",), ("read_stdin",), ("fork_and_wait",), ("core_limit",)
+    variable = ("variable", "HOOKSCOPE_TEST")
+    found = outcomes(*items, variable, limits=Limits(60, 2**30), environment={"HOOKSCOPE_TEST": "given"})
+    assert len({os.getpid(), *found[:2]}) == 3
+    assert found[2:] == ["", 7, 0, "given"]
+    assert "HOOKSCOPE_TEST" not in os.environ
 
 
 def test_items_run_at_the_same_time_when_asked_for(tmp_path: Path) -> None:
     assert outcomes(("meet", str(tmp_path), "a", "b"), ("meet", str(tmp_path), "b", "a"), at_once=2) == [True, True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
-def test_a_worker_that_is_killed_says_by_what_and_the_others_finish(number: signal.Signals) -> None:
-    first, killed, last = outcomes(("square", 2), ("kill_itself", int(number)), ("square", 3))
-    assert (first, last) == (4, 9)
-    assert isinstance(killed, WorkerFailure)
-    assert killed.cause == "killed"
-    assert number.name in killed.reason
-
-
-@pytest.mark.parametrize(("item", "code"), [(("leave", 0), 0), (("leave", 3), 3), (("exit_politely",), 4)])
-def test_a_worker_that_leaves_without_a_result_is_told_from_one_that_has_none(item: tuple[Any, ...], code: int) -> None:
-    left, after = outcomes(item, ("square", 3))
-    assert left == WorkerFailure(
-        "killed", f"it ended with exit code {code} before it had a result", ending=f"exit code {code}"
+def test_a_worker_that_is_killed_or_leaves_says_how_and_the_others_finish() -> None:
+    signals = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM]
+    left = {("leave", 0): 0, ("leave", 3): 3, ("exit_politely",): 4}
+    first, *ended, last = outcomes(
+        ("square", 2), *(("kill_itself", int(each)) for each in signals), *left, ("square", 3)
     )
-    assert after == 9
+    assert (first, last) == (4, 9)
+    for failure, number in zip(ended, signals, strict=False):
+        assert failure.cause == "killed"
+        assert number.name in failure.reason
+    assert ended[4:] == [
+        WorkerFailure("killed", f"it ended with exit code {code} before it had a result", ending=f"exit code {code}")
+        for code in left.values()
+    ]
 
 
 def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish(tmp_path: Path) -> None:
@@ -194,24 +193,13 @@ def test_the_memory_limit_is_on_top_of_what_the_imports_take() -> None:
     assert outcomes(("take", taken), limits=limits, preload=["torch"]) == [taken]
 
 
-def test_what_a_worker_raises_comes_with_its_traceback() -> None:
-    raised, after = outcomes(("raise_error", "no such key"), ("square", 3))
-    assert raised.cause == "raised"
+def test_what_a_worker_raises_and_what_cannot_be_sent_come_with_their_tracebacks() -> None:
+    items = ("raise_error", "no such key"), ("give_function",), ("square", lambda: 1), ("square", 3)
+    raised, unsent, unpicklable, after = outcomes(*items)
+    assert {each.cause for each in (raised, unsent, unpicklable)} == {"raised"}
     assert "KeyError: 'no such key'" in raised.traceback
     assert "in raise_error" in raised.traceback
-    assert after == 9
-
-
-def test_a_result_that_cannot_be_sent_is_reported() -> None:
-    raised, after = outcomes(("give_function",), ("square", 3))
-    assert raised.cause == "raised"
-    assert "function is not JSON serializable" in raised.traceback
-    assert after == 9
-
-
-def test_an_item_that_cannot_be_sent_is_reported() -> None:
-    raised, after = outcomes(("square", lambda: 1), ("square", 3))
-    assert raised.cause == "raised"
+    assert "function is not JSON serializable" in unsent.traceback
     assert after == 9
 
 
@@ -227,30 +215,12 @@ def test_modules_are_imported_before_the_work() -> None:
     assert outcomes(("is_imported", "wave"), preload=["wave"]) == [True]
 
 
-def test_workers_get_their_environment() -> None:
-    environment = {"HOOKSCOPE_TEST": "given"}
-    assert outcomes(("variable", "HOOKSCOPE_TEST"), environment=environment) == ["given"]
-    assert "HOOKSCOPE_TEST" not in os.environ
-
-
 def test_workers_print_to_stderr_only(capfd: pytest.CaptureFixture[str]) -> None:
     assert outcomes(("talk",)) == ["done"]
     captured = capfd.readouterr()
     assert captured.out == ""
     for line in ("worker's stdout", "worker's descriptor 1", "worker's stderr"):
         assert line in captured.err
-
-
-def test_workers_have_nothing_to_read() -> None:
-    assert outcomes(("read_stdin",)) == [""]
-
-
-def test_workers_may_fork() -> None:
-    assert outcomes(("fork_and_wait",)) == [7]
-
-
-def test_a_limited_worker_leaves_no_core_file() -> None:
-    assert outcomes(("core_limit",), limits=Limits(60, 2**30)) == [0]
 
 
 def test_modules_in_the_current_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
