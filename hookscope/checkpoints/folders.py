@@ -12,8 +12,7 @@ def files_below(folder: Path, suffixes: Iterable[str], also: Callable[[Path], bo
 
     Suffixes are in lower case, with their dot; either case matches. Every other file is meant if `also` says so. Names
     that begin with a dot are left out. A folder that cannot be read is listed like a missing file, so that it cannot
-    pass
-    unnoticed.
+    pass unnoticed.
     """
     endings = tuple(suffixes)
     unreadable: list[Path] = []

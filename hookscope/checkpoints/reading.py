@@ -18,8 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hookscope.checkpoints.archive import PICKLE_BYTES_LIMIT, check_checksums, open_archive
-from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, check_checksums, open_archive, open_regular
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable
@@ -154,7 +153,6 @@ def _imports(path: Path, kind: FileKind) -> tuple[str, ...]:
 
 
 def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
-    """Yield the pickles in a file that runs code."""
     if kind == "pickle":
         yield file
     elif kind == "torch tar":
@@ -259,7 +257,6 @@ def tensors_within(content: object) -> Iterator[Tensor]:
 
 
 def _is_swapped(path: Path) -> bool:
-    """Say whether a "torch" file was written on a machine of the other byte order, as torch itself tells."""
     with open_regular(path) as file:
         archive: Any = torch._C.PyTorchFileReader(file)  # noqa: SLF001 - what torch.load reads with
         order = archive.get_record("byteorder") if archive.has_record("byteorder") else b"little"

@@ -67,9 +67,8 @@ class BaselineRow:
     """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
 
     The shape is that of the first batch. Counts of NaN and Inf are None where they could not be counted, statistics,
-    over
-    the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all inputs,
-    0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output; `quantiles` are at
+    over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
+    inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output; `quantiles` are at
     `QUANTILE_LEVELS`.
     """
 
@@ -91,8 +90,7 @@ class Baseline:
     """What a network's layers gave for known inputs.
 
     `kind` is the class name of the root module, `gradients` is None if none were taken. There is a row per layer, call
-    and
-    slot, sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
+    and slot, sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
     """
 
     model: str
@@ -234,8 +232,7 @@ def read_baseline(path: Path) -> Baseline:
 
     Raises:
         UsageError: If the file cannot be read, is too large, not strict JSON in UTF-8, of another schema version, or if
-            a
-            field is missing or has another type.
+            a field is missing or has another type.
     """
     name = printable(str(path))
     try:
@@ -299,7 +296,6 @@ _types_of: Callable[[type], Mapping[str, object]] = cache(get_type_hints)
 
 
 def _field(record: Any, key: str, kind: object, place: str = "it") -> Any:
-    """Return a field of an object; ValueError says what is wrong with it."""
     if not isinstance(record, dict):
         raise ValueError(f"{place} is not an object")  # noqa: TRY004 (a fault of the file, as all the others)
     if key not in record:

@@ -31,8 +31,7 @@ def write_evidence(
 
     Grids are of the first input, drawn from another forward pass. `folder` is nothing yet, empty, or earlier evidence,
     which is replaced. Without `prepared` and `measured`, as for a checkpoint that could not be loaded, there is the
-    report
-    alone. Raises OutputError if it cannot be written.
+    report alone. Raises OutputError if it cannot be written.
     """
     rows = failing_rows(report, measured.forward if measured is not None else None)
     grids: Sequence[Grid] = ()

@@ -146,8 +146,8 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
     """Return the identifiers of the rules to judge by.
 
     Without `select` those are all that are not off, or that some layers' settings turn on. With it they are the ones
-    that
-    these names and globs select; one that is off everywhere is then judged at level "fail". `ignore` takes rules away.
+    that these names and globs select; one that is off everywhere is then judged at level "fail". `ignore` takes rules
+    away.
 
     Raises:
         UsageError: If one of `select` or `ignore` matches no rule, no rule is left, or the settings name a rule or a
@@ -165,7 +165,6 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
 
 
 def _matching(option: str, patterns: Iterable[str]) -> set[str]:
-    """Return the rules that any of the patterns matches; each must match one."""
     found: set[str] = set()
     for pattern in patterns:
         matched = {name for name in RULES if fnmatchcase(name, pattern)}
@@ -281,7 +280,6 @@ def _cause(rule: Rule, objections: Mapping[str, Sequence[Objection]]) -> str:
 
 
 def _error(measured: CheckMeasurements) -> str:
-    """Return which pass raised, and where; "" for none."""
     forward, gradients = measured.forward, measured.gradients
     if forward is not None and forward.failure is not None:
         return raised("forward", forward.failure)

@@ -257,7 +257,6 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _settle_leftovers(target: Path) -> None:
-    """Put right what dead processes left beside `target`."""
     leftover = re.compile(re.escape(f".{target.name}.") + r"(?:partial|previous)-(\d+-[0-9a-f]{8})")
     tokens = {found[1] for path in target.parent.iterdir() if (found := leftover.fullmatch(path.name))}
     for token in tokens:

@@ -257,7 +257,6 @@ def _entries(result: Activations | Gradients, *names: str) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
-    """Return a part of a result by the names of its fields."""
     if isinstance(value, TensorStatistics):
         return statistics_to_dict(value)
     if isinstance(value, Prediction):

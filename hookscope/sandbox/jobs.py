@@ -19,9 +19,9 @@ from dataclasses import astuple, dataclass, field
 from queue import SimpleQueue
 from typing import IO, Any, NoReturn, TypeVar
 
-from hookscope.sandbox.limits import Limits
 from hookscope.sandbox.worker import (
     CAN_FORK,
+    Limits,
     WorkerFailure,
     answer_to,
     ended,
@@ -38,7 +38,7 @@ _HOST_PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from hookscope.sandbox.jobs import serve
-from hookscope.sandbox.limits import Limits
+from hookscope.sandbox.worker import Limits
 serve(json.loads(sys.argv[2]), Limits(*json.loads(sys.argv[3])), forks=json.loads(sys.argv[4]))
 """
 

@@ -150,7 +150,6 @@ def _rule_table(entry: Entry, *also: str) -> dict[str, RuleSettings]:
 
 
 def _rule(entry: Entry, rule: Rule) -> RuleSettings:
-    """Read a level, or a table of level and limits."""
     if isinstance(entry.value, str):
         return RuleSettings(_level(entry))
     if not isinstance(entry.value, dict):

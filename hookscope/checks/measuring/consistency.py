@@ -40,10 +40,8 @@ def compare_passes(subject: InspectedNetwork, first: FirstPass, wanted: Abstract
 
     `repeatability` takes one over the first batch with other random numbers, which shows what draws any in eval mode;
     where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes one over each
-    of
-    two inputs of the first batch alone. Of a single input it takes one over that input together with a mirrored
-    negative
-    of it, and so does `constant-output` where no input differs from the first.
+    of two inputs of the first batch alone. Of a single input it takes one over that input together with a mirrored
+    negative of it, and so does `constant-output` where no input differs from the first.
 
     Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
     """
@@ -93,7 +91,6 @@ def _max_abs(values: Tensor) -> float | None:
 
 
 def _run(subject: InspectedNetwork, batch: Batch) -> Returned:
-    """Run the network over a batch; return copies of what it returned."""
     given = copy_of(batch)
     with torch.no_grad():
         return returned_tensors(subject.network(*given.args, **given.kwargs))

@@ -148,7 +148,6 @@ def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence
 
 
 def _options(settings: CheckSettings) -> dict[str, Any]:
-    """Return what every pass is told."""
     return {"seed": settings.seed, "output_key": settings.output_key}
 
 
@@ -176,13 +175,11 @@ class _Measuring:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Note how long the block takes."""
         began = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - began
 
     def needing(self, *needs: Needs) -> set[str]:
-        """Return the wanted rules that need any of these."""
         return {rule for rule in self.wanted if RULES[rule].needs in needs}
 
     def leave_out(self, rules: AbstractSet[str], reason: str) -> None:

@@ -29,9 +29,8 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
 
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
     the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
-    though
-    none before it made it, code between modules did: then the origin is the innermost module around it whose own inputs
-    are finite, with `between` set and the counts of what was handed on.
+    though none before it made it, code between modules did: then the origin is the innermost module around it whose own
+    inputs are finite, with `between` set and the counts of what was handed on.
 
     -Inf alone, from a module that has no parameters, is what attention masks are made of: it is nobody's fault as long
     as no NaN or +Inf comes of it and the network's own output is finite. Where NaN comes of it after all, the module
@@ -71,7 +70,6 @@ class _Counts:
 
     @property
     def any(self) -> bool:
-        """Whether there are some."""
         return bool(self.nan or self.above or self.below)
 
     @property
@@ -137,7 +135,6 @@ class _Search:
         return None if found is None else replace(found, parameters=self._broken_parameters(found))
 
     def _enter(self, layer: str, given: _Counts) -> None:
-        """Look at one tensor that a module is given, before it runs."""
         if not self._stack or self._stack[-1][0] != layer:
             self._stack.append((layer, _FINITE))
         if given.broken and self.origin is None:
@@ -147,7 +144,6 @@ class _Search:
             self._stack[-1] = (layer, given)
 
     def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> None:
-        """Look at one tensor that a module returned."""
         layer, key, counts = call.layer, (call.layer, call.call), _counts(tensor)
         if self._latest[0] != key:
             self._latest = (key, self._end(layer))

@@ -29,8 +29,7 @@ def difference(first: Tensor, second: Tensor) -> float | None:
     """Return the greatest absolute difference over the greatest finite magnitude in either.
 
     It is 0 for equal tensors, NaN in the same places included; NaN where NaN meets a number; Inf where shapes differ,
-    or
-    Inf meets anything else; None for tensors that cannot be read.
+    or Inf meets anything else; None for tensors that cannot be read.
     """
     # The ragged axis of a nested tensor has a symbol for its size, another one in each pass.
     ragged = first.is_nested and second.is_nested
@@ -103,7 +102,6 @@ def is_listed(returned: Returned, batch: Batch) -> bool:
 
 
 def _item(path: str) -> int | None:
-    """Return N of a path that begins with "[N]"."""
     found = re.match(r"\[(\d+)\]", path)
     return int(found[1]) if found else None
 
@@ -156,8 +154,7 @@ def best_classes(
 
     Unlike `inspection.rows.predictions` it needs no names of classes: where they are unknown, or too few, there are
     indices alone. Without an `output_key`, the only output of shape (N, classes) counts; UsageError if there is no
-    output
-    of that key.
+    output of that key.
     """
     floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
     if output_key is None:

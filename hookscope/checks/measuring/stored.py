@@ -60,7 +60,6 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
 
 
 def _tensors(network: nn.Module) -> Iterator[_Found]:
-    """Yield each tensor once, with its aliases."""
     known: dict[int, _Found] = {}
     for prefix, module in network.named_modules(remove_duplicate=False):
         for role, name, tensor in _own(module):
@@ -133,8 +132,6 @@ def _pieces(values: Tensor) -> Iterator[Tensor]:
 
 @dataclass(slots=True)
 class _Totals:
-    """What has been counted so far, of one tensor."""
-
     nan_count: int = 0
     inf_count: int = 0
     zero_count: int = 0

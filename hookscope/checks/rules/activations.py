@@ -236,7 +236,6 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 
 
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[Objection]:
-    """Name the worst of all outputs and weights whose magnitude is above the limit."""
     rows = measured.forward.rows if measured.forward else ()
     known = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
     known += [(each.max_abs or 0.0, stored_in(each)) for each in measured.stored if "float" in each.dtype]

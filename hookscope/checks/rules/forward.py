@@ -248,7 +248,6 @@ def _differs(
 
 
 def _class_count(measured: CheckMeasurements) -> Iterator[Objection]:
-    """Object to a single output of class scores whose classes are not as many as their names."""
     names = len(measured.model.categories)
     if not names or len(measured.outputs) != 1:
         return
@@ -260,7 +259,6 @@ def _class_count(measured: CheckMeasurements) -> Iterator[Objection]:
 
 
 def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:
-    """Return the output that the settings are about."""
     outputs = measured.outputs
     listed = printable(", ".join(each.label for each in outputs)) or "none"
     if key is None:

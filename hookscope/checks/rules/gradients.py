@@ -293,7 +293,6 @@ def _objection(stop: _Stop, cause: str, is_training: bool) -> Objection:
 
 
 def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) -> Iterator[Objection]:
-    """Object to weights with a zero gradient though the output of their layer gets one."""
     alive = {row.layer for row in arrived_outputs(gradients) if row.status == "gradient"}
     dead = [
         each

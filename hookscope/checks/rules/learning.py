@@ -259,13 +259,11 @@ def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
 
 
 def _module(name: str, gradients: Gradients) -> FindingTarget:
-    """Return a module by its dotted name; "" is the whole network."""
     row = next((row for row in gradients.rows if row.label == name), None)
     return output_of(row) if row else FindingTarget(name, (name,) if name else ())
 
 
 def _common_module(names: Sequence[str]) -> str:
-    """Return the dotted name of the innermost module that holds all parameters."""
     paths = [name.split(".")[:-1] for name in names]
     depth = 0
     while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:

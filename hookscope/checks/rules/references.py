@@ -73,7 +73,6 @@ def _broken(
     prediction: Prediction,
     categories: tuple[str, ...],
 ) -> Iterator[str]:
-    """Yield what is wrong with the prediction, as the end of a sentence that starts with the picture."""
     ranked = prediction.class_indices
     first, share = ranked[0], prediction.probabilities[0]
     if expected.top1 is not None and first not in wanted[expected.top1]:
@@ -184,8 +183,8 @@ def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
     """Raise UsageError for a baseline that says nothing about this run.
 
     That is if the network has another class or fewer than three quarters of the rows are alike by name, type and shape;
-    if
-    the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take none.
+    if the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take
+    none.
     """
     difference = (
         _other_class(baseline, measured)
@@ -221,7 +220,6 @@ def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _other_input(was: BaselineInput, given: BaselineInput) -> str:
-    """Return how one input differs; a renamed file does not."""
     if (was.sha256, was.count) != (given.sha256, given.count):
         return f"was {_described(was)}, and is {_described(given)}"
     if was.shape != given.shape:
@@ -270,7 +268,6 @@ def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _gone(row: BaselineRow) -> FindingTarget:
-    """Return a layer that is in the baseline alone; its name is what its label says without call and slot."""
     name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
     return FindingTarget(row.label, (name,), row.kind)
 

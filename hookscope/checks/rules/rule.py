@@ -162,7 +162,6 @@ class RuleTerms:
         return Finding(self.rule.identifier, level, objection.target.where, message)
 
     def _layers_of(self, target: FindingTarget) -> Iterator[RuleSettings]:
-        """Yield what was changed for layers that match the target, in the order of the settings."""
         for pattern, settings in self.layers:
             if target.names and any(pattern.matches(name, target.kind) for name in target.names) != pattern.exclude:
                 yield settings

@@ -69,10 +69,6 @@ def test_of_a_pass_that_broke_off_only_activations_are_judged() -> None:
         }
 
 
-def test_an_empty_inspection_has_no_verdict() -> None:
-    assert judge_gradients(inspection()) == ()
-
-
 def test_verdicts_already_there_are_not_looked_at() -> None:
     judged = replace(chain([1.0] * 30), verdicts=(Finding("zero-gradient", "fail", "", "Old."),))
     assert judge_gradients(judged) == ()
