@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from hookscope.errors import UsageError
 from hookscope.results.activations import LayerRow
@@ -31,6 +31,9 @@ RENEW = "Write it anew with --update-baseline."
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
 # measured in, a twentieth of the default limit of the rule `drift`.
 _SIGNIFICANT_DIGITS = 6
+
+# What stands at the top of the file, but for the class in place of the kind.
+_FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype")
 
 # Our choice: a hundred thousand rows, at about 300 bytes each.
 _MOST_BYTES = 32 * 2**20
@@ -193,12 +196,7 @@ def baseline_text(baseline: Baseline) -> str:
     return strict_json(
         {
             "schema_version": SCHEMA_VERSION,
-            "model": baseline.model,
-            "class": baseline.kind,
-            "weights": baseline.weights,
-            "weights_sha256": baseline.weights_sha256,
-            "parameter_count": baseline.parameter_count,
-            "dtype": baseline.dtype,
+            **{"class" if name == "kind" else name: getattr(baseline, name) for name in _FACTS},
             "mode": "eval",
             "gradients": baseline.gradients and asdict(baseline.gradients),
             "quantile_levels": QUANTILE_LEVELS,
@@ -212,19 +210,13 @@ def _document(row: BaselineRow) -> Mapping[str, Any]:
     """Return a row as it is written; the counts of NaN and Inf only where there are any."""
     counted = row.nan_count is not None and row.inf_count is not None
     finite = not (row.nan_count or row.inf_count) if counted else None
-    return {
-        "layer": row.label,
-        "type": row.kind,
-        "shape": row.shape,
-        "dtype": row.dtype,
-        "finite": finite,
-        **({"nan": row.nan_count, "inf": row.inf_count} if finite is False else {}),
-        "mean": row.mean,
-        "std": row.std,
-        "dead": row.dead_fraction,
-        "gradient": row.gradient_l2,
-        "quantiles": row.quantiles,
-    }
+    document: dict[str, Any] = {}
+    for name, value in asdict(row).items():
+        if name == "nan_count":
+            document["finite"] = finite
+        if finite is False or name not in ("nan_count", "inf_count"):
+            document[_ROW_KEYS.get(name, name)] = value
+    return document
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -266,31 +258,31 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# What a field of each type may hold, as errors say it.
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+# What a field of each type may hold, as errors say it; "or null" comes on top.
 _KINDS: Mapping[object, tuple[str, Callable[[Any], bool]]] = {
     str: ("text", lambda value: isinstance(value, str)),
-    str | None: ("text or null", lambda value: value is None or isinstance(value, str)),
     int: ("a whole number", _is_count),
-    float | None: ("a number or null", lambda value: value is None or _is_number(value)),
-    bool | None: ("true, false or null", lambda value: value is None or isinstance(value, bool)),
-    dict | None: ("an object or null", lambda value: value is None or isinstance(value, dict)),
+    float: ("a number", _is_number),
+    bool: ("true, false", lambda value: isinstance(value, bool)),
+    dict: ("an object", lambda value: isinstance(value, dict)),
     list: ("a list", lambda value: isinstance(value, list)),
-    tuple[int, ...]: ("a list of sizes", lambda value: isinstance(value, list) and all(map(_is_count, value))),
-    tuple[str, ...]: (
-        "a list of texts",
-        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
-    ),
-    tuple[float, ...] | None: (
-        "seven numbers or null",
-        lambda value: (
-            value is None
-            or (isinstance(value, list) and len(value) == len(QUANTILE_LEVELS) and all(map(_is_number, value)))
-        ),
+    tuple[int, ...]: ("a list of sizes", lambda value: _is_list(value, _is_count)),
+    tuple[str, ...]: ("a list of texts", lambda value: _is_list(value, lambda each: isinstance(each, str))),
+    tuple[float, ...]: (
+        "seven numbers",
+        lambda value: _is_list(value, _is_number) and len(value) == len(QUANTILE_LEVELS),
     ),
 }
 
 # What the file calls the fields of a row.
-_ROW_KEYS = {"label": "layer", "kind": "type", "dead_fraction": "dead", "gradient_l2": "gradient"}
+_ROW_KEYS = {"label": "layer", "kind": "type", "dead_fraction": "dead", "gradient_l2": "gradient"} | {
+    "nan_count": "nan",
+    "inf_count": "inf",
+}
 
 _types_of: Callable[[type], Mapping[str, object]] = cache(get_type_hints)
 
@@ -300,10 +292,12 @@ def _field(record: Any, key: str, kind: object, place: str = "it") -> Any:
         raise ValueError(f"{place} is not an object")  # noqa: TRY004 (a fault of the file, as all the others)
     if key not in record:
         raise ValueError(f"{place} has no {key!r}")
-    words, fits = _KINDS[kind]
-    if not fits(record[key]):
-        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(record[key]), 40)}, not {words}")
-    return record[key]
+    value, optional = record[key], type(None) in get_args(kind)
+    words, fits = _KINDS[get_args(kind)[0] if optional else kind]
+    if not (fits(value) or (optional and value is None)):
+        words += " or null" if optional else ""
+        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(value), 40)}, not {words}")
+    return value
 
 
 def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **known: Any) -> _T:

@@ -20,6 +20,9 @@ from typing import Any, Literal, NoReturn
 from hookscope import errors
 from hookscope.errors import HookscopeError, is_out_of_memory
 
+if sys.platform != "win32":
+    import resource
+
 CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"  # whose libraries may crash in the child
 
 _LENGTH_BYTES = 8
@@ -46,8 +49,6 @@ class Limits:
         """Limit the memory and processor time of this process, and let it leave no core file; not the seconds."""
         if sys.platform == "win32":
             return
-        import resource  # noqa: PLC0415 (Windows has none)
-
         _set_limit(resource.RLIMIT_CORE, 0)
         if self.processor_seconds is not None:
             _set_limit(resource.RLIMIT_CPU, self.processor_seconds)
@@ -57,8 +58,6 @@ class Limits:
 
 
 def _set_limit(kind: int, limit: int) -> None:
-    import resource  # noqa: PLC0415 (Windows has none)
-
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
@@ -71,8 +70,6 @@ def limit_memory(memory_bytes: int | None) -> None:
     would come on top of the limit: in a process that has worked for long, gigabytes. So all of it is allocated first,
     and never used. Only pieces below 16 KiB and Python's own pools, of objects up to 512 bytes, are left.
     """
-    import resource  # noqa: PLC0415 (Windows has none)
-
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     if memory_bytes is None:
         for kind in kinds:

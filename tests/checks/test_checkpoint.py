@@ -11,8 +11,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.api import check
-from hookscope.checks.checkpoint import check_checkpoint
-from hookscope.checks.evidence import failing_rows
+from hookscope.checks.checkpoint import check_checkpoint, failing_rows
 from hookscope.checks.judging import wanted_rules
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError

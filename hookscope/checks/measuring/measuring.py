@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.checks.measuring.consistency import compare_passes, output_values
+from hookscope.checks.measuring.consistency import FirstPass
 from hookscope.checks.measuring.nonfinite_origin import locate_origin
-from hookscope.checks.measuring.outputs import FirstPass, best_classes, returned_tensors
+from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.rules import RULES
@@ -106,7 +106,7 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
     forward = None
     if found.needing(*_NEED_FORWARD):
         with found.timed("forward"):
-            forward, outputs = found.run_forward(peaks)
+            forward, outputs = found.run_forward(subject, peaks)
         with found.timed("again"):
             found.run_again(subject, forward, outputs)
     if found.needing("gradients") and (forward is None or forward.failure is None):
@@ -186,12 +186,12 @@ class _Measuring:
         """Say of rules why they could not be measured, where nothing says so yet."""
         self.unmeasured = dict.fromkeys(sorted(rules), reason) | self.unmeasured
 
-    def run_forward(self, peaks: ChannelPeaks) -> tuple[Activations, FirstPass]:
+    def run_forward(self, subject: InspectedNetwork, peaks: ChannelPeaks) -> tuple[Activations, FirstPass]:
         """Run the network over all inputs, every module hooked; return what was seen, and what the network returned."""
         loaded, settings = self.prepared.loaded, self.settings
         expecting = "expectation" in self.wanted and bool(settings.expectations)
         looked_at = expecting or bool(self.needing("outputs"))
-        outputs = FirstPass(spreads="constant-output" in self.wanted)
+        outputs = FirstPass(subject, self.wanted, settings.seed)
         predictions: list[Prediction] = []
 
         def on_output(batch: Batch, output: object) -> None:
@@ -227,8 +227,7 @@ class _Measuring:
             rules = self.needing("outputs", "expectations", "gradients", "baseline")
             self.leave_out(rules, "The forward pass raised.")
         elif self.needing("outputs"):
-            compare_passes(subject, outputs, self.wanted, self.settings.seed)
-            self.outputs = output_values(outputs)
+            self.outputs = outputs.compare()
             self.unmeasured |= outputs.unmeasured
             self.warnings += outputs.warnings
 

@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookscope.hooks.pytree import tensors_given, tensors_in
-from hookscope.inputs import Batch, copy_of, part_of
+from hookscope.inputs import Batch, part_of
 from hookscope.inspection.losses import Output, output_at
 from hookscope.inspection.rows import top_classes
 from hookscope.results.comparison import Prediction
@@ -173,47 +173,3 @@ def best_classes(
 
 def _is_scores(tensor: Tensor, count: int) -> bool:
     return tensor.dim() == 2 and tensor.shape[0] == count and tensor.shape[1] > 0
-
-
-@dataclass(slots=True)
-class FirstPass:
-    """What the network returned in the first pass over all inputs, and what further passes showed of it.
-
-    Attributes:
-        spreads: Whether `spread` and `distinct` are wanted.
-        batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
-        parts: What of that belongs to each of its inputs, by path.
-        spread: By path, the greatest difference between the outputs for the first input and for another one.
-        distinct: Whether any input differs from the first.
-        repeat, alone: By path, as `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
-        unbatched: Paths whose axis 0 turned out not to count inputs.
-        unmeasured: By rule, why it could not be measured.
-    """
-
-    spreads: bool
-    batch: Batch | None = None
-    returned: Returned = field(default_factory=dict)
-    parts: Sequence[Mapping[str, Tensor]] = ()
-    spread: dict[str, float | None] = field(default_factory=dict)
-    distinct: bool = False
-    repeat: dict[str, float | None] = field(default_factory=dict)
-    alone: dict[str, float | None] = field(default_factory=dict)
-    unbatched: set[str] = field(default_factory=set)
-    unmeasured: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-    def add(self, batch: Batch, returned: Returned) -> None:
-        """Compare what the network returned for a batch, in separate memory, with what it did for the first input."""
-        parts = by_input(returned, batch)
-        if self.batch is None:
-            self.batch, self.returned, self.parts = copy_of(batch), returned, parts
-        if not self.spreads:
-            return
-        if not self.distinct:
-            first = part_of(self.batch, 0)
-            self.distinct = any(not same_input(first, part_of(batch, index)) for index in range(len(batch.indices)))
-        reference = self.parts[0]
-        for part in parts:
-            if part is not reference:
-                for path in varying(reference, part):
-                    self.spread[path] = greatest(self.spread.get(path), difference(reference[path], part[path]))
