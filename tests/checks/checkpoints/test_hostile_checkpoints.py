@@ -7,7 +7,6 @@ reports, once as on GitHub.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +41,8 @@ TOGETHER = [case for case in CASES if case.name not in APART]
 OPTIONS = sorted({case.options for case in TOGETHER})
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What `check` made of all cases, in a folder of folders named by their places in `TOGETHER`, and what was in it.
-
-    Commands are by their options, reports by the names of their cases.
-    """
-
-    folder: Path
-    before: set[str]
-    ended: Mapping[tuple[str, ...], Ended]
-    reports: Mapping[str, dict[str, Any]]
+Checked = tuple[Mapping[tuple[str, ...], Ended], Mapping[str, dict[str, Any]]]
+"""What `check` made of all cases: commands by their options, reports by the names of their cases."""
 
 
 def file_of(case: Case) -> str:
@@ -90,6 +80,12 @@ def folder(networks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def before(folder: Path) -> set[str]:
+    """What is in the folder before anything is checked."""
+    return names_below(folder)
+
+
+@pytest.fixture(scope="module")
 def variables(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a command that would leave temporary files where they are found."""
     names = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
@@ -103,8 +99,8 @@ def junit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checked(check_all: Callable[..., Ended], folder: Path, variables: dict[str, str], junit: Path) -> Checked:
-    before = names_below(folder)
+def checked(check_all: Callable[..., Ended], before: set[str], variables: dict[str, str], junit: Path) -> Checked:
+    assert before
     ended, reports = {}, {}
     for options in OPTIONS:
         cases = cases_with(options)
@@ -112,7 +108,7 @@ def checked(check_all: Callable[..., Ended], folder: Path, variables: dict[str, 
         ended[options] = check_all(cases, variables, *options, *extra, "--format", "json")
         found = json.loads(ended[options].stdout)["checkpoints"]
         reports.update({case.name: report for case, report in zip(cases, found, strict=True)})
-    return Checked(folder, before, ended, reports)
+    return ended, reports
 
 
 def message_of(report: Mapping[str, Any]) -> str:
@@ -123,9 +119,9 @@ def message_of(report: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("case", TOGETHER, ids=lambda case: case.name)
-def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Checked, case: Case) -> None:
-    report = checked.reports[case.name]
-    assert not canary_of(checked.folder / file_of(case)).exists()
+def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Checked, folder: Path, case: Case) -> None:
+    report = checked[1][case.name]
+    assert not canary_of(folder / file_of(case)).exists()
     if case.code == 0:  # it holds good weights beside hostile names
         assert report["exit_code"] == 0
         return
@@ -142,14 +138,15 @@ def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Check
     assert not [phrase for phrase in case.phrases if not re.search(phrase, message, re.IGNORECASE)], message
 
 
-def test_nothing_is_written_or_left_behind(checked: Checked, variables: dict[str, str]) -> None:
-    assert names_below(checked.folder) == checked.before
+@pytest.mark.usefixtures("checked")
+def test_nothing_is_written_or_left_behind(folder: Path, before: set[str], variables: dict[str, str]) -> None:
+    assert names_below(folder) == before
     assert names_below(Path(variables["TMPDIR"])) == set()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "untrusted")
 def test_the_report_is_harmless_and_the_gravest_code_decides(checked: Checked, options: tuple[str, ...]) -> None:
-    ended = checked.ended[options]
+    ended = checked[0][options]
     assert_harmless(ended)
     assert ended.stderr == ""
     assert ended.code == (3 if options else 4)
@@ -176,7 +173,7 @@ def test_on_github_no_name_adds_an_annotation(
         "GITHUB_WORKSPACE": str(folder),
     }
     # Names of every kind, whatever else is told in more than plain words, and some that is not.
-    told = {case: json.dumps(checked.reports[case.name], ensure_ascii=False) for case in cases_with(())}
+    told = {case: json.dumps(checked[1][case.name], ensure_ascii=False) for case in cases_with(())}
     odd = [case for case, text in told.items() if re.search(r"::|##|\\\\|%|[^ -~]", text)]
     cases = [case for case in told if case in NAMES or case in FILE_NAMES or case in odd or case in list(told)[::20]]
     ended = check_all(cases, runner)

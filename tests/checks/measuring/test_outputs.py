@@ -1,6 +1,7 @@
 """How outputs are compared, what belongs to which input, and the peaks of smooth activation functions."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,20 +103,18 @@ def test_an_input_of_a_batch_is_taken_out_with_memory_of_its_own() -> None:
     assert (alone.indices, alone.args[0].shape, len(alone.args[1])) == ((1,), (1, 2), 1)
 
 
-def test_a_second_input_is_a_mirrored_negative_of_the_first() -> None:
-    pair = with_a_mirrored_copy(batch(torch.tensor([[1.0, 2.0, 3.0]]), count=1))
-    assert pair.args[0].tolist() == [[1.0, 2.0, 3.0], [-3.0, -2.0, -1.0]]
-    assert pair.indices == (0, 1)
-
-
-def test_whole_numbers_are_only_mirrored_for_they_may_be_indices() -> None:
-    pair = with_a_mirrored_copy(batch(torch.tensor([[1, 2, 3]]), count=1))
-    assert pair.args[0].tolist() == [[1, 2, 3], [3, 2, 1]]
-
-
-def test_of_a_list_the_copy_is_another_item() -> None:
-    pair = with_a_mirrored_copy(batch([torch.tensor([[1.0, 2.0]])], count=1))
-    assert [each.tolist() for each in pair.args[0]] == [[[1.0, 2.0]], [[-2.0, -1.0]]]
+@pytest.mark.parametrize(
+    ("given", "pair"),
+    [
+        (torch.tensor([[1.0, 2.0, 3.0]]), [[1.0, 2.0, 3.0], [-3.0, -2.0, -1.0]]),
+        pytest.param(torch.tensor([[1, 2, 3]]), [[1, 2, 3], [3, 2, 1]], id="whole numbers, which may be indices"),
+        ([torch.tensor([[1.0, 2.0]])], [[[1.0, 2.0]], [[-2.0, -1.0]]]),
+    ],
+)
+def test_a_second_input_is_a_mirrored_negative_of_the_first(given: Any, pair: list[Any]) -> None:
+    made = with_a_mirrored_copy(batch(given, count=1))
+    assert [each.tolist() for each in made.args[0]] == pair
+    assert made.indices == (0, 1)
 
 
 def test_no_copy_is_made_of_what_would_equal_it() -> None:
