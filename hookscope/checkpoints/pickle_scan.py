@@ -69,10 +69,6 @@ def _any(*_: object) -> bool:
     return True
 
 
-def _of_storage(storage: object, *_: object) -> bool:
-    return isinstance(storage, _Storage)
-
-
 # What torch.save writes of all the calls that torch allows. Others could make tensors of memory that nothing was
 # written to, or take any memory or time: torch.FloatTensor(4), bytearray(2**33), slow codecs.
 _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
@@ -81,7 +77,8 @@ _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
     "builtins.bytearray": lambda *given: not any(isinstance(each, int) for each in given),
     "_codecs.encode": lambda _text, codec="", *_: codec == "latin1",
     **dict.fromkeys(
-        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")), _of_storage
+        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")),
+        lambda storage, *_: isinstance(storage, _Storage),
     ),
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("sparse_tensor", "meta_tensor_no_storage")), _any),
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")), _any),

@@ -59,7 +59,11 @@ def verify_file(path: Path, kind: FileKind, look: Look, *, remedy: str, trust: b
     """
     name = printable(str(path))
     if kind in _RUNNING_KINDS:
-        _check_intact(path, kind, name)
+        with open_regular(path) as file:  # what is damaged cannot be read however much it is trusted
+            if kind in ("torchscript", "exported program"):
+                check_checksums(file, name)
+            elif kind == "pickle" and survey_pickle(file).truncated:
+                raise CheckpointError(f"{name} is a truncated pickle; download it again.")
         if not trust:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), remedy)
         return RUNS_CODE
@@ -68,15 +72,6 @@ def verify_file(path: Path, kind: FileKind, look: Look, *, remedy: str, trust: b
             raise _refusal(name, *what, remedy)
         return RUNS_CODE
     return look(path, kind, read_content(path, kind))
-
-
-def _check_intact(path: Path, kind: FileKind, name: str) -> None:
-    """Refuse what cannot be read however much it is trusted."""
-    with open_regular(path) as file:
-        if kind in ("torchscript", "exported program"):
-            check_checksums(file, name)
-        elif kind == "pickle" and survey_pickle(file).truncated:
-            raise CheckpointError(f"{name} is a truncated pickle; download it again.")
 
 
 def _what_runs(path: Path, kind: FileKind, name: str) -> tuple[str, tuple[str, ...]] | None:

@@ -92,19 +92,15 @@ def test_the_record_is_strict_json_whatever_the_command_line_held(tmp_path: Path
     assert record["timings"] == {"forward": None}
 
 
-def test_a_run_has_the_permissions_of_any_new_folder(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", "new")
-    (tmp_path / "plain").mkdir()
-    assert (tmp_path / "run").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_replaces_an_earlier_run_with_all_its_files(tmp_path: Path) -> None:
+def test_replaces_an_earlier_run_with_all_its_files_and_has_the_permissions_of_any_new_folder(tmp_path: Path) -> None:
     with new_run(tmp_path / "run") as run:
         (run.path / "activations.safetensors").write_text("old")
         run.finish({})
     write_run(tmp_path / "run", "new")
     assert content_of(tmp_path / "run") == "new"
     assert listing(tmp_path) == ["run"]
+    (tmp_path / "plain").mkdir()
+    assert (tmp_path / "run").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 @pytest.mark.parametrize("inside", [(), (".DS_Store",)])
@@ -117,16 +113,11 @@ def test_fills_an_empty_folder(tmp_path: Path, inside: tuple[str, ...]) -> None:
     assert listing(tmp_path) == ["run"]
 
 
-def test_replaces_a_run_that_a_desktop_has_looked_at(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", "old")
-    (tmp_path / "run" / "grids" / ".DS_Store").write_text("")
-    write_run(tmp_path / "run", "new")
-    assert content_of(tmp_path / "run") == "new"
-
-
-def test_works_through_a_linked_parent(tmp_path: Path) -> None:
+def test_replaces_a_run_that_a_desktop_has_looked_at_through_a_linked_parent(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
+    write_run(tmp_path / "disk" / "run", "old")
+    (tmp_path / "disk" / "run" / "grids" / ".DS_Store").write_text("")
     write_run(tmp_path / "link" / "run", "new")
     assert content_of(tmp_path / "disk" / "run") == "new"
 
@@ -200,13 +191,6 @@ def test_a_refusal_names_the_option_that_gave_the_folder(tmp_path: Path) -> None
         pytest.fail("the folder is taken")
 
 
-def test_a_foreign_file_in_a_run_is_named(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", "old")
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"besides a hookscope run it holds 'notes\.txt'"):
-        check_target(tmp_path / "run")
-
-
 @pytest.mark.parametrize("where", [".", "..", "../..", "../inner", ""])
 def test_refuses_the_current_folder_those_above_it_and_mount_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -225,13 +209,15 @@ def test_refuses_a_name_no_file_can_have_before_anything_is_written(tmp_path: Pa
     assert listing(tmp_path) == []
 
 
-def test_refuses_a_parent_that_is_a_file(tmp_path: Path) -> None:
+def test_refuses_a_parent_that_is_a_file_or_cannot_be_written_and_names_a_foreign_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="not a directory"):
         check_target(tmp_path / "file" / "deep" / "run")
-
-
-def test_refuses_a_parent_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (a_run(tmp_path / "kept") / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"besides a hookscope run it holds 'notes\.txt'"):
+        check_target(tmp_path / "kept")
     # Permissions do not bind the superuser, so the answer is given for him.
     monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK | os.X_OK)
     with pytest.raises(OutputError, match="no permission to write in"):
@@ -279,13 +265,10 @@ def test_an_exception_leaves_no_trace_and_passes_on(
     assert not old or listing(target.parent) == ["run"]
 
 
-def test_leaving_without_finishing_leaves_no_trace(tmp_path: Path) -> None:
+def test_leaving_without_finishing_and_a_read_error_of_the_callers_leave_no_trace(tmp_path: Path) -> None:
     with new_run(tmp_path / "deep" / "run") as run:
         (run.path / "layers.csv").write_text("new")
     assert listing(tmp_path) == []
-
-
-def test_a_read_error_of_the_callers_is_not_taken_for_ours(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), new_run(tmp_path / "run"):
         (tmp_path / "missing.jpg").read_bytes()
     assert listing(tmp_path) == []

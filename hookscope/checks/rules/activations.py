@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, are, output_of, rule, stored_in
+from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, output_of, rule, stored_in
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight
 from hookscope.text import counted
 
@@ -37,17 +37,13 @@ _VALUES_PER_CHANNEL = 32
 _OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
 
 
-@rule(
-    "dead-channels",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    max_fraction=Limit(
-        0.8,
-        "share of a layer's channels that may be zero over all inputs, 0-1",
-        f"{_OURS_AS_GRADS}; seeded networks of torchvision stay at or below 0.5 on noise",
-        "dead_channel_fraction",
-    ),
+@rule("dead-channels", "warn", "forward", ("non-finite-activation",))
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's channels that may be zero over all inputs, 0-1",
+    f"{_OURS_AS_GRADS}; seeded networks of torchvision stay at or below 0.5 on noise",
+    "dead_channel_fraction",
 )
 def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a ReLU are zero over all inputs.
@@ -65,21 +61,18 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             yield from _above(terms, share, row, f"of its {row.activation.channel_count} {what}")
 
 
-@rule(
-    "quiet-channels",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    below=Limit(
-        3e-3,
-        "magnitude that a quiet channel stays below; of the layer's greatest, where that is below 1",
-        "our choice; |GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
-    ),
-    max_fraction=Limit(
-        0.8,
-        "share of a layer's channels that may be quiet over all inputs, 0-1",
-        "our choice, as for dead-channels; seeded networks of torchvision stay below 0.001 on noise",
-    ),
+@rule("quiet-channels", "warn", "forward", ("non-finite-activation",))
+@limit(
+    "below",
+    3e-3,
+    "magnitude that a quiet channel stays below; of the layer's greatest, where that is below 1",
+    "our choice; |GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
+)
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's channels that may be quiet over all inputs, 0-1",
+    "our choice, as for dead-channels; seeded networks of torchvision stay below 0.001 on noise",
 )
 def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a smooth activation (GELU, SiLU) are nearly zero over all inputs.
@@ -99,17 +92,13 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         yield from _above(terms, _quiet_share(peaks, row, below), row, f"of its {peaks.size} {what}")
 
 
-@rule(
-    "saturated-activation",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    max_fraction=Limit(
-        0.8,
-        "share of a layer's outputs that may lie where the slope is below 1/16 of its greatest, 0-1",
-        f"after Glorot and Bengio 2010, section 3; {_OURS_AS_GRADS}",
-        "saturated_fraction",
-    ),
+@rule("saturated-activation", "warn", "forward", ("non-finite-activation",))
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's outputs that may lie where the slope is below 1/16 of its greatest, 0-1",
+    f"after Glorot and Bengio 2010, section 3; {_OURS_AS_GRADS}",
+    "saturated_fraction",
 )
 def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Most outputs of a bounded activation lie where its slope is nearly gone.
@@ -173,20 +162,18 @@ _FP16_MAX = 65504.0
 _BF16_MAX = (2 - 2**-7) * 2.0**127
 
 
-@rule(
-    "fp16-headroom",
-    "warn",
-    "forward",
-    max_fraction_of_range=Limit(
-        0.5,
-        "greatest magnitude of activations and weights, in units of 65504, the greatest of float16",
-        "IEEE 754 binary16; the half is our choice: another picture may double a value",
-    ),
-    max_vanishing_fraction=Limit(
-        0.1,
-        "share of a weight's non-zero values that may become zero in float16, at most 2**-25 as they are, 0-1",
-        "IEEE 754 binary16; the tenth is our choice: seeded networks of torchvision stay below 0.001",
-    ),
+@rule("fp16-headroom", "warn", "forward")
+@limit(
+    "max_fraction_of_range",
+    0.5,
+    "greatest magnitude of activations and weights, in units of 65504, the greatest of float16",
+    "IEEE 754 binary16; the half is our choice: another picture may double a value",
+)
+@limit(
+    "max_vanishing_fraction",
+    0.1,
+    "share of a weight's non-zero values that may become zero in float16, at most 2**-25 as they are, 0-1",
+    "IEEE 754 binary16; the tenth is our choice: seeded networks of torchvision stay below 0.001",
 )
 def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Values come near the greatest of float16, or vanish in it.
@@ -216,15 +203,12 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         yield Objection(stored_in(worst), message)
 
 
-@rule(
-    "bf16-headroom",
-    "warn",
-    "forward",
-    max_fraction_of_range=Limit(
-        0.5,
-        "greatest magnitude of activations and weights, in units of 3.39e38, the greatest of bfloat16",
-        "(2 - 2**-7) * 2**127; the half is our choice, as for fp16-headroom",
-    ),
+@rule("bf16-headroom", "warn", "forward")
+@limit(
+    "max_fraction_of_range",
+    0.5,
+    "greatest magnitude of activations and weights, in units of 3.39e38, the greatest of bfloat16",
+    "(2 - 2**-7) * 2**127; the half is our choice, as for fp16-headroom",
 )
 def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Values come near the greatest of bfloat16.

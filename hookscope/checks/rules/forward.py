@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import (
     FindingTarget,
-    Limit,
     Objection,
     RuleTerms,
     are,
+    limit,
     listed,
     non_finite_count,
     non_finite_words,
@@ -153,17 +153,13 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
         yield _about(measured, chosen, f"is {chosen.dtype}, not {settings.output_dtype} as expected.")
 
 
-@rule(
-    "constant-output",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    min_difference=Limit(
-        1e-6,
-        "greatest difference between the outputs for different inputs, in units of the greatest output",
-        "our choice, eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while"
-        " its BatchNorm is untrained",
-    ),
+@rule("constant-output", "fail", "outputs", ("non-finite-activation",))
+@limit(
+    "min_difference",
+    1e-6,
+    "greatest difference between the outputs for different inputs, in units of the greatest output",
+    "our choice, eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while"
+    " its BatchNorm is untrained",
 )
 def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The output is the same whatever the input.
@@ -189,17 +185,13 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     yield replace(objection, at_most="warn") if excuse else objection
 
 
-@rule(
-    "repeatability",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    max_difference=Limit(
-        1e-5,
-        "greatest difference between two passes over the same batch, in units of the greatest output",
-        "our choice; seeded networks of torchvision repeat exactly, and sums in another order differ by less. For"
-        " float16 and bfloat16 at least 16 roundings",
-    ),
+@rule("repeatability", "fail", "outputs", ("non-finite-activation",))
+@limit(
+    "max_difference",
+    1e-5,
+    "greatest difference between two passes over the same batch, in units of the greatest output",
+    "our choice; seeded networks of torchvision repeat exactly, and sums in another order differ by less. For"
+    " float16 and bfloat16 at least 16 roundings",
 )
 def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The same input gives another output the second time.
@@ -211,17 +203,13 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
 
 
-@rule(
-    "batch-consistency",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    max_difference=Limit(
-        1e-4,
-        "greatest difference between an input in a batch and alone, in units of the greatest output",
-        "our choice; seeded networks of torchvision stay below 3e-6, which is rounding. For float16 and bfloat16 at"
-        " least 16 roundings",
-    ),
+@rule("batch-consistency", "fail", "outputs", ("non-finite-activation",))
+@limit(
+    "max_difference",
+    1e-4,
+    "greatest difference between an input in a batch and alone, in units of the greatest output",
+    "our choice; seeded networks of torchvision stay below 3e-6, which is rounding. For float16 and bfloat16 at"
+    " least 16 roundings",
 )
 def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """An input gives another output in a batch than alone.

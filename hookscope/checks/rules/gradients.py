@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 from hookscope.checks.rules.activations import RECTIFIERS
 from hookscope.checks.rules.rule import (
     WHOLE,
-    Limit,
     Objection,
     RuleTerms,
     are,
@@ -26,6 +25,7 @@ from hookscope.checks.rules.rule import (
     is_within,
     key,
     l2,
+    limit,
     listed,
     non_finite_count,
     non_finite_words,
@@ -105,17 +105,13 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     yield Objection(target, f"{message}.")
 
 
-@rule(
-    "zero-gradient",
-    "off",
-    "gradients",
-    ("non-finite-gradient",),
-    rounding=Limit(
-        1e-6,
-        "share of the loss, or of ‖g‖·‖x‖ one layer on, below which ‖g‖·‖x‖ is rounding",
-        "ten roundings of float32; our choice, the same as for `hookscope grads`",
-        "rounding",
-    ),
+@rule("zero-gradient", "off", "gradients", ("non-finite-gradient",))
+@limit(
+    "rounding",
+    1e-6,
+    "share of the loss, or of ‖g‖·‖x‖ one layer on, below which ‖g‖·‖x‖ is rounding",
+    "ten roundings of float32; our choice, the same as for `hookscope grads`",
+    "rounding",
 )
 def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Every gradient is zero, or no more than rounding.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from hookscope.checks.rules.gradients import idle_modules
 from hookscope.checks.rules.rule import (
     FindingTarget,
-    Limit,
     Objection,
     RuleTerms,
     arrived_outputs,
@@ -22,6 +21,7 @@ from hookscope.checks.rules.rule import (
     is_positive,
     key,
     l2,
+    limit,
     listed,
     output_of,
     owner,
@@ -44,17 +44,13 @@ _CAUSES = ("non-finite-gradient", "zero-gradient")
 _OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
 
 
-@rule(
-    "vanishing-gradient",
-    "off",
-    "gradients",
-    _CAUSES,
-    min_ratio=Limit(
-        1e-4,
-        "median ‖g‖/‖w‖ of the first tenth of the weights, in units of the last tenth's",
-        f"{_OURS_AS_GRADS}; healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
-        "vanishing",
-    ),
+@rule("vanishing-gradient", "off", "gradients", _CAUSES)
+@limit(
+    "min_ratio",
+    1e-4,
+    "median ‖g‖/‖w‖ of the first tenth of the weights, in units of the last tenth's",
+    f"{_OURS_AS_GRADS}; healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
+    "vanishing",
 )
 def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The first weights learn far slower than the last.
@@ -71,17 +67,13 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
 
 
-@rule(
-    "exploding-gradient",
-    "off",
-    "gradients",
-    _CAUSES,
-    max_ratio=Limit(
-        1e4,
-        "median ‖grad_output‖ of the first tenth of the layers, in units of the greatest of the last tenth",
-        f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 200",
-        "exploding",
-    ),
+@rule("exploding-gradient", "off", "gradients", _CAUSES)
+@limit(
+    "max_ratio",
+    1e4,
+    "median ‖grad_output‖ of the first tenth of the layers, in units of the greatest of the last tenth",
+    f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 200",
+    "exploding",
 )
 def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Gradients grow on the way back to the first layers.
@@ -125,17 +117,13 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
             yield Objection(target, message, "warn")
 
 
-@rule(
-    "gradient-imbalance",
-    "off",
-    "gradients",
-    (*_CAUSES, "vanishing-gradient"),
-    max_ratio=Limit(
-        1e6,
-        "greatest ‖g‖/‖w‖ of the weights, in units of the smallest",
-        f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 500000, ConvNeXt apart",
-        "imbalance",
-    ),
+@rule("gradient-imbalance", "off", "gradients", (*_CAUSES, "vanishing-gradient"))
+@limit(
+    "max_ratio",
+    1e6,
+    "greatest ‖g‖/‖w‖ of the weights, in units of the smallest",
+    f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 500000, ConvNeXt apart",
+    "imbalance",
 )
 def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """One learning rate must serve weights with far different relative gradients.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
+from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
 from hookscope.checks.settings import Expectation
 from hookscope.errors import UsageError, nearest
 from hookscope.text import printable, shape_text
@@ -119,31 +119,29 @@ _LEAST_SPREAD = {"float16": 0.5, "bfloat16": 4.0}
 _LEAST_SPREAD_ELSE = 0.01
 
 
-@rule(
-    "drift",
-    "fail",
-    "baseline",
-    ("non-finite-activation",),
-    max_difference=Limit(
-        0.01,
-        "how far a layer's mean, std or a quantile may move, in units of its spread: its std, but at least 0.01 of its"
-        " greatest magnitude (0.5 in float16, 4 in bfloat16)",
-        "our choice; on 15 networks other threads, kernels or precision move it by up to 3e-5 (bfloat16 3e-3), one"
-        " weight tensor scaled by 1.01 by 0.02 to 0.12, a training step at a rate of 1e-3 by 0.012 or more, and another"
-        " picture decoder, one level more or less in every pixel, would by 0.03 to 0.4",
-    ),
-    max_dead_difference=Limit(
-        0.05,
-        "how far a layer's share of dead channels may move, 0-1",
-        "our choice; on 15 networks other threads or kernels move it by 0 (bfloat16 0.008), one level more or less in"
-        " every pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
-    ),
-    max_gradient_ratio=Limit(
-        1.1,
-        "how many times larger or smaller the L2 norm of a layer's gradient may be",
-        "our choice; on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
-        " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
-    ),
+@rule("drift", "fail", "baseline", ("non-finite-activation",))
+@limit(
+    "max_difference",
+    0.01,
+    "how far a layer's mean, std or a quantile may move, in units of its spread: its std, but at least 0.01 of its"
+    " greatest magnitude (0.5 in float16, 4 in bfloat16)",
+    "our choice; on 15 networks other threads, kernels or precision move it by up to 3e-5 (bfloat16 3e-3), one"
+    " weight tensor scaled by 1.01 by 0.02 to 0.12, a training step at a rate of 1e-3 by 0.012 or more, and another"
+    " picture decoder, one level more or less in every pixel, would by 0.03 to 0.4",
+)
+@limit(
+    "max_dead_difference",
+    0.05,
+    "how far a layer's share of dead channels may move, 0-1",
+    "our choice; on 15 networks other threads or kernels move it by 0 (bfloat16 0.008), one level more or less in"
+    " every pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
+)
+@limit(
+    "max_gradient_ratio",
+    1.1,
+    "how many times larger or smaller the L2 norm of a layer's gradient may be",
+    "our choice; on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
+    " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A layer's statistics differ from the baseline.

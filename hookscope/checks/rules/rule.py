@@ -82,6 +82,9 @@ class Objection:
     at_most: Literal["fail", "warn"] = "fail"
 
 
+Evaluate = Callable[["CheckMeasurements", "RuleTerms"], Iterator[Objection]]
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule.
@@ -97,7 +100,7 @@ class Rule:
     identifier: str
     level: Level
     needs: Needs
-    evaluate: Callable[[CheckMeasurements, RuleTerms], Iterator[Objection]]
+    evaluate: Evaluate
     silenced_by: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
 
@@ -116,11 +119,22 @@ class Rule:
         return [" ".join(paragraph.split()) for paragraph in (self.evaluate.__doc__ or "").split("\n\n")]
 
 
-def rule(
-    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), **limits: Limit
-) -> Callable[[Callable[[CheckMeasurements, RuleTerms], Iterator[Objection]]], Rule]:
-    """Make a function a rule. See `Rule` for the arguments; limits are given by name."""
-    return lambda function: Rule(identifier, level, needs, function, silenced_by, limits)
+_LIMITS: dict[Evaluate, dict[str, Limit]] = {}
+
+
+def limit(name: str, default: float, meaning: str, source: str, grads_name: str = "") -> Callable[[Evaluate], Evaluate]:
+    """Give a function that `rule` makes a rule a limit: see `Limit` for the arguments."""
+
+    def noted(function: Evaluate) -> Evaluate:
+        _LIMITS[function] = {name: Limit(default, meaning, source, grads_name), **_LIMITS.get(function, {})}
+        return function
+
+    return noted
+
+
+def rule(identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = ()) -> Callable[[Evaluate], Rule]:
+    """Make a function a rule. See `Rule` for the arguments."""
+    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, rule, stored_in
+from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
 from hookscope.text import counted
 
 if TYPE_CHECKING:
@@ -86,15 +86,12 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             yield _about(values, f"{what}, though the two are not tied")
 
 
-@rule(
-    "batchnorm-variance",
-    "fail",
-    "stored",
-    max_zero_fraction=Limit(
-        0.2,
-        "share of a layer's channels whose mean and variance may be zero, 0-1; none while all means are zero",
-        "our choice; up to 0.125 of the trained EfficientNet-Lite0's channels died so, harmlessly",
-    ),
+@rule("batchnorm-variance", "fail", "stored")
+@limit(
+    "max_zero_fraction",
+    0.2,
+    "share of a layer's channels whose mean and variance may be zero, 0-1; none while all means are zero",
+    "our choice; up to 0.125 of the trained EfficientNet-Lite0's channels died so, harmlessly",
 )
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A running variance of BatchNorm is negative or zero.
@@ -123,15 +120,12 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
             yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
 
 
-@rule(
-    "dead-filter",
-    "warn",
-    "stored",
-    max_fraction=Limit(
-        0.05,
-        "share of a weight's output channels that may be zero, 0-1",
-        "our choice; the trained EfficientNet-Lite0 has up to 0.031",
-    ),
+@rule("dead-filter", "warn", "stored")
+@limit(
+    "max_fraction",
+    0.05,
+    "share of a weight's output channels that may be zero, 0-1",
+    "our choice; the trained EfficientNet-Lite0 has up to 0.031",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of a weight are zero everywhere, while others are not.

@@ -234,17 +234,15 @@ def test_what_raises_for_an_input_alone_is_not_compared() -> None:
     assert "alone: ValueError: Expected more than 1 value" in measured.unmeasured["batch-consistency"]
 
 
-def test_an_input_is_compared_with_itself_beside_another_one() -> None:
-    network = Written(lambda _, x: x - x.mean(0))
-    (output,) = measure_network(network, torch.tensor([[1.0, 3.0]]), wanted={"batch-consistency"}).outputs
-    # Alone it is 0; beside its mirrored negative (-3, -1) it is (1 + 1, 3 - 1).
-    assert output.alone_difference == 1.0
-
-
-def test_outputs_of_inputs_that_depend_on_each_other_are_measured() -> None:
-    # Inputs 1 and 3 less their mean, 2; alone each is 0.
-    network = Written(lambda _, x: x - x.mean(0))
-    (output,) = measure_network(network, torch.tensor([[1.0], [3.0]]), wanted=OUTPUTS).outputs
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.tensor([[1.0, 3.0]]),  # alone it is 0; beside its mirrored negative (-3, -1) it is (1 + 1, 3 - 1)
+        torch.tensor([[1.0], [3.0]]),  # less their mean, 2; alone each is 0
+    ],
+)
+def test_outputs_of_inputs_that_depend_on_each_other_are_measured(inputs: Tensor) -> None:
+    (output,) = measure_network(Written(lambda _, x: x - x.mean(0)), inputs, wanted={"batch-consistency"}).outputs
     assert output.alone_difference == 1.0
 
 
@@ -393,14 +391,12 @@ def test_batch_statistics_of_one_value_are_said_to_be_impossible() -> None:
     assert "raised" in measured.unmeasured["zero-gradient"]
 
 
-def test_a_loss_that_does_not_exist_is_the_users_to_correct() -> None:
-    with pytest.raises(UsageError, match="no loss 'crossentropy'"):
-        measure_network(small(), pictures(1, 3, 8, 8), wanted={"zero-gradient"}, loss="crossentropy")
-
-
-def test_a_target_that_does_not_fit_is_the_users_to_correct() -> None:
-    with pytest.raises(UsageError):
-        measure_network(small(), pictures(1, 3, 8, 8), wanted={"zero-gradient"}, loss="ce", target="77")
+@pytest.mark.parametrize(
+    ("options", "says"), [({"loss": "crossentropy"}, "no loss 'crossentropy'"), ({"loss": "ce", "target": "77"}, "77")]
+)
+def test_an_unknown_loss_and_a_target_that_does_not_fit_are_the_users_to_correct(options: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        measure_network(small(), pictures(1, 3, 8, 8), wanted={"zero-gradient"}, **options)
 
 
 def test_detectors_are_given_targets_in_train_mode() -> None:
@@ -426,13 +422,12 @@ def test_layers_are_run_again_by_their_labels() -> None:
         np.testing.assert_allclose(maps["act#1"].values, network(inputs)[0].numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_of_layers_whose_names_begin_alike_only_the_one_meant_is_run() -> None:
+def test_only_the_layer_meant_is_run_whatever_begins_alike_and_with_all_its_outputs() -> None:
     network = Written(lambda net, x: net.conv2(net.conv(x)), conv=nn.Conv2d(3, 3, 1), conv2=nn.Conv2d(3, 3, 1))
     plan = prepared(network, (pictures(1, 3, 4, 4),))
     assert [row.label for row in measure_layers(plan, CheckSettings(), ["conv"]).rows] == ["conv"]
-
-
-def test_labels_with_paths_into_an_output_mean_their_layer() -> None:
+    with pytest.raises(LayerNotFoundError):
+        measure_layers(plan, CheckSettings(), ["nowhere"])
     network = Written(lambda net, x: net.pair(x)["left"], pair=Written(lambda _, x: {"left": x, "right": x.neg()}))
     inspection = measure_layers(prepared(network, (pictures(1, 4),)), CheckSettings(), ["pair['right']"])
     assert [row.label for row in inspection.rows] == ["pair['left']", "pair['right']"]
@@ -446,8 +441,3 @@ def test_evidence_of_a_pass_that_raises_ends_where_it_raises() -> None:
     inspection = measure_layers(plan, CheckSettings(), ["first"])
     assert inspection.failure is not None
     assert len(inspection.feature_maps) == 1
-
-
-def test_a_label_of_no_layer_is_refused() -> None:
-    with pytest.raises(LayerNotFoundError):
-        measure_layers(prepared(nn.Linear(4, 4), (pictures(1, 4),)), CheckSettings(), ["nowhere"])
