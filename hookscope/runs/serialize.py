@@ -50,16 +50,10 @@ _MOST_DIGITS = 300
 class RunRecord:
     """What `run.json` says besides the result.
 
-    Attributes:
-        verb: The command; "check" for its evidence.
-        command: As it was typed.
-        versions: Of Python, hookscope and what it uses.
-        threads: torch's.
-        patterns: As given with `--layer`.
-        unusable_inputs: One sentence each.
-        thumbnails: For the first inputs, what the network saw as a picture: a path inside the run, or None.
-        files: Paths of all files but `run.json` itself.
-        layers: Of evidence, labels of the rows that a rule fails.
+    Of its fields, `threads` are torch's, `patterns` as given with `--layer`, `unusable_inputs` one sentence each,
+    `thumbnails` for the first inputs a picture of what the network saw, as a path inside the run, or None, and
+    `layers`,
+    of evidence, the labels of the rows that a rule fails.
     """
 
     verb: Literal["activations", "grads", "check"]

@@ -2,16 +2,15 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.checks.measuring.consistency import FirstPass
@@ -58,29 +57,18 @@ SMOOTH = frozenset(
 )
 
 
-@dataclass(slots=True)
-class ChannelPeaks:
-    """The greatest magnitude of each channel so far, by label, (C,), on the network's device."""
-
-    smooth: AbstractSet[str]
-    _peaks: dict[str, Tensor] = field(default_factory=dict)
-
-    def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
-        """Look at an output: what `inspect` calls in the hook."""
-        if label.partition("#")[0] not in self.smooth or channel_axis is None:
-            return
-        if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
-            return
-        others = [axis for axis in range(tensor.dim()) if axis != channel_axis]
-        peaks = torch.maximum(tensor.amax(others), -tensor.amin(others))
-        known = self._peaks.get(label)
-        if known is not None and known.shape == peaks.shape:
-            peaks = torch.maximum(known, peaks)
-        self._peaks[label] = peaks
-
-    def by_label(self) -> Mapping[str, NDArray[np.float32]]:
-        """Return the peaks by label, each (C,)."""
-        return {label: peaks.float().cpu().numpy() for label, peaks in self._peaks.items()}
+def _note_peaks(
+    peaks: dict[str, Tensor], smooth: AbstractSet[str], label: str, tensor: Tensor, channel_axis: int | None
+) -> None:
+    """Keep the greatest magnitude of each channel so far, (C,), of outputs of the layers that are smooth."""
+    if label.partition("#")[0] not in smooth or channel_axis is None:
+        return
+    if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
+        return
+    others = [axis for axis in range(tensor.dim()) if axis != channel_axis]
+    found = torch.maximum(tensor.amax(others), -tensor.amin(others))
+    known = peaks.get(label)
+    peaks[label] = torch.maximum(known, found) if known is not None and known.shape == found.shape else found
 
 
 def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str]) -> CheckMeasurements:
@@ -102,11 +90,12 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
     if unread and not any(each.nan_count or each.inf_count for each in stored):
         found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
     watched = subject.modules if "quiet-channels" in wanted else {}
-    peaks = ChannelPeaks({row_label(name, 0, "") for name, each in watched.items() if type(each).__name__ in SMOOTH})
+    smooth = {row_label(name, 0, "") for name, each in watched.items() if type(each).__name__ in SMOOTH}
+    peaks: dict[str, Tensor] = {}
     forward = None
     if found.needing(*_NEED_FORWARD):
         with found.timed("forward"):
-            forward, outputs = found.run_forward(subject, peaks)
+            forward, outputs = found.run_forward(subject, partial(_note_peaks, peaks, smooth))
         with found.timed("again"):
             found.run_again(subject, forward, outputs)
     if found.needing("gradients") and (forward is None or forward.failure is None):
@@ -124,7 +113,7 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         stored,
         forward,
         found.origin,
-        peaks.by_label(),
+        {label: each.float().cpu().numpy() for label, each in peaks.items()},
         found.outputs,
         found.gradients,
         unmeasured=found.unmeasured,
@@ -186,7 +175,9 @@ class _Measuring:
         """Say of rules why they could not be measured, where nothing says so yet."""
         self.unmeasured = dict.fromkeys(sorted(rules), reason) | self.unmeasured
 
-    def run_forward(self, subject: InspectedNetwork, peaks: ChannelPeaks) -> tuple[Activations, FirstPass]:
+    def run_forward(
+        self, subject: InspectedNetwork, on_tensor: Callable[[str, Tensor, int | None], None]
+    ) -> tuple[Activations, FirstPass]:
         """Run the network over all inputs, every module hooked; return what was seen, and what the network returned."""
         loaded, settings = self.prepared.loaded, self.settings
         expecting = "expectation" in self.wanted and bool(settings.expectations)
@@ -206,7 +197,7 @@ class _Measuring:
                     predictions.extend(best)
 
         try:
-            looks: dict[str, Any] = {"on_tensor": peaks.see, "on_output": on_output if looked_at else None}
+            looks: dict[str, Any] = {"on_tensor": on_tensor, "on_output": on_output if looked_at else None}
             seen = inspect(
                 loaded, self.prepared.batches(), ["*"], distributions=True, **_options(self.settings), **looks
             )

@@ -18,13 +18,10 @@ from hookscope.checks.rules.rule import (
     RuleTerms,
     are,
     arrived_outputs,
-    gates,
-    gates_near,
     in_forward_order,
     is_matrix,
     is_within,
     key,
-    l2,
     limit,
     listed,
     non_finite_count,
@@ -131,7 +128,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         yield Objection(WHOLE, f"{message} {'learnt' if known else 'in the network'}.")
         return
     loss = abs(gradients.loss.value) if gradients.loss and math.isfinite(gradients.loss.value) else 0.0
-    effect = max((l2(each.gradient) * (each.weight_l2 or 0.0) for each in known), default=0.0)
+    effect = max(((each.gradient.l2 or 0.0) * (each.weight_l2 or 0.0) for each in known), default=0.0)
     if 0 < effect < rounding * loss:
         message = (
             f"No parameter changes the loss beyond rounding: ‖g‖·‖w‖ is at most {effect / loss:.1e} of the loss (limit"
@@ -139,13 +136,13 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         )
         yield Objection(WHOLE, message, "warn")
         return
-    activations = {key(row): l2(row.activation) for row in gradients.rows}
-    effects = [(row, l2(row.gradient) * activations.get(key(row), 0.0)) for row in outputs]
-    zero_weights = gates(gradients)
+    activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
+    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in outputs]
+    zero_weights = _gates(gradients)
     reaching = 0.0
     for (row, before), (following, after) in pairwise(effects):
         reaching = max(reaching, before)
-        normalises = following.kind in _NORMALISERS and not gates_near(zero_weights, row.layer, following.layer)
+        normalises = following.kind in _NORMALISERS and not _gates_near(zero_weights, row.layer, following.layer)
         if normalises and reaching < rounding * after:
             message = (
                 f"Only rounding gets past '{following.label}' ({following.kind}): before it ‖g‖·‖x‖ of outputs is at"
@@ -206,7 +203,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     # ones alone, if it is the loss that gives those none, unless it is known what is wrong with them.
     gradients = taken_gradients(measured)
     activations = {key(row): row.activation for row in gradients.rows}
-    zero_weights = gates(gradients)
+    zero_weights = _gates(gradients)
     outputs = arrived_outputs(gradients)
     takers = takers_of(outputs)
     shared = idle_modules(outputs)
@@ -216,7 +213,9 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     gated = 0
     for stop in _stops(outputs, takers):
         following: list[str | None] = [row.layer for row in stop.takers.values()] or [None]
-        near = [each for row in stop.last for layer in following for each in gates_near(zero_weights, row.layer, layer)]
+        near = [
+            each for row in stop.last for layer in following for each in _gates_near(zero_weights, row.layer, layer)
+        ]
         closed |= {each.name: each for each in near}
         gated += len(stop.rows) if near else 0
         cause = _known_cause(stop, activations)
@@ -260,8 +259,8 @@ def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> st
         activation = activations.get(key(row))
         if row.kind in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
             return f"every output of '{row.label}' ({row.kind}) is 0"
-        if l2(row.gradient) < _NEAR_UNDERFLOW:
-            return f"it underflows, ‖grad_output‖ of '{row.label}' being {l2(row.gradient):.1e}"
+        if (row.gradient.l2 or 0.0) < _NEAR_UNDERFLOW:
+            return f"it underflows, ‖grad_output‖ of '{row.label}' being {row.gradient.l2 or 0.0:.1e}"
     return ""
 
 
@@ -296,7 +295,7 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
         if each.status == "zero"
         and is_matrix(each)
         and owner(each) in alive
-        and not gates_near(zero_weights, owner(each))
+        and not _gates_near(zero_weights, owner(each))
     ]
     if dead:
         message = (
@@ -361,3 +360,22 @@ def _reached(start: Key, ways: Mapping[Key, Sequence[Key]]) -> set[Key]:
         reached |= new
         waiting += new
     return reached
+
+
+def _gates(gradients: Gradients) -> list[ParameterRow]:
+    """Return the parameters that are zero and get a gradient: they are about to open. Biases close nothing."""
+    return [
+        each
+        for each in gradients.parameters
+        if each.weight_l2 == 0 and each.status == "gradient" and not each.name.endswith("bias")
+    ]
+
+
+def _gates_near(gates: Iterable[ParameterRow], dead: str, following: str | None = None) -> list[ParameterRow]:
+    """Return the zero weights in the layer that follows a dead one, or in a block around it."""
+    return [
+        each
+        for each in gates
+        if (following is not None and is_within(owner(each), following))
+        or is_within(dead, owner(each).rpartition(".")[0] or owner(each))
+    ]

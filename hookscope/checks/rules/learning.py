@@ -17,24 +17,23 @@ from hookscope.checks.rules.rule import (
     Objection,
     RuleTerms,
     arrived_outputs,
-    batch_norm_is_idle,
-    is_positive,
+    in_forward_order,
+    is_matrix,
     key,
-    l2,
     limit,
     listed,
+    non_finite_count,
     output_of,
     owner,
     parameter_of,
     rule,
     taken_gradients,
-    weights,
 )
 from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
-    from hookscope.results.gradients import GradientRow, Gradients
+    from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 
 # Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence. Our choice.
 _SHORTEST_TREND = 3
@@ -84,8 +83,8 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     # Outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
     # large. The greatest of the last tenth keeps small branches at the end from making the beginning look large.
     gradients = taken_gradients(measured)
-    rows = [row for row in arrived_outputs(gradients) if is_positive(row.gradient.l2)]
-    idle = batch_norm_is_idle(gradients)
+    rows = [row for row in arrived_outputs(gradients) if _is_positive(row.gradient.l2)]
+    idle = _batch_norm_is_idle(gradients)
     remark = " BatchNorm does not normalise yet, being untrained; judge in train mode." if idle else ""
     trends = [*_recurrences(gradients), _of_outputs("layers", rows)]
     for each in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
@@ -138,7 +137,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     # detector's level without an object.
     gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
     partly_fed = _serving_idle(gradients)
-    known = [] if batch_norm_is_idle(gradients) else weights(gradients)
+    known = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
     ranked = sorted(
         (each for each in known if owner(each) not in partly_fed), key=lambda each: (each.ratio or 0.0, each.name)
     )
@@ -221,12 +220,12 @@ def _serving_idle(gradients: Gradients) -> set[str]:
 
 def _learning(gradients: Gradients) -> _Trend:
     """Return ‖g‖/‖w‖ of the weights; of a frozen network ‖g‖·‖x‖ of the outputs, which behaves alike."""
-    known = weights(gradients)
+    known = _weights(gradients)
     if len(known) >= _SHORTEST_TREND:
         return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, known)], [each.ratio or 0.0 for each in known])
-    activations = {key(row): l2(row.activation) for row in gradients.rows}
-    effects = [(row, l2(row.gradient) * activations.get(key(row), 0.0)) for row in arrived_outputs(gradients)]
-    positive = [(output_of(row), effect) for row, effect in effects if is_positive(effect)]
+    activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
+    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in arrived_outputs(gradients)]
+    positive = [(output_of(row), effect) for row, effect in effects if _is_positive(effect)]
     return _Trend("‖g‖·‖x‖", "outputs", [target for target, _ in positive], [effect for _, effect in positive])
 
 
@@ -235,7 +234,7 @@ def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
     weighted = {owner(each) for each in gradients.parameters}
     by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
     for row in arrived_outputs(gradients):
-        if is_positive(row.gradient.l2) and row.layer in weighted:
+        if _is_positive(row.gradient.l2) and row.layer in weighted:
             by_layer.setdefault((row.layer, row.slot, row.gradient.shape), []).append(row)
     for rows in by_layer.values():
         if len(rows) >= _SHORTEST_RECURRENCE:
@@ -243,7 +242,7 @@ def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
 
 
 def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
-    return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [l2(row.gradient) for row in rows])
+    return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [row.gradient.l2 or 0.0 for row in rows])
 
 
 def _module(name: str, gradients: Gradients) -> FindingTarget:
@@ -257,3 +256,29 @@ def _common_module(names: Sequence[str]) -> str:
     while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
         depth += 1
     return ".".join(paths[0][:depth])
+
+
+def _weights(gradients: Gradients) -> list[ParameterRow]:
+    """Return the matrices and kernels with a relative gradient that is finite and not zero, in forward order."""
+    return [
+        each
+        for each in in_forward_order(gradients)
+        if is_matrix(each) and _is_positive(each.ratio) and not non_finite_count(each.gradient)
+    ]
+
+
+def _batch_norm_is_idle(gradients: Gradients) -> bool:
+    """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
+    scales = [each for each in gradients.parameters if "BatchNorm" in each.kind and each.name.endswith("weight")]
+    started = (
+        each.weight_l2 is not None
+        and (
+            each.weight_l2 == 0 or math.isclose(each.weight_l2, math.sqrt(math.prod(each.gradient.shape)), rel_tol=1e-6)
+        )
+        for each in scales
+    )
+    return gradients.mode == "eval" and bool(scales) and all(started)
+
+
+def _is_positive(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf

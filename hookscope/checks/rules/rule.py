@@ -5,8 +5,7 @@ Below it, how rules read results: gradients that arrived, weights in forward ord
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -220,15 +219,6 @@ def arrived_outputs(gradients: Gradients) -> list[GradientRow]:
     return [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
 
 
-def weights(gradients: Gradients) -> list[ParameterRow]:
-    """Return the matrices and kernels with a relative gradient that is finite and not zero, in forward order."""
-    return [
-        each
-        for each in in_forward_order(gradients)
-        if is_matrix(each) and is_positive(each.ratio) and not non_finite_count(each.gradient)
-    ]
-
-
 def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
     """Sort parameters by when their module ran; one whose module was not seen follows the parameter before it."""
     positions: dict[str, int] = {}
@@ -240,43 +230,6 @@ def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
         position = positions.get(owner(each), position)
         keyed.append((position, each))
     return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
-
-
-def batch_norm_is_idle(gradients: Gradients) -> bool:
-    """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
-    scales = [each for each in gradients.parameters if "BatchNorm" in each.kind and each.name.endswith("weight")]
-    started = (
-        each.weight_l2 is not None
-        and (
-            each.weight_l2 == 0 or math.isclose(each.weight_l2, math.sqrt(math.prod(each.gradient.shape)), rel_tol=1e-6)
-        )
-        for each in scales
-    )
-    return gradients.mode == "eval" and bool(scales) and all(started)
-
-
-def gates(gradients: Gradients) -> list[ParameterRow]:
-    """Return the parameters that are zero and get a gradient: they are about to open. Biases close nothing."""
-    return [
-        each
-        for each in gradients.parameters
-        if each.weight_l2 == 0 and each.status == "gradient" and not each.name.endswith("bias")
-    ]
-
-
-def gates_near(gates: Iterable[ParameterRow], dead: str, following: str | None = None) -> list[ParameterRow]:
-    """Return the zero weights in the layer that follows a dead one, or in a block around it."""
-    return [
-        each
-        for each in gates
-        if (following is not None and is_within(owner(each), following))
-        or is_within(dead, owner(each).rpartition(".")[0] or owner(each))
-    ]
-
-
-def is_positive(value: float | None) -> bool:
-    """Tell whether a value exists, is finite and greater than zero."""
-    return value is not None and 0 < value < math.inf
 
 
 def is_matrix(parameter: ParameterRow) -> bool:
@@ -299,11 +252,6 @@ def parameter_of(parameter: ParameterRow) -> FindingTarget:
 def is_within(layer: str, ancestor: str) -> bool:
     """Tell whether a module is another one or lies inside it, by their dotted names."""
     return layer == ancestor or not ancestor or layer.startswith(f"{ancestor}.")
-
-
-def l2(statistics: TensorStatistics) -> float:
-    """Return the L2 norm of a tensor; 0 if it has none."""
-    return statistics.l2 or 0.0
 
 
 def key(row: LayerRow | GradientRow) -> tuple[str, int, str]:
