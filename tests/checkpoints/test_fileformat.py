@@ -27,16 +27,8 @@ from hookscope.errors import CheckpointError
 STATE = {"w": torch.ones(2)}
 
 
-def save_legacy(path: Path) -> None:
-    torch.save(STATE, path, _use_new_zipfile_serialization=False)
-
-
-def save_legacy_4(path: Path) -> None:
-    torch.save(STATE, path, _use_new_zipfile_serialization=False, pickle_protocol=4)
-
-
-def save_script(path: Path) -> None:
-    torch.jit.script(nn.Linear(2, 2)).save(path)
+def save_legacy(path: Path, protocol: int = 2) -> None:
+    torch.save(STATE, path, _use_new_zipfile_serialization=False, pickle_protocol=protocol)
 
 
 def save_program(path: Path) -> None:
@@ -44,9 +36,9 @@ def save_program(path: Path) -> None:
         torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)), file)
 
 
-def save_tar(path: Path, member: str = "sys_info") -> None:
+def save_tar(path: Path) -> None:
     with tarfile.open(path, "w") as archive:
-        archive.addfile(tarfile.TarInfo(member), io.BytesIO())
+        archive.addfile(tarfile.TarInfo("sys_info"), io.BytesIO())
 
 
 def save_index(path: Path, shard: str = "model-1.safetensors") -> None:
@@ -57,12 +49,12 @@ KINDS: list[tuple[str, Callable[[Path], Any]]] = [
     ("torch", lambda path: torch.save(STATE, path)),
     ("torch", lambda path: torch.save(nn.Linear(2, 2), path)),
     ("legacy torch", save_legacy),
-    ("legacy torch", save_legacy_4),
+    ("legacy torch", lambda path: save_legacy(path, 4)),
     ("safetensors", lambda path: safetensors.torch.save_file(STATE, path)),
     ("safetensors", lambda path: safetensors.torch.save_file(STATE, path, {"format": "pt"})),
     ("safetensors index", save_index),
     ("torch index", lambda path: save_index(path, "pytorch_model-1.bin")),
-    ("torchscript", save_script),
+    ("torchscript", lambda path: torch.jit.script(nn.Linear(2, 2)).save(path)),
     ("exported program", save_program),
     ("torch tar", save_tar),
     *(

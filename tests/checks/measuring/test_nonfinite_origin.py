@@ -219,12 +219,6 @@ def test_an_input_that_is_not_finite_blames_no_module() -> None:
     assert sentence in measured.warnings
 
 
-def test_a_finite_network_has_no_origin() -> None:
-    measured = measure_network(chain(nn.Linear(4, 4), nn.ReLU()), INPUTS, wanted=WANTED)
-    assert measured.origin is None
-    assert not measured.unmeasured
-
-
 def test_what_raises_over_nan_is_traced_to_where_it_begins() -> None:
     def strict(net: Any, x: Tensor) -> Any:
         out = net.second(net.first(x))
@@ -238,6 +232,8 @@ def test_what_raises_over_nan_is_traced_to_where_it_begins() -> None:
     assert measured.origin.layer == "first"
 
 
-def test_no_search_is_made_unless_it_is_wanted() -> None:
+def test_a_finite_network_has_no_origin_and_no_search_is_made_unless_it_is_wanted() -> None:
+    measured = measure_network(chain(nn.Linear(4, 4), nn.ReLU()), INPUTS, wanted=WANTED)
+    assert (measured.origin, measured.unmeasured) == (None, {})
     network = chain(with_bias(nn.Linear(4, 4), math.nan))
     assert measure_network(network, INPUTS, wanted={"forward"}).origin is None
