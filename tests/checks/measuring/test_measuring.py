@@ -40,13 +40,6 @@ def small() -> nn.Module:
     return conv_net()
 
 
-def counted(network: nn.Module) -> list[int]:
-    """Return a list that gets the size of each batch that the network is called with."""
-    sizes: list[int] = []
-    network.register_forward_pre_hook(lambda _module, args: sizes.append(len(args[0])))
-    return sizes
-
-
 # --- forward ---
 
 
@@ -59,29 +52,23 @@ def test_statistics_are_those_of_an_inspection_of_every_module() -> None:
     assert measured.forward.rows[-1].label == "(model)"
 
 
-def test_no_pass_is_made_that_no_rule_wants() -> None:
-    network, inputs = small(), pictures(3, 3, 8, 8)
-    sizes = counted(network)
-    assert measure_network(network, inputs, wanted={"zero-parameter"}).forward is None
-    assert sizes == []
-    measure_network(network, inputs, wanted={"dead-channels"})
-    assert sizes == [3]
-    sizes.clear()
-    measure_network(network, inputs, wanted={"output-shape", "constant-output"})
-    assert sizes == [3]
-    sizes.clear()
-    measure_network(network, inputs, wanted={"repeatability"})
-    assert sizes == [3, 3]
-    sizes.clear()
-    measure_network(network, inputs, wanted=FORWARD)
-    assert sizes == [3, 3, 1, 1]
-
-
-def test_a_single_input_costs_one_pass_of_two_more() -> None:
-    network = small()
-    sizes = counted(network)
-    measure_network(network, pictures(1, 3, 8, 8), wanted=FORWARD)
-    assert sizes == [1, 1, 2]
+@pytest.mark.parametrize(
+    ("wanted", "count", "sizes"),
+    [
+        ({"zero-parameter"}, 3, []),
+        ({"dead-channels"}, 3, [3]),
+        ({"output-shape", "constant-output"}, 3, [3]),
+        ({"repeatability"}, 3, [3, 3]),
+        (FORWARD, 3, [3, 3, 1, 1]),
+        (FORWARD, 1, [1, 1, 2]),
+    ],
+)
+def test_no_pass_is_made_that_no_rule_wants(wanted: set[str], count: int, sizes: list[int]) -> None:
+    network, seen = small(), list[int]()
+    network.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
+    measured = measure_network(network, pictures(count, 3, 8, 8), wanted=wanted)
+    assert seen == sizes
+    assert (measured.forward is None) == (sizes == [])
 
 
 def test_a_forward_pass_that_raises_is_no_error_here() -> None:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -32,21 +33,6 @@ def layers(depth: int, activation: Callable[[], nn.Module], width: int = 32) -> 
     return nn.Sequential(*(part for _ in range(depth) for part in (nn.Linear(width, width), activation())))
 
 
-class Root(nn.Module):
-    def forward(self, values: Tensor) -> Tensor:
-        return values.sqrt()
-
-
-class Probabilities(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(8, 16)
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.head(self.body(values).relu()).softmax(-1)
-
-
 def small_transformer() -> nn.Module:
     return torchvision.models.VisionTransformer(32, 8, 12, 3, 48, 96, num_classes=10)
 
@@ -59,22 +45,17 @@ def thin_vgg16_bn() -> nn.Module:
     return network
 
 
-SOUND: dict[str, Callable[[], nn.Module]] = {
-    "resnet18": lambda: torchvision.models.resnet18(num_classes=10),
-    "vgg16_bn": thin_vgg16_bn,
-    "mobilenet_v2": lambda: torchvision.models.mobilenet_v2(num_classes=10),
-    "mobilenet_v3_small": lambda: torchvision.models.mobilenet_v3_small(num_classes=10),
-    "efficientnet_b0": lambda: torchvision.models.efficientnet_b0(num_classes=10),
-    "shufflenet_v2_x0_5": lambda: torchvision.models.shufflenet_v2_x0_5(num_classes=10),
-    "densenet121": lambda: torchvision.models.densenet121(num_classes=10),
-}
+SOUND = (
+    *("resnet18", "vgg16_bn", "mobilenet_v2", "mobilenet_v3_small"),
+    *("efficientnet_b0", "shufflenet_v2_x0_5", "densenet121"),
+)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_networks_get_no_verdict(name: str, mode: str) -> None:
     torch.manual_seed(0)
-    network = SOUND[name]()
+    network = thin_vgg16_bn() if name == "vgg16_bn" else torchvision.models.get_model(name, num_classes=10)
     assert judged(network, torch.randn(4, 3, 64, 64), mode=mode) == []
 
 
@@ -98,7 +79,8 @@ def test_thirty_sigmoid_layers_vanish_whatever_the_loss_is_scaled_by(scale: floa
 @pytest.mark.parametrize("include_inputs", [False, True])
 def test_a_root_of_zero_is_named_and_what_passes_its_gradient_on_is_not(include_inputs: bool) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), Root(), nn.Linear(8, 4))
+    root = Written(lambda _, x: x.sqrt())
+    network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), root, nn.Linear(8, 4))
     verdicts = judged(network, torch.randn(4, 8), include_inputs=include_inputs)
     assert verdicts == [("fail", "non-finite-gradient", "4")]
 
@@ -106,7 +88,12 @@ def test_a_root_of_zero_is_named_and_what_passes_its_gradient_on_is_not(include_
 @pytest.mark.parametrize(
     ("network", "where"),
     [
-        (Probabilities, ""),
+        (
+            lambda: Written(
+                lambda net, x: net.head(net.body(x).relu()).softmax(-1), body=nn.Linear(8, 16), head=nn.Linear(16, 4)
+            ),
+            "",
+        ),
         (lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 32), nn.LayerNorm(32)), "3"),
     ],
     ids=["softmax", "layer norm"],
@@ -120,20 +107,16 @@ def test_a_sum_that_cannot_change_is_told_from_a_loss_that_can(network: Callable
 
 
 def test_an_unrolled_cell_vanishes_over_time() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell, self.out = nn.RNNCell(4, 16), nn.Linear(16, 2)
-
-        def forward(self, values: Tensor) -> Tensor:
-            state = values.new_zeros(values.shape[0], 16)
-            for step in range(values.shape[1]):
-                state = self.cell(values[:, step], state)
-            return self.out(state)
+    def unrolled(net: Any, values: Tensor) -> Tensor:
+        state = values.new_zeros(values.shape[0], 16)
+        for step in range(values.shape[1]):
+            state = net.cell(values[:, step], state)
+        return net.out(state)
 
     torch.manual_seed(0)
-    assert judged(Recurrent(), torch.randn(2, 60, 4)) == [("fail", "vanishing-gradient", "cell")]
-    assert judged(Recurrent(), torch.randn(2, 8, 4)) == []
+    network = Written(unrolled, cell=nn.RNNCell(4, 16), out=nn.Linear(16, 2))
+    assert judged(network, torch.randn(2, 60, 4)) == [("fail", "vanishing-gradient", "cell")]
+    assert judged(network, torch.randn(2, 8, 4)) == []
 
 
 def verdicts(network: nn.Module, inputs: Tensor, layers: Sequence[str] = (), **options: object) -> list[Finding]:
