@@ -86,6 +86,18 @@ def inspection(
     )
 
 
+def in_a_row(
+    outputs: Sequence[float], gradients: Sequence[float], weights: Sequence[tuple[float, float]], loss: float
+) -> Gradients:
+    """Return layers in a row, by the norms of outputs and their gradients, and of each weight's gradient and itself."""
+    return inspection(
+        [layer_row(f"layer{at}", tensor(each)) for at, each in enumerate(outputs)],
+        [output_row(f"layer{at}", tensor(each)) for at, each in enumerate(gradients)],
+        [parameter(f"layer{at}.weight", *each) for at, each in enumerate(weights)],
+        loss=loss,
+    )
+
+
 def chain(factors: Sequence[float], weights: Sequence[float] | None = None, scale: float = 1.0) -> Gradients:
     """Return what a chain of scalar layers y = f·x shows, with the input 1 and the loss y.
 
@@ -99,15 +111,9 @@ def chain(factors: Sequence[float], weights: Sequence[float] | None = None, scal
     """
     weights = weights or factors
     whole = scale * math.prod(factors)
-    names = [f"layer{position}" for position in range(len(factors))]
     outputs = [math.prod(factors[: position + 1]) for position in range(len(factors))]
     later = [scale * math.prod(factors[position + 1 :]) for position in range(len(factors))]
-    return inspection(
-        [layer_row(name, tensor(output)) for name, output in zip(names, outputs, strict=True)],
-        [output_row(name, tensor(gradient)) for name, gradient in zip(names, later, strict=True)],
-        [parameter(f"{name}.weight", whole / weight, weight) for name, weight in zip(names, weights, strict=True)],
-        loss=whole,
-    )
+    return in_a_row(outputs, later, [(whole / weight, weight) for weight in weights], whole)
 
 
 def logistic_chain(depth: int, scale: float = 1.0) -> Gradients:
@@ -117,14 +123,9 @@ def logistic_chain(depth: int, scale: float = 1.0) -> Gradients:
     The gradient with respect to the output k layers before the last is 0.25**k; the weight before it has 0.25 times
     0.5 of that.
     """
-    names = [f"layer{position}" for position in range(depth)]
     gradients = [scale * 0.25 ** (depth - 1 - position) for position in range(depth)]
-    return inspection(
-        [layer_row(name, tensor(0.5)) for name in names],
-        [output_row(name, tensor(gradient)) for name, gradient in zip(names, gradients, strict=True)],
-        [parameter(f"{name}.weight", 0.25 * 0.5 * gradient) for name, gradient in zip(names, gradients, strict=True)],
-        loss=0.5 * scale,
-    )
+    weights = [(0.25 * 0.5 * gradient, 1.0) for gradient in gradients]
+    return in_a_row([0.5] * depth, gradients, weights, 0.5 * scale)
 
 
 def found(rule: str, judged: Gradients, limits: Mapping[str, float] | None = None) -> list[Finding]:
@@ -144,34 +145,18 @@ EVERYTHING = frozenset(RULES)
 
 def stored(name: str, kind: str = "Conv2d", shape: tuple[int, ...] = (4, 3, 2, 2), **changes: Any) -> StoredValues:
     """Return a parameter whose values lie between -1 and 1."""
-    known: dict[str, Any] = {
-        "role": "parameter",
-        "dtype": "float32",
-        "element_count": math.prod(shape),
-        "nan_count": 0,
-        "inf_count": 0,
-        "zero_count": 0,
-        "min": -1.0,
-        "max": 1.0,
-        "max_abs": 1.0,
-        "fp16_zero_count": 0,
-    }
+    known: dict[str, Any] = {"role": "parameter", "dtype": "float32", "element_count": math.prod(shape)}
+    known |= {"min": -1.0, "max": 1.0, "max_abs": 1.0}
+    known |= dict.fromkeys(("nan_count", "inf_count", "zero_count", "fp16_zero_count"), 0)
     return StoredValues(name, kind, shape=shape, **{**known, **changes})
 
 
 def row(layer: str, kind: str, shape: tuple[int, ...] = (2, 4, 4, 4), **changes: Any) -> LayerRow:
     """Return a layer's output of values between -1 and 1: with four channels, of 32 values each over two inputs."""
-    known: dict[str, Any] = {
-        "element_count": math.prod(shape),
-        "min": -1.0,
-        "max": 1.0,
-        "nan_count": 0,
-        "inf_count": 0,
-        "channel_axis": 1,
-        "channel_count": shape[1],
-        "dead_channel_count": 0,
-    }
-    statistics = TensorStatistics(shape, **{"dtype": "float32", **known, **changes})
+    known: dict[str, Any] = {"dtype": "float32", "element_count": math.prod(shape), "min": -1.0, "max": 1.0}
+    known |= {"channel_axis": 1, "channel_count": shape[1]}
+    known |= dict.fromkeys(("nan_count", "inf_count", "dead_channel_count"), 0)
+    statistics = TensorStatistics(shape, **{**known, **changes})
     return LayerRow(0, layer, kind, 0, "", 0, statistics)
 
 
