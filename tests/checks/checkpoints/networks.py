@@ -1,4 +1,4 @@
-"""The networks of `pairs.py`, as a user's `net.py` holds them: each has one place where a rule can be broken."""
+"""The networks of `test_rules.py`, as a user's `net.py` holds them: each has one place where a rule can be broken."""
 
 from collections.abc import Callable
 from typing import Any
