@@ -25,17 +25,10 @@ from typing import Any, BinaryIO, Literal
 from hookscope.errors import CheckpointError
 from hookscope.text import printable
 
-FileKind = Literal[
-    "torch",
-    "legacy torch",
-    "safetensors",
-    "safetensors index",
-    "torch index",
-    "torchscript",
-    "exported program",
-    "torch tar",
-    "pickle",
-]
+ArchiveKind = Literal["torch", "torchscript", "exported program"]
+FileKind = (
+    ArchiveKind | Literal["legacy torch", "safetensors", "safetensors index", "torch index", "torch tar", "pickle"]
+)
 
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
 """What the names of weights files end with, in lower case: they are found by it; their content says what they are."""
@@ -106,8 +99,6 @@ _THREADS = 2  # our choice: two sum faster than most disks read
 _END = struct.Struct("<4s4H2LH")  # end of central directory, as PKWARE's APPNOTE 4.3.16 lays it out
 _LOCATOR = struct.Struct("<4sLQL")  # zip64 end of central directory locator, 4.3.15
 _END64 = struct.Struct("<4sQ2H2L4Q")  # zip64 end of central directory record, 4.3.14
-
-ArchiveKind = Literal["torch", "torchscript", "exported program"]
 
 
 def file_kind(path: Path) -> FileKind:

@@ -37,7 +37,6 @@ _ENTRIES = (
 _GRADIENTS = ("gradients", "parameters")
 _ROWS = ("rows", "uncalled")
 _STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram")]
-_FINDING = ("level", "where", "message")
 
 # Fields of results that no file of JSON has.
 _NOT_IN_JSON = ("feature_maps", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance")
@@ -136,9 +135,8 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
 
 def statistics_to_dict(statistics: TensorStatistics) -> dict[str, Any]:
     """Return statistics as numbers, quantiles by name, and a histogram in place of the distribution."""
-    known = {name: getattr(statistics, name) for name in _STATISTICS}
     counted = statistics.histogram or histogram(statistics.distribution)
-    return known | {
+    return _named(statistics, *_STATISTICS) | {
         "quantiles": statistics.quantiles and dict(zip(QUANTILE_NAMES, statistics.quantiles, strict=True)),
         "dead_channel_fraction": statistics.dead_channel_fraction,
         "histogram": counted and asdict(counted),
@@ -263,26 +261,20 @@ def _json(value: Any) -> Any:
 
 def _checkpoint(report: CheckReport) -> dict[str, Any]:
     return {
-        "checkpoint": report.checkpoint,
-        "passed": report.passed,
-        "exit_code": report.exit_code,
-        "error": report.error,
-        "error_code": report.error_code,
+        **_named(report, "checkpoint", "passed", "exit_code", "error", "error_code"),
         "model": _json(report.model),
         "inputs": [*map(_json, report.inputs)],
         "rules": [
-            {
-                "rule": outcome.rule,
-                "status": outcome.status,
-                "reason": outcome.reason,
-                "findings": [{key: getattr(each, key) for key in _FINDING} for each in outcome.findings],
-            }
+            _named(outcome, "rule", "status", "reason")
+            | {"findings": [_named(each, "level", "where", "message") for each in outcome.findings]}
             for outcome in report.outcomes
         ],
-        "warnings": report.warnings,
-        "seconds": report.seconds,
-        "evidence": report.evidence,
+        **_named(report, "warnings", "seconds", "evidence"),
     }
+
+
+def _named(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _classes(prediction: Prediction) -> list[dict[str, Any]]:

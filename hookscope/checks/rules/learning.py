@@ -270,13 +270,8 @@ def _weights(gradients: Gradients) -> list[ParameterRow]:
 def _batch_norm_is_idle(gradients: Gradients) -> bool:
     """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
     scales = [each for each in gradients.parameters if "BatchNorm" in each.kind and each.name.endswith("weight")]
-    started = (
-        each.weight_l2 is not None
-        and (
-            each.weight_l2 == 0 or math.isclose(each.weight_l2, math.sqrt(math.prod(each.gradient.shape)), rel_tol=1e-6)
-        )
-        for each in scales
-    )
+    starts = ((each.weight_l2, math.sqrt(math.prod(each.gradient.shape))) for each in scales)
+    started = (l2 is not None and (l2 == 0 or math.isclose(l2, start, rel_tol=1e-6)) for l2, start in starts)
     return gradients.mode == "eval" and bool(scales) and all(started)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
@@ -165,8 +166,8 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
         limits = {name: terms.limit(name, target) for name in terms.rule.limits}
         change = "it is not in the baseline"
         if before:
-            resolution = _resolution(row.activation.distribution)
-            change = _change(before, now, limits, resolution, with_gradients=with_gradients)
+            before = before if with_gradients else replace(before, gradient_l2=now.gradient_l2)
+            change = _change(before, now, limits, _resolution(row.activation.distribution))
         drifting.append((target, now.kind, change))
     drifting += [(_gone(row), row.kind, "it is in the baseline and does not run") for row in known.values()]
     drifting = [each for each in drifting if each[2] and terms.is_on(each[0])]
@@ -270,14 +271,7 @@ def _gone(row: BaselineRow) -> FindingTarget:
     return FindingTarget(row.label, (name,), row.kind)
 
 
-def _change(
-    before: BaselineRow,
-    now: BaselineRow,
-    limits: Mapping[str, float],
-    resolution: Mapping[str, float],
-    *,
-    with_gradients: bool,
-) -> str:
+def _change(before: BaselineRow, now: BaselineRow, limits: Mapping[str, float], resolution: Mapping[str, float]) -> str:
     """Return what changed by more than is allowed, in words; "" for nothing."""
     for what, was, given in (
         ("type", before.kind, now.kind),
@@ -291,7 +285,7 @@ def _change(
         *(f"its count of {each} went from {_number(a)} to {_number(b)}" for each, a, b in counts if a != b),
         _changed_values(before, now, limits["max_difference"], resolution),
         _changed_share(before.dead_fraction, now.dead_fraction, limits["max_dead_difference"]),
-        _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"]) if with_gradients else "",
+        _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"]),
     ]
     return "; ".join(filter(None, changes))
 
