@@ -72,12 +72,9 @@ def test_a_row_holds_the_norm_of_the_gradient_where_one_was_taken() -> None:
     assert row_of(baseline, "linear").gradient_l2 == 1  # of (1, 0): the second output is negative
 
 
-def test_numbers_are_kept_in_six_significant_digits() -> None:
+def test_numbers_are_kept_in_six_significant_digits_and_a_negative_zero_as_zero() -> None:
     row = row_of(baseline_of(inspected(SAME, torch.tensor([[1 / 3, 1 / 3]], dtype=torch.float64))), "same")
     assert row.mean == 0.333333
-
-
-def test_a_negative_zero_is_kept_as_zero() -> None:
     measured = inspected(SAME, torch.zeros(1, 2))
     assert baseline_text(baseline_of(with_statistics(measured, mean=-0.0))) == baseline_text(baseline_of(measured))
 
@@ -121,13 +118,10 @@ def test_a_module_that_never_calls_its_children_is_kept() -> None:
     assert any(row.label.startswith("mix[0]") for row in baseline.rows)  # its out_proj is used as a weight
 
 
-def test_rows_are_sorted_with_numbers_in_counting_order() -> None:
+def test_rows_are_of_each_call_sorted_with_numbers_in_counting_order() -> None:
     network = nn.Sequential(*[nn.Identity() for _ in range(12)])
     baseline = baseline_of(inspected(network, torch.ones(1, 2)))
     assert [row.label for row in baseline.rows] == ["(model)", *map(str, range(12))]
-
-
-def test_a_layer_called_twice_has_two_rows() -> None:
     act = nn.ReLU()
     baseline = baseline_of(inspected(nn.Sequential(act, act), torch.ones(1, 2)))
     assert [row.label for row in baseline.rows] == ["(model)", "0", "0#1"]
@@ -209,11 +203,8 @@ BASELINE = Baseline(
 )
 
 
-def test_a_baseline_is_written_one_line_a_layer() -> None:
+def test_a_baseline_is_written_one_line_a_layer_and_read_back(tmp_path: Path) -> None:
     assert baseline_text(BASELINE) == WRITTEN
-
-
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     path.write_text(WRITTEN)
     assert read_baseline(path) == BASELINE
@@ -296,7 +287,8 @@ def refused(path: Path) -> str:
     return message
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -> None:
+    assert "\\x1b" in refused(tmp_path / "a\x1b[31m.json")
     assert "There is no baseline" in refused(tmp_path / "none.json")
     assert "Is a directory" in refused(tmp_path)
 
@@ -369,7 +361,3 @@ def test_a_baseline_without_a_field_is_refused_and_the_field_named(part: str, ke
     path = tmp_path / "baseline.json"
     path.write_text(json.dumps(document))
     assert f"has no {key!r}" in refused(path)
-
-
-def test_a_hostile_name_of_the_file_is_made_safe(tmp_path: Path) -> None:
-    assert "\\x1b" in refused(tmp_path / "a\x1b[31m.json")

@@ -80,12 +80,6 @@ def folder(networks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def before(folder: Path) -> set[str]:
-    """What is in the folder before anything is checked."""
-    return names_below(folder)
-
-
-@pytest.fixture(scope="module")
 def variables(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a command that would leave temporary files where they are found."""
     names = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
@@ -99,8 +93,8 @@ def junit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checked(check_all: Callable[..., Ended], before: set[str], variables: dict[str, str], junit: Path) -> Checked:
-    assert before
+def checked(check_all: Callable[..., Ended], folder: Path, variables: dict[str, str], junit: Path) -> Checked:
+    before = names_below(folder)
     ended, reports = {}, {}
     for options in OPTIONS:
         cases = cases_with(options)
@@ -108,6 +102,7 @@ def checked(check_all: Callable[..., Ended], before: set[str], variables: dict[s
         ended[options] = check_all(cases, variables, *options, *extra, "--format", "json")
         found = json.loads(ended[options].stdout)["checkpoints"]
         reports.update({case.name: report for case, report in zip(cases, found, strict=True)})
+    assert names_below(folder) == before
     return ended, reports
 
 
@@ -139,8 +134,7 @@ def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Check
 
 
 @pytest.mark.usefixtures("checked")
-def test_nothing_is_written_or_left_behind(folder: Path, before: set[str], variables: dict[str, str]) -> None:
-    assert names_below(folder) == before
+def test_nothing_is_left_behind(variables: dict[str, str]) -> None:
     assert names_below(Path(variables["TMPDIR"])) == set()
 
 
