@@ -37,12 +37,9 @@ def inspect_isolated(
     Args:
         kinds: What each file is.
         name: What to call all of them in messages.
-        look: As for `verify_file`, as are `remedy` and `trust`; it returns what JSON can hold.
+        look: As for `verify_file`, as are `remedy` and `trust`; what it returns of each comes back, tuples as lists.
         remedy: Likewise.
         trust: Likewise.
-
-    Returns:
-        What `look` returned of each file, tuples as lists; `RUNS_CODE` for a trusted file whose reading does.
 
     Raises:
         HookscopeError: As `verify_file` and `look` do; a CheckpointError if one crashes its reader or changes

@@ -44,18 +44,11 @@ _LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
 
 
 def verify_file(path: Path, kind: FileKind, look: Look, *, remedy: str, trust: bool = False) -> object:
-    """Go through a file; return what `look` does, or `RUNS_CODE` for a trusted file whose reading does.
+    """Go through a file of a kind other than an index; return what `look` does of what it holds.
 
-    Args:
-        path: A file of that kind.
-        kind: As `file_kind` says, other than an index.
-        look: Is given what it holds.
-        remedy: What to do about a file that runs code, for messages: "save it again, or give --trust".
-        trust: Whether it may run code.
-
-    Raises:
-        CheckpointError: If it is damaged, or made to be misread; an UntrustedFileError if reading it runs code.
-        HookscopeError: Whatever `look` raises.
+    For a file whose reading runs code that is `RUNS_CODE` if it is trusted. Else it is an UntrustedFileError, which
+    ends with the remedy: "save it again, or give --trust". A CheckpointError says that it is damaged, or made to be
+    misread; what `look` raises is passed on.
     """
     name = printable(str(path))
     if kind in _RUNNING_KINDS:
@@ -169,11 +162,8 @@ def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
 def read_content(path: Path, kind: FileKind) -> object:
     """Return what a "torch", "legacy torch" or "safetensors" file holds; mapped into memory where that can be.
 
-    It has passed `verify_file`, which finds what these readers would not notice.
-
-    Raises:
-        CheckpointError: If it is damaged, or too large for the memory there is.
-        UntrustedFileError: If it holds more than plain data after all.
+    It has passed `verify_file`, which finds what these readers would not notice. Raises CheckpointError if it is
+    damaged or too large for the memory there is, UntrustedFileError if it holds more than plain data after all.
     """
     name = printable(str(path))
     try:

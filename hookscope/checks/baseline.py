@@ -207,7 +207,6 @@ def baseline_text(baseline: Baseline) -> str:
 
 
 def _document(row: BaselineRow) -> Mapping[str, Any]:
-    """Return a row as it is written; the counts of NaN and Inf only where there are any."""
     counted = row.nan_count is not None and row.inf_count is not None
     finite = not (row.nan_count or row.inf_count) if counted else None
     document: dict[str, Any] = {}

@@ -51,8 +51,7 @@ class RunRecord:
 
     Of its fields, `threads` are torch's, `patterns` as given with `--layer`, `unusable_inputs` one sentence each,
     `thumbnails` for the first inputs a picture of what the network saw, as a path inside the run, or None, and
-    `layers`,
-    of evidence, the labels of the rows that a rule fails.
+    `layers`, of evidence, the labels of the rows that a rule fails.
     """
 
     verb: Literal["activations", "grads", "check"]

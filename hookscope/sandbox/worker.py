@@ -127,8 +127,7 @@ class WorkerFailure:
         cause: "raised": the work raised an unexpected error; "killed": a signal, or an exit in the midst of it;
             "memory" and "time": over the limit.
         reason: For people, as the end of a sentence: "it was ended by SIGSEGV".
-        traceback: Of what it raised; "" otherwise.
-        ending: For "killed", the name of the signal or "exit code 3"; "" otherwise.
+        traceback, ending: For "raised"; for "killed", the name of the signal or "exit code 3"; "" otherwise.
         error: What it raised, if that is one of hookscope's own errors.
     """
 
