@@ -75,7 +75,7 @@ def strict_json(document: Mapping[str, Any]) -> str:
     in a string becomes a visible escape, because strict parsers refuse it. A value that JSON does not know becomes its
     `str()`. "##[", which GitHub's runner acts on anywhere in a line, is written "#\u0023[", which means the same.
     """
-    entries = [f"  {json.dumps(key)}: {_entry(value)}" for key, value in _plain(document).items()]
+    entries = [f"  {json.dumps(key)}: {_entry(value)}" for key, value in plain(document).items()]
     return ("{\n" + ",\n".join(entries) + "\n}\n").replace("##[", "#\\u0023[")
 
 
@@ -85,7 +85,8 @@ def _entry(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as JSON knows it, without NaN, infinities and lone surrogates."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Integral):
@@ -93,9 +94,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_without_surrogates(str(key)): _plain(item) for key, item in value.items()}
+        return {_without_surrogates(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return _without_surrogates(str(value))
 
 

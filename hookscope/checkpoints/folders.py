@@ -10,13 +10,9 @@ from pathlib import Path
 def files_below(folder: Path, suffixes: Iterable[str], also: Callable[[Path], bool] | None = None) -> list[Path]:
     """List the files in and below a folder whose names end so, in natural order: "2.pt" before "10.pt".
 
-    Names that begin with a dot are left out. A folder that cannot be read is listed like a missing file, so that it
-    cannot pass unnoticed.
-
-    Args:
-        folder: Where to look.
-        suffixes: In lower case, with their dot; either case matches.
-        also: Asked about every other file whether it is meant too.
+    Suffixes are in lower case, with their dot; either case matches. Every other file is meant if `also` says so. Names
+    that begin with a dot are left out. A folder that cannot be read is listed like a missing file, so that it cannot
+    pass unnoticed.
     """
     endings = tuple(suffixes)
     unreadable: list[Path] = []
@@ -31,10 +27,8 @@ def files_below(folder: Path, suffixes: Iterable[str], also: Callable[[Path], bo
 def files_matching(pattern: str, suffixes: Iterable[str], also: Callable[[Path], bool] | None = None) -> list[Path]:
     """List what a glob (`*`, `?`, `[…]`, `**`) stands for, each once, in natural order.
 
-    Args:
-        pattern: The glob. A folder that it matches stands for the files below it.
-        suffixes: As for `files_below`; a file that the glob itself matches may end otherwise.
-        also: Likewise.
+    A folder that it matches stands for the files below it, as `files_below` lists them; a matched file may end
+    otherwise.
     """
     endings = tuple(suffixes)
     matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 takes absolute patterns too

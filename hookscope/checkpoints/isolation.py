@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from hookscope.checkpoints.fileformat import FileKind, open_regular
-from hookscope.checkpoints.reading import read_content
-from hookscope.checkpoints.verify import RUNS_CODE, Look, verify_file
+from hookscope.checkpoints.reading import RUNS_CODE, Look, read_content, verify_file
 from hookscope.errors import CheckpointError
 from hookscope.sandbox import CAN_FORK, Limits, WorkerFailure, run_forked
 from hookscope.text import printable
@@ -38,17 +37,13 @@ def inspect_isolated(
     Args:
         kinds: What each file is.
         name: What to call all of them in messages.
-        look: As for `verify_file`; what it returns must be what JSON can hold.
-        remedy: As for `verify_file`.
-        trust: As for `verify_file`.
-
-    Returns:
-        What `look` returned of each file, tuples as lists; `RUNS_CODE` for a trusted file whose reading does.
+        look: As for `verify_file`, as are `remedy` and `trust`; what it returns of each comes back, tuples as lists.
+        remedy: Likewise.
+        trust: Likewise.
 
     Raises:
-        CheckpointError: If one cannot be read, is damaged or made to be misread, or changes meanwhile.
-        UntrustedFileError: If reading one runs code, and they are not trusted.
-        HookscopeError: Whatever `look` raises.
+        HookscopeError: As `verify_file` and `look` do; a CheckpointError if one crashes its reader or changes
+            meanwhile.
     """
     before = _versions(kinds)
     seen: list[Any] = _run_isolated(
@@ -66,17 +61,10 @@ def read_verified(
     remedy: str,
     read_trusted: Callable[[Path, FileKind], object] | None = None,
 ) -> dict[Path, object]:
-    """Return what files hold, read after all have been gone through in a separate process.
+    """Return what files hold, read after all have been gone through by `inspect_isolated`.
 
-    Args:
-        kinds: As for `inspect_isolated`.
-        name: Likewise.
-        check: Given what a file holds and what to call it, raises unless it is what is wanted.
-        remedy: As for `verify_file`.
-        read_trusted: Reads a trusted file whose reading runs code; None if they are not trusted.
-
-    Raises:
-        HookscopeError: As `inspect_isolated` and `check` do.
+    What a file holds is given to `check`, with what to call it, which raises unless it is what is wanted. A file whose
+    reading runs code is read by `read_trusted`; None if they are not trusted.
     """
 
     def look(path: Path, _: FileKind, content: object) -> None:

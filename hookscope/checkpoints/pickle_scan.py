@@ -26,7 +26,6 @@ class PickleSurvey:
         imports: Dotted names it would import that no plain checkpoint needs, in order, each once.
         storages: Bytes that it claims for each storage, by the key of the storage.
         protocol: Pickle protocol; torch writes and safely reads 2.
-        truncated: Whether it ends before it is over.
         malformed: Whether it cannot be unpickled, or makes something as torch.save never does.
         content: What it holds, as far as that is Python's own literals and containers.
     """
@@ -70,10 +69,6 @@ def _any(*_: object) -> bool:
     return True
 
 
-def _of_storage(storage: object, *_: object) -> bool:
-    return isinstance(storage, _Storage)
-
-
 # What torch.save writes of all the calls that torch allows. Others could make tensors of memory that nothing was
 # written to, or take any memory or time: torch.FloatTensor(4), bytearray(2**33), slow codecs.
 _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
@@ -82,7 +77,8 @@ _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
     "builtins.bytearray": lambda *given: not any(isinstance(each, int) for each in given),
     "_codecs.encode": lambda _text, codec="", *_: codec == "latin1",
     **dict.fromkeys(
-        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")), _of_storage
+        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")),
+        lambda storage, *_: isinstance(storage, _Storage),
     ),
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("sparse_tensor", "meta_tensor_no_storage")), _any),
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")), _any),

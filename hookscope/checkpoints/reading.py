@@ -1,34 +1,169 @@
-"""Read what a file holds with the readers that import and call nothing it names."""
+"""Read files of tensors with the readers that import and call nothing they name, after going through them.
+
+Going through a file from a stranger can take any time and memory, or crash: `isolation` is the place for it.
+"""
 
 import os
 import sys
+import tarfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, check_checksums, open_archive, open_regular
+from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable
 
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
 
+Look = Callable[[Path, FileKind, object], object]
+"""Given a file, its kind and what it holds: says what is wanted of it, or raises one of hookscope's errors."""
+
+RUNS_CODE = "runs code"
+
+# What these are, whatever they hold.
+_RUNNING_KINDS: dict[FileKind, str] = {
+    "torchscript": "a TorchScript archive, a program of its own",
+    "exported program": "an exported program (.pt2), whose pickles and expressions are evaluated",
+    "torch tar": "a tar archive, torch's oldest format, made of pickles",
+    "pickle": "a bare pickle",
+}
+
+_SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instructions of the later ones
+
+_LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
+
+
+def verify_file(path: Path, kind: FileKind, look: Look, *, remedy: str, trust: bool = False) -> object:
+    """Go through a file of a kind other than an index; return what `look` does of what it holds.
+
+    For a file whose reading runs code that is `RUNS_CODE` if it is trusted. Else it is an UntrustedFileError, which
+    ends with the remedy: "save it again, or give --trust". A CheckpointError says that it is damaged, or made to be
+    misread; what `look` raises is passed on.
+    """
+    name = printable(str(path))
+    if kind in _RUNNING_KINDS:
+        with open_regular(path) as file:  # what is damaged cannot be read however much it is trusted
+            if kind in ("torchscript", "exported program"):
+                check_checksums(file, name)
+            elif kind == "pickle" and survey_pickle(file).truncated:
+                raise CheckpointError(f"{name} is a truncated pickle; download it again.")
+        if not trust:
+            raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), remedy)
+        return RUNS_CODE
+    if kind != "safetensors" and (what := _what_runs(path, kind, name)):
+        if not trust:
+            raise _refusal(name, *what, remedy)
+        return RUNS_CODE
+    return look(path, kind, read_content(path, kind))
+
+
+def _what_runs(path: Path, kind: FileKind, name: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return what in a file runs code, in words, and what it would import; None if there is nothing."""
+    with open_regular(path) as file:
+        if kind == "torch":
+            check_checksums(file, name)
+            survey, sizes = _survey_archive(file, name)
+        else:
+            survey = _survey_legacy(file)
+            sizes = {}
+        length = file.seek(0, 2)
+    if survey.truncated:  # before its imports: the last one may be half a name
+        raise CheckpointError(f"{name} is truncated; download it again.")
+    if survey.imports or survey.protocol not in _SAFE_PROTOCOLS:
+        what = "holds pickled objects" if survey.imports else f"holds a pickle of protocol {survey.protocol}"
+        return what, survey.imports
+    if survey.malformed:
+        raise CheckpointError(f"{name} is damaged, or made to be misread; download it again.")
+    for key, claimed in survey.storages.items():
+        if kind == "torch" and sizes.get(key) != claimed:
+            there = f"has {sizes[key]} bytes" if key in sizes else "is not there"
+            raise CheckpointError(
+                f"{name} is damaged: its storage {printable(key, 40)} should have {claimed} bytes and {there}; "
+                "download it again."
+            )
+    if sum(survey.storages.values()) > length:
+        raise CheckpointError(f"{name} claims more bytes for its tensors than the file has; download it again.")
+    return None
+
+
+def _refusal(name: str, what: str, imports: tuple[str, ...], remedy: str) -> UntrustedFileError:
+    # TorchScript calls its own classes so, and the containers it knows.
+    plain = [each.removeprefix("__torch__.") for each in imports if not each.startswith("torch.jit._pickle.")]
+    named = [printable(each, 80) for each in plain[:5]]
+    would = f"would import {', '.join(named)}{', …' if plain[5:] else ''}, which " if plain else ""
+    return UntrustedFileError(f"{name} {what}: reading it {would}can run code; {remedy}.")
+
+
+def _survey_archive(file: BinaryIO, name: str) -> tuple[PickleSurvey, dict[str, int]]:
+    """Survey the pickle of a zip that torch.save wrote; return its storages' sizes in bytes, by key, too."""
+    members = open_archive(file, name).infolist()
+    pickle = next(member.filename for member in members if member.filename.endswith("/data.pkl"))
+    folder = pickle.removesuffix("data.pkl") + "data/"
+    survey = survey_pickle(BytesIO(open_archive(file, name).read(pickle)))
+    return survey, {m.filename.removeprefix(folder): m.file_size for m in members if m.filename.startswith(folder)}
+
+
+def _survey_legacy(file: BinaryIO) -> PickleSurvey:
+    """Survey the pickles at the start of a file in torch's legacy format, as one."""
+    surveys = [survey_pickle(file)]
+    while len(surveys) < _LEGACY_PICKLES and not (surveys[-1].truncated or surveys[-1].malformed):
+        surveys.append(survey_pickle(file))
+    storages = {key: size for survey in surveys for key, size in survey.storages.items()}
+    filled = surveys[-1].content  # torch fills these only, and leaves the others as their memory was
+    is_filled = (
+        isinstance(filled, list) and all(isinstance(key, str) for key in filled) and set(filled) >= set(storages)
+    )
+    return PickleSurvey(
+        tuple(dict.fromkeys(each for survey in surveys for each in survey.imports)),
+        storages,
+        max(survey.protocol for survey in surveys),
+        surveys[-1].truncated,
+        any(survey.malformed for survey in surveys) or not is_filled,
+    )
+
+
+def _imports(path: Path, kind: FileKind) -> tuple[str, ...]:
+    """Return what the pickles in a file that runs code would import, as far as they can be read."""
+    with open_regular(path) as file, suppress(Exception):
+        surveys = [survey_pickle(pickle) for pickle in _pickles(file, kind)]
+        return tuple(dict.fromkeys(each for survey in surveys for each in survey.imports))
+    return ()
+
+
+def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
+    if kind == "pickle":
+        yield file
+    elif kind == "torch tar":
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            extracted = archive.extractfile("pickle")
+            if extracted:
+                yield BytesIO(extracted.read(PICKLE_BYTES_LIMIT))
+    else:
+        with zipfile.ZipFile(file) as members:
+            for member in members.infolist():
+                with members.open(member) as content:
+                    start = content.read(4)
+                    if start[:1] == b"\x80":
+                        yield BytesIO(start + content.read(PICKLE_BYTES_LIMIT))
+                    elif start == b"PK\x03\x04":  # .pt2 holds its example inputs as torch.save writes them
+                        yield from _pickles(BytesIO(start + content.read(PICKLE_BYTES_LIMIT)), kind)
+
 
 def read_content(path: Path, kind: FileKind) -> object:
     """Return what a "torch", "legacy torch" or "safetensors" file holds; mapped into memory where that can be.
 
-    Args:
-        path: A file that passed `verify_file`, which finds what these readers would not notice.
-        kind: As `file_kind` says.
-
-    Raises:
-        CheckpointError: If it is damaged, or too large for the memory there is.
-        UntrustedFileError: If it holds more than plain data after all.
+    It has passed `verify_file`, which finds what these readers would not notice. Raises CheckpointError if it is
+    damaged or too large for the memory there is, UntrustedFileError if it holds more than plain data after all.
     """
     name = printable(str(path))
     try:
@@ -107,7 +242,6 @@ def tensors_within(content: object) -> Iterator[Tensor]:
 
 
 def _is_swapped(path: Path) -> bool:
-    """Say whether a "torch" file was written on a machine of the other byte order, as torch itself tells."""
     with open_regular(path) as file:
         archive: Any = torch._C.PyTorchFileReader(file)  # noqa: SLF001 - what torch.load reads with
         order = archive.get_record("byteorder") if archive.has_record("byteorder") else b"little"

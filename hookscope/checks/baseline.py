@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from hookscope.errors import UsageError
 from hookscope.results.activations import LayerRow
@@ -32,6 +32,9 @@ RENEW = "Write it anew with --update-baseline."
 # measured in, a twentieth of the default limit of the rule `drift`.
 _SIGNIFICANT_DIGITS = 6
 
+# What stands at the top of the file, but for the class in place of the kind.
+_FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype")
+
 # Our choice: a hundred thousand rows, at about 300 bytes each.
 _MOST_BYTES = 32 * 2**20
 
@@ -42,12 +45,8 @@ _T = TypeVar("_T")
 class BaselineInput:
     """Equal inputs that followed each other, and what was done to them.
 
-    Attributes:
-        name: Of the file, without its folder; "noise", "tensor". For people: a renamed file is the same input.
-        count: How many: noise is drawn for several inputs at once.
-        sha256: Hex digest of the file's bytes; None when there is no file.
-        shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
-        steps: What was done, in order; the seed of noise is in it.
+    `name` is that of the file without its folder, or "noise", for people: a renamed file is the same input. `sha256` is
+    None when there is no file, `shape` is without the batch axis, and the seed of noise is among the `steps`.
     """
 
     name: str
@@ -70,15 +69,10 @@ class BaselineGradients:
 class BaselineRow:
     """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
 
-    Attributes:
-        label: "layer1.0.relu#1", "backbone['out']", "(model)".
-        shape: As it came out in the first batch, batch axis included.
-        dtype: torch's name without the prefix: "float32".
-        nan_count, inf_count: None where they could not be counted.
-        mean, std: Over the finite values, as all that follow; None without one.
-        dead_fraction: Share of channels that are zero over all inputs, 0-1; None without channels.
-        gradient_l2: L2 norm of the gradient of the loss with respect to this output; None without one.
-        quantiles: At `QUANTILE_LEVELS`; None without values.
+    The shape is that of the first batch. Counts of NaN and Inf are None where they could not be counted, statistics,
+    over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
+    inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output; `quantiles` are at
+    `QUANTILE_LEVELS`.
     """
 
     label: str
@@ -98,12 +92,8 @@ class BaselineRow:
 class Baseline:
     """What a network's layers gave for known inputs.
 
-    Attributes:
-        kind: Class name of the root module.
-        model, weights, weights_sha256, parameter_count, dtype: As in `ModelInfo`, for people.
-        gradients: None if none were taken.
-        inputs: In order.
-        rows: One per layer, call and slot, sorted by label with numbers in counting order.
+    `kind` is the class name of the root module, `gradients` is None if none were taken. There is a row per layer, call
+    and slot, sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
     """
 
     model: str
@@ -118,11 +108,7 @@ class Baseline:
 
 
 def baseline_of(measured: CheckMeasurements) -> Baseline:
-    """Return what a baseline keeps of measurements.
-
-    Raises:
-        UsageError: If the forward pass did not run to its end.
-    """
+    """Return what a baseline keeps of measurements; raises UsageError if the forward pass did not run to its end."""
     forward = measured.forward
     if forward is None or forward.failure is not None:
         raise UsageError(
@@ -210,12 +196,7 @@ def baseline_text(baseline: Baseline) -> str:
     return strict_json(
         {
             "schema_version": SCHEMA_VERSION,
-            "model": baseline.model,
-            "class": baseline.kind,
-            "weights": baseline.weights,
-            "weights_sha256": baseline.weights_sha256,
-            "parameter_count": baseline.parameter_count,
-            "dtype": baseline.dtype,
+            **{"class" if name == "kind" else name: getattr(baseline, name) for name in _FACTS},
             "mode": "eval",
             "gradients": baseline.gradients and asdict(baseline.gradients),
             "quantile_levels": QUANTILE_LEVELS,
@@ -226,30 +207,23 @@ def baseline_text(baseline: Baseline) -> str:
 
 
 def _document(row: BaselineRow) -> Mapping[str, Any]:
-    """Return a row as it is written; the counts of NaN and Inf only where there are any."""
     counted = row.nan_count is not None and row.inf_count is not None
     finite = not (row.nan_count or row.inf_count) if counted else None
-    return {
-        "layer": row.label,
-        "type": row.kind,
-        "shape": row.shape,
-        "dtype": row.dtype,
-        "finite": finite,
-        **({"nan": row.nan_count, "inf": row.inf_count} if finite is False else {}),
-        "mean": row.mean,
-        "std": row.std,
-        "dead": row.dead_fraction,
-        "gradient": row.gradient_l2,
-        "quantiles": row.quantiles,
-    }
+    document: dict[str, Any] = {}
+    for name, value in asdict(row).items():
+        if name == "nan_count":
+            document["finite"] = finite
+        if finite is False or name not in ("nan_count", "inf_count"):
+            document[_ROW_KEYS.get(name, name)] = value
+    return document
 
 
 def read_baseline(path: Path) -> Baseline:
     """Read what `baseline_text` wrote. Nothing in the file is run; NaN and Infinity, which are not JSON, are refused.
 
     Raises:
-        UsageError: If the file is missing, unreadable, too large, not strict JSON in UTF-8, of another schema version,
-            or if a field is missing or has another type.
+        UsageError: If the file cannot be read, is too large, not strict JSON in UTF-8, of another schema version, or if
+            a field is missing or has another type.
     """
     name = printable(str(path))
     try:
@@ -283,45 +257,46 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# What a field of each type may hold, as errors say it.
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+# What a field of each type may hold, as errors say it; "or null" comes on top.
 _KINDS: Mapping[object, tuple[str, Callable[[Any], bool]]] = {
     str: ("text", lambda value: isinstance(value, str)),
-    str | None: ("text or null", lambda value: value is None or isinstance(value, str)),
     int: ("a whole number", _is_count),
-    float | None: ("a number or null", lambda value: value is None or _is_number(value)),
-    bool | None: ("true, false or null", lambda value: value is None or isinstance(value, bool)),
-    dict | None: ("an object or null", lambda value: value is None or isinstance(value, dict)),
+    float: ("a number", _is_number),
+    bool: ("true, false", lambda value: isinstance(value, bool)),
+    dict: ("an object", lambda value: isinstance(value, dict)),
     list: ("a list", lambda value: isinstance(value, list)),
-    tuple[int, ...]: ("a list of sizes", lambda value: isinstance(value, list) and all(map(_is_count, value))),
-    tuple[str, ...]: (
-        "a list of texts",
-        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
-    ),
-    tuple[float, ...] | None: (
-        "seven numbers or null",
-        lambda value: (
-            value is None
-            or (isinstance(value, list) and len(value) == len(QUANTILE_LEVELS) and all(map(_is_number, value)))
-        ),
+    tuple[int, ...]: ("a list of sizes", lambda value: _is_list(value, _is_count)),
+    tuple[str, ...]: ("a list of texts", lambda value: _is_list(value, lambda each: isinstance(each, str))),
+    tuple[float, ...]: (
+        "seven numbers",
+        lambda value: _is_list(value, _is_number) and len(value) == len(QUANTILE_LEVELS),
     ),
 }
 
 # What the file calls the fields of a row.
-_ROW_KEYS = {"label": "layer", "kind": "type", "dead_fraction": "dead", "gradient_l2": "gradient"}
+_ROW_KEYS = {"label": "layer", "kind": "type", "dead_fraction": "dead", "gradient_l2": "gradient"} | {
+    "nan_count": "nan",
+    "inf_count": "inf",
+}
 
 _types_of: Callable[[type], Mapping[str, object]] = cache(get_type_hints)
 
 
 def _field(record: Any, key: str, kind: object, place: str = "it") -> Any:
-    """Return a field of an object; ValueError says what is wrong with it."""
     if not isinstance(record, dict):
         raise ValueError(f"{place} is not an object")  # noqa: TRY004 (a fault of the file, as all the others)
     if key not in record:
         raise ValueError(f"{place} has no {key!r}")
-    words, fits = _KINDS[kind]
-    if not fits(record[key]):
-        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(record[key]), 40)}, not {words}")
-    return record[key]
+    value, optional = record[key], type(None) in get_args(kind)
+    words, fits = _KINDS[get_args(kind)[0] if optional else kind]
+    if not (fits(value) or (optional and value is None)):
+        words += " or null" if optional else ""
+        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(value), 40)}, not {words}")
+    return value
 
 
 def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **known: Any) -> _T:

@@ -1,9 +1,9 @@
-"""One checkpoint, from its file to the verdict."""
+"""One checkpoint, from its file to the verdict, and evidence of a failure: what a rule fails, in rows and pictures."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -11,11 +11,19 @@ from torch import nn
 
 from hookscope.checks.baseline import Baseline
 from hookscope.checks.judging import judge, refused
-from hookscope.checks.measuring import Prepared, measure, prepare
+from hookscope.checks.measuring import Prepared, measure, measure_layers, prepare
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError, is_out_of_memory
 from hookscope.models import LoadedModel
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport
+from hookscope.results.grids import Grid
+from hookscope.runs.directory import new_run
+from hookscope.runs.serialize import checks_to_json
+
+# Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: whoever looks for
+# the cause begins at the first.
+_MOST_DRAWN = 12
 
 
 def check_checkpoint(
@@ -31,18 +39,17 @@ def check_checkpoint(
 ) -> CheckReport:
     """Load a checkpoint, run it, judge it; keep evidence if it fails.
 
+    Whatever a user can put right is an `error` in the report; exceptions are bugs.
+
     Args:
         model: A weights file or any other form of MODEL, or a network.
         settings: What to give it, and what to hold it to.
-        wanted: Identifiers of rules that are not off.
+        wanted: Identifiers of rules, as `wanted_rules` returns them.
         trust: Whether a weights file may run code while it is read.
         device: Where to run; None for the CPU, or where a given network is.
         baseline: What to hold its statistics against.
         evidence: Folder to write on failure: nothing yet, or that of an earlier failure, which is replaced.
         on_measured: Is given what was measured, if it could be.
-
-    Returns:
-        The verdict. Whatever a user can put right is an `error` in it; other exceptions are bugs, and pass.
     """
     began = time.perf_counter()
     name = model.info.name if isinstance(model, LoadedModel) else model
@@ -87,13 +94,60 @@ def _with_evidence(
     settings: CheckSettings,
     measured: CheckMeasurements | None,
 ) -> CheckReport:
-    """Write the evidence; where that fails, the checkpoint could not be checked to the end."""
-    from hookscope.checks.evidence import write_evidence  # noqa: PLC0415 (matplotlib; most checkpoints pass)
+    """Write `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; whole or not at all.
+
+    Where that fails, the checkpoint could not be checked to the end. `folder` is nothing yet, empty, or earlier
+    evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without `prepared` and
+    `measured`, as for a checkpoint that could not be loaded, there is the report alone.
+    """
+    from hookscope.render.tables import rows_to_csv  # noqa: PLC0415 (matplotlib; most checkpoints pass)
 
     told = replace(report, evidence=str(folder))
+    forward = measured.forward if measured is not None else None
+    rows = failing_rows(told, forward)
+    grids: Sequence[Grid] = ()
     try:
-        write_evidence(folder, told, prepared, settings, measured)
+        with new_run(folder, "--evidence") as run:
+            (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
+            if rows and prepared is not None and forward is not None:
+                forward = replace(forward, rows=rows, uncalled=())
+                (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
+                grids = _draw(run.path, prepared, settings, forward)
+            entries = {"layers": [row.label for row in rows], "grids": [asdict(grid) for grid in grids]}
+            run.finish({"verb": "check", "checkpoint": told.checkpoint, **entries})
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
         return replace(report, error=str(error), error_code=error.exit_code) if worse else report
     return told
+
+
+def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:
+    """Return the rows of the layers that findings of level "fail" are about: their outputs, or their parameters."""
+    rows = forward.rows if forward is not None else ()
+    names = {row.label for row in rows} | {row.layer for row in rows}
+    places = {finding.where for finding in report.findings if finding.level == "fail" and finding.where}
+    # "layer1.0.conv1.weight" is about layer1.0.conv1, "weight" about the whole model.
+    about = {place if place in names else place.rpartition(".")[0] or "(model)" for place in places}
+    return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
+
+
+def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Activations) -> list[Grid]:
+    from hookscope.render.grids import draw_for_run, encode_png, grid_name  # noqa: PLC0415 (likewise)
+    from hookscope.render.plots import activation_histograms, figure_png  # noqa: PLC0415 (likewise)
+
+    rows = forward.rows[:_MOST_DRAWN]
+    (folder / "plots").mkdir()
+    figure = activation_histograms(rows, forward.model.name)
+    (folder / "plots" / "histograms.png").write_bytes(figure_png(figure))
+    labels = {row.label for row in rows}
+    seen = measure_layers(prepared, settings, sorted(labels))
+    maps = [each for each in seen.feature_maps if each.label in labels]
+    if maps:
+        (folder / "grids").mkdir()
+    grids = []
+    for each in maps:
+        path = f"grids/{grid_name(each, len(seen.rows))}"
+        picture, grid = draw_for_run(each, path, input_name=seen.inputs[each.input_index].name)
+        (folder / path).write_bytes(encode_png(picture))
+        grids.append(grid)
+    return grids

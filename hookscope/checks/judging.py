@@ -50,20 +50,10 @@ def judge(
     wanted: AbstractSet[str],
     baseline: Baseline | None = None,
 ) -> CheckReport:
-    """Judge one checkpoint by every wanted rule.
+    """Judge one checkpoint by every wanted rule; where a pass raised, the report has the error, and exit code 6.
 
     A cause silences its consequences: where a module makes NaN or Inf, or a pass raises, the rules that it would break
     are skipped, with that reason. `expectation` and `drift` are off where there is nothing to compare with.
-
-    Args:
-        checkpoint: What was checked, for the report.
-        measured: What was measured.
-        settings: Those of the check.
-        wanted: Identifiers of rules, as `wanted_rules` returns them.
-        baseline: What `drift` compares with; None for nothing.
-
-    Returns:
-        The verdict. Where a pass raised, it has the error, and exit code 6.
 
     Raises:
         UsageError: If the settings ask for a class, an output or a layer pattern that cannot be, if the baseline is of
@@ -109,17 +99,11 @@ def judge(
 
 
 def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
-    """Judge one forward and backward pass by the rules of `hookscope grads`.
+    """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
 
     Of a pass that broke off, only the loss and the activations are judged. Rows that repeat another are not judged a
-    second time.
-
-    Args:
-        gradients: What to judge; its own `verdicts` are not looked at.
-        limits: By name, as `limits_from_text` returns them; those left out keep their defaults.
-
-    Returns:
-        Findings, failures first, then in the order of `GRADS_RULES`. None means that nothing broke a limit.
+    second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_from_text` returns
+    them; those left out keep their defaults.
     """
     known = grads_limits()
     changed: dict[str, dict[str, float]] = {}
@@ -142,11 +126,6 @@ def refused(checkpoint: str, error: HookscopeError, wanted: AbstractSet[str]) ->
     Weights that do not fit the network fail the rule `architecture`, any other weights file that cannot be had fails
     `integrity`; both whatever their level. All other rules are skipped. Where the rule is not wanted, or the error is
     another one, its own exit code stands: a checkpoint that nothing is known of never passes.
-
-    Args:
-        checkpoint: What was to be checked.
-        error: Why it could not be.
-        wanted: Identifiers of rules, as `wanted_rules` returns them.
     """
     broken, reason = "", "the check could not be made"
     if isinstance(error, MisfitError):
@@ -166,14 +145,9 @@ def refused(checkpoint: str, error: HookscopeError, wanted: AbstractSet[str]) ->
 def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
     """Return the identifiers of the rules to judge by.
 
-    Without `select` those are all that are not off, or that some layers' settings turn on. With it they are the
-    selected ones and no others; one that is off everywhere is then judged at level "fail". `ignore` takes rules away,
-    selected ones too.
-
-    Args:
-        settings: What the check was told.
-        select: Identifiers, or globs over them.
-        ignore: Likewise.
+    Without `select` those are all that are not off, or that some layers' settings turn on. With it they are the ones
+    that these names and globs select; one that is off everywhere is then judged at level "fail". `ignore` takes rules
+    away.
 
     Raises:
         UsageError: If one of `select` or `ignore` matches no rule, no rule is left, or the settings name a rule or a
@@ -191,7 +165,6 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
 
 
 def _matching(option: str, patterns: Iterable[str]) -> set[str]:
-    """Return the rules that any of the patterns matches; each must match one."""
     found: set[str] = set()
     for pattern in patterns:
         matched = {name for name in RULES if fnmatchcase(name, pattern)}
@@ -267,9 +240,9 @@ def _missing(rule: Rule, measured: CheckMeasurements) -> str:
 def _unjudged(
     terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
 ) -> RuleOutcome:
-    """Return what comes of a rule that cannot be judged: it is skipped, unless somebody asked for it.
+    """Return what comes of a rule that cannot be judged: it is skipped.
 
-    The first of those that are off by default objects instead, unless a pass that raised has said it already.
+    The first of those off by default, which somebody asked for, objects instead, unless a pass that raised has said it.
     """
     message = f"This rule cannot be judged: {reason.rstrip('.')}."
     said = any(finding.message == message for each in outcomes.values() for finding in each.findings)
@@ -307,7 +280,6 @@ def _cause(rule: Rule, objections: Mapping[str, Sequence[Objection]]) -> str:
 
 
 def _error(measured: CheckMeasurements) -> str:
-    """Return which pass raised, and where; "" for none."""
     forward, gradients = measured.forward, measured.gradients
     if forward is not None and forward.failure is not None:
         return raised("forward", forward.failure)

@@ -18,11 +18,9 @@ class RuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class LayerSettings:
-    """What the user has changed about rules for some layers.
+    """What the user has changed about rules, by identifier, for the layers whose name or class name matches `pattern`.
 
-    Attributes:
-        pattern: As for `--layer`, but without a position: matched against a layer's name and class name.
-        rules: By identifier.
+    It is a pattern as for `--layer`, but without a position.
     """
 
     pattern: str
@@ -31,13 +29,11 @@ class LayerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a network must say about a named picture.
+    """What a network must say about a named picture, which becomes one of the inputs.
 
     Attributes:
-        image: The picture; it becomes one of the inputs.
         top1: The class that must come first, by name or index; None for any.
         contains: Classes that must be among the first `k`, by name or index.
-        k: How many count.
         min_probability: Least softmax probability of `top1`, or of the first class if that is None; 0-1.
     """
 
@@ -52,27 +48,22 @@ class Expectation:
 class CheckSettings:
     """Everything that a check can be told, apart from what is to be checked.
 
+    What is not listed is as the options of these names, in text; None leaves it to the weights or the default.
+
     Attributes:
         arch: The network, in any form of MODEL but a weights file; None to recognise it.
         model_arguments: "NAME=VALUE" each, for the function that builds it.
         key: Where in the file the weights are; None to find them.
-        allow_missing: Globs over names of the network that the file need not have.
-        allow_unexpected: Globs over names of the file that the network need not know.
+        allow_missing, allow_unexpected: Globs over names that the file need not have, or the network need not know.
         images: Pictures, tensor files and folders to run it on; none means noise.
         shape: Of the noise, batch axis first; None for two inputs of the shape that the network is known to take.
-        resize, crop, mean, std: As the options of these names; None for the weights' own.
-        max_pixels, batch_axis: As the options of these names; None for their defaults.
         named: "NAME=VALUE" each, as `--input`.
         batch_size: Inputs per forward pass.
         seed: Of noise and of everything else random.
         output_key: Which of several outputs holds the class scores; None for the only one.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
-        loss, target, mode: For gradients, as the options of `hookscope grads`.
-        rules: What was changed, by identifier.
-        layers: What was changed for some layers; a later one goes over an earlier one.
-        expectations: What it must say about named pictures.
-        baseline: The baseline to hold it against; None for none.
+        rules, layers: What was changed, by identifier, and for some layers, where a later one goes over an earlier one.
         source: Where this was read from, for people: "configs/smoke.toml", "pyproject.toml", "defaults".
     """
 

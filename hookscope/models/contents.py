@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookscope.checkpoints.archive import open_archive
-from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError

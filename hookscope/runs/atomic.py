@@ -20,11 +20,7 @@ def new_token() -> str:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """Open a file to write; it takes the place of `target` when the block ends, and is gone if that raises.
-
-    Raises:
-        OSError: If it cannot be written; `target` is as it was.
-    """
+    """Open a file to write; it takes the place of `target` when the block ends, unless that raises."""
     partial = target.with_name(f".partial-{new_token()}")
     try:
         with partial.open("xb") as file:
@@ -54,11 +50,7 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str, option: str) -> None:
-    """Write `text` as UTF-8: all of it or nothing. Missing folders are made, links followed.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
+    """Write `text` as UTF-8: all of it, or nothing and an OutputError. Missing folders are made, links followed."""
     with _reported(path, option):
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():  # a pipe or a terminal takes what it gets
@@ -70,21 +62,13 @@ def write_whole(path: Path, text: str, option: str) -> None:
 
 
 def append(path: Path, text: str, option: str) -> None:
-    """Add `text` as UTF-8 to a file that others write too.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
+    """Add `text` as UTF-8 to a file that others write too; OutputError if it cannot be written."""
     with _reported(path, option), path.open("a", encoding="utf-8") as file:
         file.write(text)
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Refuse a place that a file could not be written to, without changing anything: before the long work.
-
-    Raises:
-        OutputError: If it is a folder, lies where nothing can be written, or cannot be a name.
-    """
+    """Raise OutputError for a place that no file could be written to, before the long work; change nothing."""
     with _reported(path, option):
         target = Path(os.path.realpath(path))
         if target.is_dir():

@@ -53,8 +53,7 @@ class Run:
 
     Attributes:
         path: The folder to write into until `finish`.
-        target: Where the run will be.
-        previous: Where an earlier run waits while this one takes its place.
+        previous: Where an earlier run at `target` waits while this one takes its place.
         option: What the user names the target with, for errors.
     """
 
@@ -66,11 +65,8 @@ class Run:
     def finish(self, metadata: Mapping[str, Any]) -> None:
         """Write `run.json` and move the run to its target. Nothing can be written into `path` afterwards.
 
-        Args:
-            metadata: Entries of `run.json`, besides the mark and the list of files that are added here.
-
-        Raises:
-            OutputError: If something cannot be written, or the target has become something else than a hookscope run.
+        Besides `metadata`, `run.json` has the mark and the list of files. Raises OutputError if something cannot be
+        written, or the target has become something else than a hookscope run.
         """
         with _reported(self.target, self.option):
             files = sorted(_files(self.path))
@@ -99,11 +95,7 @@ class Run:
 def new_run(target: Path, option: str = "--out") -> Iterator[Run]:
     """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
 
-    An exception, or leaving without `finish`, removes all that was written and keeps an earlier run as it was.
-
-    Args:
-        target: Where the run goes: nothing yet, an empty folder, or an earlier run, which is replaced.
-        option: What the user names it with, for errors.
+    The target is nothing yet, an empty folder, or an earlier run, which is replaced, and else stays as it was.
 
     Raises:
         OutputError: If the target is something else or cannot be written, or the block failed to write into the run's
@@ -139,14 +131,14 @@ def check_target(target: Path, option: str = "--out") -> None:
                 _refuse_foreign(target, option)
             standing = next(folder for folder in target.parents if folder.exists())
             if not os.access(standing, os.W_OK | os.X_OK):
-                raise OutputError(_refusal(target, f"no permission to write in '{standing}'", option))
+                raise _refusal(target, f"no permission to write in '{standing}'", option)
             # Asking for a name that is too long fails even where nothing of that name exists.
             longest = _beside(target, "previous", f"{os.getpid()}-{'0' * 8}").name
             for name in (longest, *target.relative_to(standing).parts[:-1]):
                 with suppress(FileNotFoundError):
                     (standing / name).lstat()
     except ValueError as error:
-        raise OutputError(_refusal(target, "no file can have such a name", option)) from error
+        raise _refusal(target, "no file can have such a name", option) from error
 
 
 def default_run_path(verb: str, model_name: str, input_name: str) -> Path:
@@ -172,24 +164,23 @@ def _refuse_foreign(target: Path, option: str) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(mode):
-        raise OutputError(_refusal(target, "it is a symbolic link", option))
+        raise _refusal(target, "it is a symbolic link", option)
     if not stat.S_ISDIR(mode):
-        raise OutputError(_refusal(target, "it exists and is not a folder", option))
-    inside = "Name a folder inside it"
-    if target.is_mount():
-        raise OutputError(_refusal(target, "it is a mount point, which cannot be replaced", option, inside))
+        raise _refusal(target, "it exists and is not a folder", option)
+    reason = "it is a mount point, which cannot be replaced" if target.is_mount() else ""
     with suppress(FileNotFoundError):  # the current folder may have been deleted
-        if Path.cwd().is_relative_to(target):
+        if not reason and Path.cwd().is_relative_to(target):
             reason = "it is the current folder, or above it, and cannot be replaced"
-            raise OutputError(_refusal(target, reason, option, inside))
+    if reason:
+        raise _refusal(target, reason, option, "Name a folder inside it")
     if all(path.name in _LITTER for path in target.iterdir()):
         return
     record = _read_record(target)
     if record is None:
-        raise OutputError(_refusal(target, "the folder holds something that is not a hookscope run", option))
+        raise _refusal(target, "the folder holds something that is not a hookscope run", option)
     foreign = sorted(_files(target) - {_RECORD, *record["files"]})
     if foreign:
-        raise OutputError(_refusal(target, f"besides a hookscope run it holds '{foreign[0]}'", option))
+        raise _refusal(target, f"besides a hookscope run it holds '{foreign[0]}'", option)
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
@@ -230,10 +221,7 @@ def _claimed(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait for the lock of `folder` and hold it. Where there is no folder or no lock to be had, go on without.
-
-    Locks of different descriptors exclude each other even in one process, so this does not nest.
-    """
+    """Wait for the lock of `folder` and hold it; go on without where there is none. It does not nest in a process."""
     with ExitStack() as stack:
         if sys.platform != "win32":
             with suppress(OSError):  # some network file systems cannot lock a folder
@@ -246,11 +234,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _got_lock(descriptor: int) -> bool:
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_abandoned(folder: Path) -> bool:
@@ -270,7 +257,6 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _settle_leftovers(target: Path) -> None:
-    """Put right what dead processes left beside `target`."""
     leftover = re.compile(re.escape(f".{target.name}.") + r"(?:partial|previous)-(\d+-[0-9a-f]{8})")
     tokens = {found[1] for path in target.parent.iterdir() if (found := leftover.fullmatch(path.name))}
     for token in tokens:
@@ -316,7 +302,7 @@ def _reported(target: Path, option: str, within: Path | None = None) -> Iterator
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "Free some space, or name another folder" if full else "Name another folder"
-        raise OutputError(_refusal(target, reason_of(error), option, remedy)) from error
+        raise _refusal(target, reason_of(error), option, remedy) from error
 
 
 def _concerns(error: OSError, folder: Path) -> bool:
@@ -324,5 +310,5 @@ def _concerns(error: OSError, folder: Path) -> bool:
     return named and Path(os.fsdecode(error.filename)).is_relative_to(folder)
 
 
-def _refusal(target: Path, reason: str, option: str, remedy: str = "Name another folder") -> str:
-    return safe_text(f"Cannot write to '{target}': {reason}. {remedy} with {option}.")
+def _refusal(target: Path, reason: str, option: str, remedy: str = "Name another folder") -> OutputError:
+    return OutputError(safe_text(f"Cannot write to '{target}': {reason}. {remedy} with {option}."))

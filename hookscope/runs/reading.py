@@ -22,7 +22,6 @@ _MAX_JSON_BYTES = 256 * 2**20
 _MAX_PICTURE_BYTES = 128 * 2**20
 
 _MOST_SHOWN = 200  # characters of a name in a message
-_AGAIN = "Run the command that made it again."
 
 # Where the entries of a result are, besides run.json.
 _FILES = {
@@ -37,10 +36,8 @@ _FILES = {
 class StoredRun:
     """A run as it lies on the disk.
 
-    Attributes:
-        folder: Where.
-        record: What `run.json` says besides the result.
-        result: What the run found, without feature maps; statistics have a histogram in place of a distribution.
+    The `record` is what `run.json` says besides the `result`, which has no feature maps, and histograms in place of
+    distributions.
     """
 
     folder: Path
@@ -75,16 +72,16 @@ def read_run(folder: Path) -> StoredRun:
     """
     if not folder.is_dir():
         what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
-        raise InputError(_refusal(folder, what, "Give the folder of a run."))
+        raise _refusal(folder, what, "Give the folder of a run.")
     if not os.path.lexists(folder / "run.json"):
         what = "without run.json it is no hookscope run, or one that was cut short"
-        raise InputError(_refusal(folder, what, "Give the folder of a finished run."))
+        raise _refusal(folder, what, "Give the folder of a finished run.")
     document = _read_json(folder, "run.json")
     if document.get("tool") != "hookscope":
-        raise InputError(_refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run."))
+        raise _refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run.")
     if document.get("verb") == "check":
         remedy = "`hookscope check CHECKPOINT --report FILE` makes the page of a check."
-        raise InputError(_refusal(folder, "it is the evidence of a check, not a run", remedy))
+        raise _refusal(folder, "it is the evidence of a check, not a run", remedy)
     _check_version(folder, "run.json", document, directory.SCHEMA_VERSION)
     backward = document.get("verb") == "grads"
     for name in ("layers.json", "gradients.json")[: 1 + backward]:
@@ -99,7 +96,7 @@ def read_run(folder: Path) -> StoredRun:
         place, reason = error.args
         name = _FILES.get(place.partition(".")[0], "run.json")
         what = f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}"
-        raise InputError(_refusal(folder, what, _AGAIN)) from error
+        raise _refusal(folder, what) from error
     _check_pictures(run)
     return run
 
@@ -110,18 +107,18 @@ def _check_pictures(run: StoredRun) -> None:
     indices, input_count = {row.index for row in rows}, len(run.result.inputs)
     for grid in run.record.grids:
         if grid.input_index >= input_count or grid.row not in indices:
-            raise InputError(_refusal(run.folder, f"'{grid.path[:_MOST_SHOWN]}' is of no row", _AGAIN))
+            raise _refusal(run.folder, f"'{grid.path[:_MOST_SHOWN]}' is of no row")
     if len(run.record.thumbnails) > input_count:
-        raise InputError(_refusal(run.folder, "it has more thumbnails than inputs", _AGAIN))
+        raise _refusal(run.folder, "it has more thumbnails than inputs")
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         document = serialize.parse_json(read_inside(folder, name, _MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
-        raise InputError(_refusal(folder, f"its {name} is cut short or damaged", _AGAIN)) from error
+        raise _refusal(folder, f"its {name} is cut short or damaged") from error
     if document is None:
-        raise InputError(_refusal(folder, f"its {name} is not hookscope's", _AGAIN))
+        raise _refusal(folder, f"its {name} is not hookscope's")
     return document
 
 
@@ -134,39 +131,32 @@ def _check_version(folder: Path, name: str, document: dict[str, Any], readable: 
         "Make the run again with this hookscope." if earlier else "Make the run and its report with the same hookscope."
     )
     what = f"its {name} has schema version {json.dumps(version)[:20]}, and this hookscope reads {readable}"
-    raise InputError(_refusal(folder, what, remedy))
+    raise _refusal(folder, what, remedy)
 
 
 def read_inside(folder: Path, name: str, limit: int) -> bytes:
-    """Return the contents of a plain file inside `folder`.
-
-    Raises:
-        InputError: If it is missing, not a plain file inside the folder, behind a link, or too large.
-    """
+    """Return the contents of a plain file inside `folder`; InputError for what is missing, linked or too large."""
     shown = f"its file '{name[:_MOST_SHOWN]}'"
     parts = PurePosixPath(name).parts
     if "\0" in name or "\\" in name or not parts or PurePosixPath(name).is_absolute() or ".." in parts:
-        raise InputError(_refusal(folder, f"{shown} is not inside the folder", _AGAIN))
+        raise _refusal(folder, f"{shown} is not inside the folder")
     try:
         inside = folder.resolve()
         if (inside / name).resolve() != inside / name:
-            raise InputError(_refusal(folder, f"{shown} is a link, or behind one", _AGAIN))
-        with os.fdopen(_open_plain(inside / name), "rb") as file:
+            raise _refusal(folder, f"{shown} is a link, or behind one")
+        # Neither through a link that came meanwhile, nor waiting for somebody to write into a pipe.
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        with os.fdopen(os.open(inside / name, flags), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-                raise InputError(_refusal(folder, f"{shown} is no plain file, or too large", _AGAIN))
+                raise _refusal(folder, f"{shown} is no plain file, or too large")
             return file.read(limit)
     except FileNotFoundError as error:
-        raise InputError(_refusal(folder, f"{shown} is missing", _AGAIN)) from error
+        raise _refusal(folder, f"{shown} is missing") from error
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "no file can have such a name"
-        raise InputError(_refusal(folder, f"{shown}: {reason.lower()}", _AGAIN)) from error
+        raise _refusal(folder, f"{shown}: {reason.lower()}") from error
 
 
-def _open_plain(path: Path) -> int:
-    # Neither through a link that came meanwhile, nor waiting for somebody to write into a pipe.
-    return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-
-def _refusal(folder: Path, what: str, remedy: str) -> str:
-    return safe_text(f"Cannot read the run '{folder}': {what}. {remedy}")
+def _refusal(folder: Path, what: str, remedy: str = "Run the command that made it again.") -> InputError:
+    return InputError(safe_text(f"Cannot read the run '{folder}': {what}. {remedy}"))

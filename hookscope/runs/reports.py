@@ -19,36 +19,31 @@ def default_report_path(run: Path) -> Path:
 
 
 def check_report_target(target: Path) -> None:
-    """Refuse a target that a report could not be written to, without changing anything.
-
-    Raises:
-        OutputError: If something stands there that is not an earlier report, or it lies where nothing can be written.
-    """
+    """Raise OutputError where something else than a report stands, or nothing can be written; change nothing."""
     try:
         _refuse_foreign(target)
         folder = target.parent
         if not folder.is_dir():
-            raise OutputError(_refusal(target, "there is no such folder"))
+            raise _refusal(target, "there is no such folder")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise OutputError(_refusal(target, "no permission to write there"))
+            raise _refusal(target, "no permission to write there")
     except ValueError as error:
-        raise OutputError(_refusal(target, "no file can have such a name")) from error
+        raise _refusal(target, "no file can have such a name") from error
     except OSError as error:
-        raise OutputError(_refusal(target, reason_of(error))) from error
+        raise _refusal(target, reason_of(error)) from error
 
 
 def write_report(target: Path, page: str) -> None:
     """Write a page, which begins with `MARK`, beside its target and rename it into place.
 
-    Raises:
-        OutputError: If it cannot be written, or the target has become something else; an earlier report stays.
+    Raises OutputError if it cannot be written, or the target has become something else; an earlier report stays.
     """
     try:
         with whole_file(target) as file:
             file.write(page.encode())
             _refuse_foreign(target)
     except OSError as error:
-        raise OutputError(_refusal(target, reason_of(error))) from error
+        raise _refusal(target, reason_of(error)) from error
 
 
 def _refuse_foreign(target: Path) -> None:
@@ -57,15 +52,15 @@ def _refuse_foreign(target: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(mode):
-        raise OutputError(_refusal(target, "it is a symbolic link"))
+        raise _refusal(target, "it is a symbolic link")
     if stat.S_ISDIR(mode):
-        raise OutputError(_refusal(target, "it is a folder"))
+        raise _refusal(target, "it is a folder")
     if stat.S_ISREG(mode):
         with target.open("rb") as file:
             if file.read(len(MARK)) == MARK.encode():
                 return
-    raise OutputError(_refusal(target, "it exists and is not a hookscope report"))
+    raise _refusal(target, "it exists and is not a hookscope report")
 
 
-def _refusal(target: Path, reason: str) -> str:
-    return safe_text(f"Cannot write to '{target}': {reason}. Name another file.")
+def _refusal(target: Path, reason: str) -> OutputError:
+    return OutputError(safe_text(f"Cannot write to '{target}': {reason}. Name another file."))

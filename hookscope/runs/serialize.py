@@ -7,20 +7,20 @@ level ("q05"), a distribution is a histogram, and a loss that is NaN or infinite
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import gravest
-from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.activations import Activations
+from hookscope.results.check import CheckReport
 from hookscope.results.comparison import Comparison, Prediction
-from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+from hookscope.results.gradients import Gradients, LossRecord
 from hookscope.results.grids import Grid
 from hookscope.results.histogram import histogram
-from hookscope.results.network import ModelInfo, ModuleRow
+from hookscope.results.network import ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.text import strict_json
+from hookscope.text import plain, strict_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -29,7 +29,14 @@ SCHEMA_VERSION = 1
 
 QUANTILE_NAMES = tuple(f"q{round(level * 100):02d}" for level in QUANTILE_LEVELS)
 
-_NO_STATISTICS = TensorStatistics((), "none", 0)
+# Entries of a result in their order in JSON; rows have files besides.
+_ENTRIES = (
+    *("model", "inputs", "seed", "device", "dtype", "timings", "verification"),
+    *("warnings", "notes", "failure", "predictions"),
+)
+_GRADIENTS = ("gradients", "parameters")
+_ROWS = ("rows", "uncalled")
+_STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram")]
 
 # Fields of results that no file of JSON has.
 _NOT_IN_JSON = ("feature_maps", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance", "unlisted")
@@ -42,16 +49,9 @@ _MOST_DIGITS = 300
 class RunRecord:
     """What `run.json` says besides the result.
 
-    Attributes:
-        verb: The command; "check" for its evidence.
-        command: As it was typed.
-        versions: Of Python, hookscope and what it uses.
-        threads: torch's.
-        patterns: As given with `--layer`.
-        unusable_inputs: One sentence each.
-        thumbnails: For the first inputs, what the network saw as a picture: a path inside the run, or None.
-        files: Paths of all files but `run.json` itself.
-        layers: Of evidence, labels of the rows that a rule fails.
+    Of its fields, `threads` are torch's, `patterns` as given with `--layer`, `unusable_inputs` one sentence each,
+    `thumbnails` for the first inputs a picture of what the network saw, as a path inside the run, or None, and
+    `layers`, of evidence, the labels of the rows that a rule fails.
     """
 
     verb: Literal["activations", "grads", "check"]
@@ -69,50 +69,26 @@ class RunRecord:
 
 
 def inspection_to_dict(result: Activations | Gradients) -> dict[str, Any]:
-    """Return all of `result` but its feature maps as dicts, lists, text and numbers.
-
-    The weights' list of categories is left out; predictions carry the names that matter.
-    """
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "model": _model(result.model),
-        "inputs": [asdict(record) for record in result.inputs],
-        "seed": result.seed,
-        "device": result.device,
-        "dtype": result.dtype,
-        "timings": dict(result.timings),
-        "verification": asdict(result.verification) if result.verification else None,
-        "warnings": list(result.warnings),
-        "notes": list(result.notes),
-        "failure": asdict(result.failure) if result.failure else None,
-        "predictions": [
-            {"input_index": prediction.input_index, "classes": _classes(prediction)}
-            for prediction in result.predictions
-        ],
-    }
+    """Return all of `result` but feature maps and the list of categories as dicts, lists, text and numbers."""
+    document = {"schema_version": SCHEMA_VERSION, **_entries(result, *_ENTRIES)}
     if isinstance(result, Gradients):
-        document |= {
-            "mode": result.mode,
-            "loss": result.loss and asdict(result.loss) | {"value": _json_number(result.loss.value)},
-            "verdicts": [asdict(verdict) for verdict in result.verdicts],
-            **_gradients(result),
-        }
-    return document | _rows(result)
+        document |= _entries(result, "mode", "loss", "verdicts", *_GRADIENTS)
+    return document | _entries(result, *_ROWS)
 
 
 def rows_to_json(result: Activations | Gradients) -> str:
     """Return the layer rows and the layers that never ran as strict JSON, one row a line."""
-    return strict_json({"schema_version": SCHEMA_VERSION, **_rows(result)})
+    return strict_json({"schema_version": SCHEMA_VERSION, **_entries(result, *_ROWS)})
 
 
 def gradients_to_json(result: Gradients) -> str:
     """Return the gradients of layers and of parameters as strict JSON, one row a line."""
-    return strict_json({"schema_version": SCHEMA_VERSION, **_gradients(result)})
+    return strict_json({"schema_version": SCHEMA_VERSION, **_entries(result, *_GRADIENTS)})
 
 
 def modules_to_dict(rows: Sequence[ModuleRow]) -> dict[str, Any]:
     """Return the modules of a network as dicts, lists, text and numbers; names are those of `ModuleRow`."""
-    return {"schema_version": SCHEMA_VERSION, "modules": [asdict(row) for row in rows]}
+    return {"schema_version": SCHEMA_VERSION, "modules": [*map(_json, rows)]}
 
 
 def checks_to_json(reports: Sequence[CheckReport]) -> str:
@@ -152,25 +128,14 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
         "edits": list(comparison.edits),
         "losses": None if comparison.losses is None else list(map(_json_number, comparison.losses)),
         "row_count": comparison.row_count,
-        "changes": [
-            {
-                "label": change.label,
-                "what": change.what,
-                "before": change.before and statistics_to_dict(change.before),
-                "after": change.after and statistics_to_dict(change.after),
-                "l2_ratio": change.l2_ratio,
-            }
-            for change in comparison.changes
-        ],
+        "changes": [_json(change) | {"l2_ratio": change.l2_ratio} for change in comparison.changes],
     }
 
 
 def statistics_to_dict(statistics: TensorStatistics) -> dict[str, Any]:
     """Return statistics as numbers, quantiles by name, and a histogram in place of the distribution."""
-    result = asdict(replace(statistics, distribution=None, histogram=None))
-    del result["distribution"], result["histogram"]
     counted = statistics.histogram or histogram(statistics.distribution)
-    return result | {
+    return _named(statistics, *_STATISTICS) | {
         "quantiles": statistics.quantiles and dict(zip(QUANTILE_NAMES, statistics.quantiles, strict=True)),
         "dead_channel_fraction": statistics.dead_channel_fraction,
         "histogram": counted and asdict(counted),
@@ -180,20 +145,16 @@ def statistics_to_dict(statistics: TensorStatistics) -> dict[str, Any]:
 def parse_json(text: bytes) -> dict[str, Any] | None:
     """Return a JSON object without NaN, infinities and lone surrogates; None for JSON that is not an object.
 
-    Raises:
-        ValueError: If it is not JSON.
-        RecursionError: If it nests too deeply.
+    Raises ValueError if it is not JSON, RecursionError if it nests too deeply.
     """
     document = json.loads(text, parse_int=_whole_number)
-    return _plain(document) if isinstance(document, dict) else None
+    return plain(document) if isinstance(document, dict) else None
 
 
 def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Activations | Gradients:
-    """Return the result that `inspection_to_dict` made a document of. Entries of other names are left out.
+    """Return the result that `inspection_to_dict` made a document of, as `parse_json` returns it.
 
-    Args:
-        document: As `parse_json` returns it. A number that is None is unknown.
-        backward: Whether it is of `Gradients`.
+    Entries of other names are left out. A number that is None is unknown.
 
     Raises:
         ValueError: With a place ("rows.0.index") and what is wrong there, if it does not fit the type or a number
@@ -214,11 +175,7 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
 
 
 def record_from_dict(document: Mapping[str, Any]) -> RunRecord:
-    """Return what `run.json` says besides the result.
-
-    Raises:
-        ValueError: As `inspection_from_dict`.
-    """
+    """Return what `run.json` says besides the result; raises as `inspection_from_dict`."""
     record: RunRecord = _checked(RunRecord, document)
     return record
 
@@ -285,64 +242,38 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {_plain(name): _plain(each) for name, each in value.items()}
-    return value
+def _entries(result: Activations | Gradients, *names: str) -> dict[str, Any]:
+    values = ((name, getattr(result, name)) for name in names)
+    return {name: [*map(_json, value)] if isinstance(value, tuple) else _json(value) for name, value in values}
 
 
-def _rows(result: Activations | Gradients) -> dict[str, Any]:
-    return {
-        "rows": [_row(row) for row in result.rows],
-        "uncalled": [asdict(layer) for layer in result.uncalled],
-    }
-
-
-def _gradients(result: Gradients) -> dict[str, Any]:
-    return {
-        "gradients": [_gradient(row) for row in result.gradients],
-        "parameters": [_gradient(row) for row in result.parameters],
-    }
-
-
-def _row(row: LayerRow) -> dict[str, Any]:
-    return asdict(replace(row, activation=_NO_STATISTICS)) | {"activation": statistics_to_dict(row.activation)}
-
-
-def _gradient(row: GradientRow | ParameterRow) -> dict[str, Any]:
-    return asdict(replace(row, gradient=_NO_STATISTICS)) | {"gradient": statistics_to_dict(row.gradient)}
-
-
-def _model(model: ModelInfo) -> dict[str, Any]:
-    keys = ("name", "kind", "weights", "random", "sha256", "parameter_count", "arguments")
-    return {key: getattr(model, key) for key in keys}
+def _json(value: Any) -> Any:
+    if isinstance(value, TensorStatistics):
+        return statistics_to_dict(value)
+    if isinstance(value, Prediction):
+        return {"input_index": value.input_index, "classes": _classes(value)}
+    if is_dataclass(value):
+        named = {each.name: _json(getattr(value, each.name)) for each in fields(value) if each.name != "categories"}
+        return named | ({"value": _json_number(value.value)} if isinstance(value, LossRecord) else {})
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _checkpoint(report: CheckReport) -> dict[str, Any]:
     return {
-        "checkpoint": report.checkpoint,
-        "passed": report.passed,
-        "exit_code": report.exit_code,
-        "error": report.error,
-        "error_code": report.error_code,
-        "model": report.model and _model(report.model),
-        "inputs": [asdict(record) for record in report.inputs],
-        "rules": [_rule(outcome) for outcome in report.outcomes],
-        "warnings": report.warnings,
-        "seconds": report.seconds,
-        "evidence": report.evidence,
+        **_named(report, "checkpoint", "passed", "exit_code", "error", "error_code"),
+        "model": _json(report.model),
+        "inputs": [*map(_json, report.inputs)],
+        "rules": [
+            _named(outcome, "rule", "status", "reason")
+            | {"findings": [_named(each, "level", "where", "message") for each in outcome.findings]}
+            for outcome in report.outcomes
+        ],
+        **_named(report, "warnings", "seconds", "evidence"),
     }
 
 
-def _rule(outcome: RuleOutcome) -> dict[str, Any]:
-    findings = [{"level": each.level, "where": each.where, "message": each.message} for each in outcome.findings]
-    return {"rule": outcome.rule, "status": outcome.status, "reason": outcome.reason, "findings": findings}
+def _named(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _classes(prediction: Prediction) -> list[dict[str, Any]]:

@@ -23,8 +23,16 @@ folder first, where files of unknown origin lie, and import the program's main m
 """
 
 from hookscope.sandbox.jobs import run_jobs
-from hookscope.sandbox.limits import CAN_LIMIT_MEMORY, Limits, limit_memory, machine_memory_bytes, usable_cores
-from hookscope.sandbox.worker import CAN_FORK, WorkerFailure, run_forked
+from hookscope.sandbox.worker import (
+    CAN_FORK,
+    CAN_LIMIT_MEMORY,
+    Limits,
+    WorkerFailure,
+    limit_memory,
+    machine_memory_bytes,
+    run_forked,
+    usable_cores,
+)
 
 __all__ = [
     "CAN_FORK",

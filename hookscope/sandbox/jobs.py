@@ -1,5 +1,9 @@
-"""Work over many items: hosts and their workers, as the parent sees them."""
+"""Work over many items: hosts, which import once and fork a worker for every request, and how their parent sees them.
 
+They speak in frames through a host's stdin and stdout.
+"""
+
+import importlib
 import json
 import os
 import pickle
@@ -11,12 +15,21 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from queue import SimpleQueue
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
-from hookscope.sandbox.limits import Limits
-from hookscope.sandbox.worker import CAN_FORK, WorkerFailure, ended, read_frame, result_of, write_frame
+from hookscope.sandbox.worker import (
+    CAN_FORK,
+    Limits,
+    WorkerFailure,
+    answer_to,
+    ended,
+    fork_worker,
+    read_frame,
+    result_of,
+    write_frame,
+)
 
 Item = TypeVar("Item")
 
@@ -24,8 +37,8 @@ Item = TypeVar("Item")
 _HOST_PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from hookscope.sandbox.host import serve
-from hookscope.sandbox.limits import Limits
+from hookscope.sandbox.jobs import serve
+from hookscope.sandbox.worker import Limits
 serve(json.loads(sys.argv[2]), Limits(*json.loads(sys.argv[3])), forks=json.loads(sys.argv[4]))
 """
 
@@ -55,7 +68,7 @@ def run_jobs(
     Yields:
         The position of an item and its result, or a `WorkerFailure`, as they finish.
     """
-    team = _Team(tuple(preload), limits, {**os.environ, **(environment or {})})
+    team = _Team(limits, [*preload], {**os.environ, **(environment or {})})
     waiting = deque(enumerate(items))
     finished: SimpleQueue[tuple[int, Any]] = SimpleQueue()
 
@@ -86,59 +99,50 @@ def run_jobs(
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
-        team.close()
+        for host in team.hosts:
+            host.close()
 
 
+@dataclass(slots=True)
 class _Team:
     """The hosts of one `run_jobs`."""
 
-    def __init__(self, preload: tuple[str, ...], limits: Limits, environment: dict[str, str]) -> None:
-        self.dismissed = False
-        self._preload = preload
-        self._limits = limits
-        self._environment = environment
-        self._hosts: list[_Host] = []
-        self._lock = threading.Lock()
+    limits: Limits
+    preload: list[str]
+    environment: dict[str, str]
+    dismissed: bool = False
+    hosts: "list[_Host]" = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> "_Host":
-        with self._lock:  # so that none is started after the others have been killed
+        with self.lock:  # so that none is started after the others have been killed
             if self.dismissed:
                 raise RuntimeError("the work was broken off")
-            arguments = sys.path, self._preload, astuple(self._limits), CAN_FORK
+            arguments = sys.path, self.preload, astuple(self.limits), CAN_FORK
             process = subprocess.Popen(  # noqa: S603 - this Python, and our own program
                 [sys.executable, "-P", "-c", _HOST_PROGRAM, *map(json.dumps, arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=_standard_error(),
-                env=self._environment,
+                env=self.environment,
                 start_new_session=True,  # Ctrl-C is for this process, which kills the others
                 bufsize=0,
             )
-            self._hosts.append(_Host(process, self._limits))
-            return self._hosts[-1]
+            self.hosts.append(_Host(process, self.limits))
+            return self.hosts[-1]
 
     def dismiss(self) -> None:
-        with self._lock:
+        with self.lock:
             self.dismissed = True
-            for host in self._hosts:
+            for host in self.hosts:
                 host.kill()
-
-    def close(self) -> None:
-        for host in self._hosts:
-            for pipe in (host.process.stdin, host.process.stdout):
-                if pipe is not None:
-                    pipe.close()
 
 
 @dataclass(slots=True)
 class _Host:
-    """A host as its parent sees it.
+    """A host, which speaks through its stdin and stdout, as its parent sees it.
 
-    Attributes:
-        process: Speaks through its stdin and stdout.
-        limits: Of its workers.
-        is_ready: Whether it has finished its imports.
-        is_late: Whether its worker took more time than it may.
+    It `is_ready` when it has finished its imports, and `is_late` when its worker has taken more time than it may.
     """
 
     process: "subprocess.Popen[bytes]"
@@ -159,6 +163,11 @@ class _Host:
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def outcome(self, request: bytes) -> Any:
         """Have a worker answer `request`; return its result, or a `WorkerFailure`."""
@@ -209,3 +218,32 @@ def _standard_error() -> int:
     except OSError:
         return subprocess.DEVNULL
     return 2
+
+
+def serve(preload: Sequence[str], limits: Limits, *, forks: bool) -> NoReturn:
+    """Be a host: import, then answer requests from stdin on stdout until there are no more.
+
+    Without `forks` this process answers one itself, and no more. Of the limits its parent watches the seconds.
+    """
+    requests, answers = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.dup2(2, 1)  # a model may print
+    try:
+        for name in preload:
+            importlib.import_module(name)
+    except BaseException:  # noqa: BLE001 - the parent reports it
+        write_frame(answers, json.dumps({"raised": traceback.format_exc()}).encode())
+        os._exit(0)
+    write_frame(answers, json.dumps({"value": "ready"}).encode())
+    while (request := read_frame(requests)) is not None:
+
+        def work(request: bytes = request) -> Any:
+            function, item = pickle.loads(request)  # noqa: S301 - by our own parent
+            return function(item)
+
+        if not forks:
+            write_frame(answers, answer_to(work, limits))
+            break
+        write_frame(answers, fork_worker(work, limits, parent=(requests, answers)))
+    os._exit(0)  # taking the interpreter apart takes half a second once torch is loaded

@@ -1,5 +1,6 @@
 """One worker: a fork of this process that sets itself limits, does one piece of work, and answers in JSON."""
 
+import ctypes
 import faulthandler
 import gc
 import json
@@ -13,15 +14,109 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from hookscope import errors
 from hookscope.errors import HookscopeError, is_out_of_memory
-from hookscope.sandbox.limits import CAN_LIMIT_MEMORY, Limits, limit_memory
+
+if sys.platform != "win32":
+    import resource
 
 CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"  # whose libraries may crash in the child
 
 _LENGTH_BYTES = 8
+
+CAN_LIMIT_MEMORY = sys.platform == "linux"  # relative to what is mapped, which /proc says
+
+# Freed memory is looked for in pieces of so many bytes, down to where taking one, which writes to a page of it, would
+# cost more than a quarter of it. Our choice.
+_LARGEST_PIECE, _SMALLEST_PIECE = 2**44, 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one worker may take: seconds, by the clock, memory and processor time in seconds, None for no limit.
+
+    Memory is address space on top of what is mapped when it starts, and without effect unless `CAN_LIMIT_MEMORY`.
+    """
+
+    seconds: float
+    memory_bytes: int | None = None
+    processor_seconds: int | None = None
+
+    def set(self) -> None:
+        """Limit the memory and processor time of this process, and let it leave no core file; not the seconds."""
+        if sys.platform == "win32":
+            return
+        _set_limit(resource.RLIMIT_CORE, 0)
+        if self.processor_seconds is not None:
+            _set_limit(resource.RLIMIT_CPU, self.processor_seconds)
+        if self.memory_bytes is not None and CAN_LIMIT_MEMORY:
+            with suppress(OSError):  # no /proc
+                limit_memory(self.memory_bytes)
+
+
+def _set_limit(kind: int, limit: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def limit_memory(memory_bytes: int | None) -> None:
+    """Let this process, and what it forks, take so much memory on top of what it has; only on Linux.
+
+    None is for as much as the system allows. The system counts what is mapped, not what is used: as address space, and
+    as memory to write to, which leaves out what libraries have only reserved. What was freed before but is still mapped
+    would come on top of the limit: in a process that has worked for long, gigabytes. So all of it is allocated first,
+    and never used. Only pieces below 16 KiB and Python's own pools, of objects up to 512 bytes, are left.
+    """
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    if memory_bytes is None:
+        for kind in kinds:
+            hard = resource.getrlimit(kind)[1]
+            resource.setrlimit(kind, (hard, hard))
+        return
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    mapped = [int(pages[field]) * resource.getpagesize() for field in (0, 5)]  # as the two kinds count it
+
+    def allow(more: int) -> None:
+        for kind, taken in zip(kinds, mapped, strict=True):
+            _set_limit(kind, taken + more)
+
+    allow(0)
+    try:
+        _take_what_was_freed()
+    finally:
+        allow(memory_bytes)
+
+
+def _take_what_was_freed() -> None:
+    """Allocate until there is nothing left, where no more may be mapped."""
+    allocate = ctypes.CDLL(None).malloc
+    allocate.argtypes, allocate.restype = [ctypes.c_size_t], ctypes.c_void_p
+    size = _LARGEST_PIECE
+    while size >= _SMALLEST_PIECE:
+        while allocate(size):
+            pass
+        size //= 2
+
+
+def machine_memory_bytes() -> int | None:
+    """Return the memory of this machine, or the container's limit if that is lower; None where neither is known."""
+    known = []
+    with suppress(OSError, ValueError, AttributeError):
+        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max" means no limit
+            known.append(int(Path(path).read_text(encoding="ascii")))
+    return min(known, default=None)
+
+
+def usable_cores() -> int:
+    """Return how many processor cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +127,7 @@ class WorkerFailure:
         cause: "raised": the work raised an unexpected error; "killed": a signal, or an exit in the midst of it;
             "memory" and "time": over the limit.
         reason: For people, as the end of a sentence: "it was ended by SIGSEGV".
-        traceback: Of what it raised; "" otherwise.
-        ending: For "killed", the name of the signal or "exit code 3"; "" otherwise.
+        traceback, ending: For "raised"; for "killed", the name of the signal or "exit code 3"; "" otherwise.
         error: What it raised, if that is one of hookscope's own errors.
     """
 
@@ -45,16 +139,10 @@ class WorkerFailure:
 
 
 def run_forked(work: Callable[[], Any], limits: Limits) -> Any:
-    """Return what `work` returns in a fork of this process, or a `WorkerFailure`.
+    """Return what `work` returns in a fork of this process, or a `WorkerFailure`; hookscope's own errors are raised.
 
-    The worker prints nothing, and its other threads are gone. Without `CAN_FORK`, `work` runs here, without limits.
-
-    Args:
-        work: Returns what JSON can hold; tuples come back as lists.
-        limits: What it may take.
-
-    Raises:
-        HookscopeError: Whatever of these `work` raises.
+    The worker prints nothing, and its other threads are gone. Its result is what JSON can hold; tuples come back as
+    lists. Without `CAN_FORK`, `work` runs here, without limits.
     """
     if not CAN_FORK:
         return work()
@@ -69,12 +157,9 @@ def fork_worker(
 ) -> bytes:
     """Do `work` in a fork of this process; return the worker's message, or one about how it ended.
 
-    Args:
-        work: As for `run_forked`.
-        limits: What the worker sets itself.
-        deadline: When to kill it, by `time.monotonic`; None leaves that to the parent of this process.
-        parent: In a host, the pipes from and to its parent. The worker may print; when the parent closes its pipe,
-            the whole process group is killed.
+    It is killed at the deadline, by `time.monotonic`; None leaves that to the parent of this process. In a host,
+    `parent` holds the pipes from and to its parent: the worker may print, and when the parent closes its pipe, the
+    whole process group is killed.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -199,14 +284,8 @@ def write_frame(descriptor: int, content: bytes) -> None:
 def read_frame(descriptor: int, deadline: float | None = None, parent: int | None = None) -> bytes | None:
     """Return what `write_frame` has written; None if the other side ends before all of it is there.
 
-    Args:
-        descriptor: Where to read.
-        deadline: When to give up, by `time.monotonic`; None to wait for ever.
-        parent: A pipe from this process's parent. Nothing is asked before the answer is there, so whatever comes
-            through it is its end, and the process group is killed.
-
-    Raises:
-        TimeoutError: If the deadline passes.
+    Raises TimeoutError if the deadline, by `time.monotonic`, passes. Through the pipe from a parent nothing is asked
+    before the answer is there, so whatever comes through it is its end, and the process group is killed.
     """
     length = _read_exactly(descriptor, _LENGTH_BYTES, deadline, parent)
     return None if length is None else _read_exactly(descriptor, int.from_bytes(length, "big"), deadline, parent)

@@ -1,4 +1,4 @@
-"""What becomes of a checkpoint as a whole: exit codes, what is skipped, and what could not be loaded."""
+"""What becomes of a checkpoint as a whole, and which rules are judged at which level, by which limits."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from hookscope.checks.baseline import baseline_of
 from hookscope.checks.judging import judge, refused, wanted_rules
 from hookscope.checks.rules import RULES
-from hookscope.checks.settings import CheckSettings
+from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import (
     CheckpointError,
     HookscopeError,
@@ -19,23 +19,36 @@ from hookscope.errors import (
     ModelNotFoundError,
     UntrustedFileError,
     UsageError,
+    gravest,
 )
 from hookscope.results.check import RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.network import Failure
 from tests.checks.measurements import (
     EVERYTHING,
+    FORWARD,
     HEALTHY,
+    chain,
+    inspection,
     judged,
+    numbered,
     objections,
     outcomes,
+    row,
+    stored,
     with_gradients,
     with_output,
     with_row,
+    with_stored,
 )
-from tests.checks.rules.by_hand import chain, inspection
 
-DEFAULT = wanted_rules(CheckSettings())
+DEFAULTS = CheckSettings()
+DEFAULT = wanted_rules(DEFAULTS)
+
+
+@pytest.mark.parametrize(("codes", "code"), [((1, 6, 3), 3), ((0, 1, 6), 6), ((3, 4), 4), ((1, 5), 5), ((), 0)])
+def test_the_gravest_of_the_exit_codes_decides(codes: tuple[int, ...], code: int) -> None:
+    assert gravest(codes) == code
 
 
 def test_every_rule_has_an_outcome_in_the_order_of_the_rules() -> None:
@@ -47,11 +60,6 @@ def test_what_is_not_wanted_is_off() -> None:
     report = judged(with_output(input_difference=0.0), wanted=frozenset({"forward"}))
     assert [each.rule for each in report.outcomes if each.status != "off"] == ["forward"]
     assert report.exit_code == 0
-
-
-def test_warnings_do_not_fail() -> None:
-    report = judged(with_row("relu", dead_channel_count=4))
-    assert (report.exit_code, [each.level for each in report.findings]) == (0, ["warn"])
 
 
 def test_what_was_measured_beside_is_passed_on() -> None:
@@ -73,12 +81,6 @@ def test_a_baseline_is_held_against_what_was_measured() -> None:
     assert outcomes(judge("net.pt", HEALTHY, CheckSettings(), wanted, baseline))["drift"].status == "pass"
     moved = judge("net.pt", with_row("relu", dead_channel_count=4), CheckSettings(), wanted, baseline)
     assert (objections(moved), moved.exit_code) == ([("drift", "fail", "relu")], 1)
-
-
-def test_a_baseline_of_another_network_is_refused() -> None:
-    other = replace(HEALTHY, model=replace(HEALTHY.model, kind="OtherNet"))
-    with pytest.raises(UsageError, match="The baseline does not fit"):
-        judge("net.pt", other, CheckSettings(), frozenset({"drift"}), baseline_of(HEALTHY))
 
 
 @pytest.mark.parametrize("wanted", [set(), {"drift"}, {"drift", "expectation"}])
@@ -175,3 +177,162 @@ def test_every_rule_says_what_it_means_and_every_limit_where_it_comes_from() -> 
             assert name.isidentifier()
             assert limit.meaning, rule.identifier
             assert "our choice" in limit.source or "after" in limit.source, rule.identifier
+
+
+DEAD = replace(
+    HEALTHY,
+    forward=replace(
+        FORWARD,
+        rows=numbered(
+            [row("early.relu", "ReLU", dead_channel_count=4), row("late.relu", "ReLU", dead_channel_count=4)]
+        ),
+    ),
+)
+"""Two rectifiers, all of whose channels are dead."""
+
+
+def dead_where(*layers: tuple[str, RuleSettings], rule: RuleSettings | None = None) -> list[tuple[str, str]]:
+    """Return the level and place of each dead rectifier under these settings."""
+    some = tuple(LayerSettings(pattern, {"dead-channels": each}) for pattern, each in layers)
+    settings = CheckSettings(rules={} if rule is None else {"dead-channels": rule}, layers=some)
+    found = objections(judged(DEAD, settings, wanted_rules(settings, ["dead-channels"])))
+    return [(level, where) for _, level, where in found]
+
+
+def test_by_default_all_rules_are_wanted_but_those_that_are_off() -> None:
+    on = {name for name, rule in RULES.items() if rule.level != "off"}
+    assert wanted_rules(DEFAULTS) == on
+    assert all(RULES[name].needs == "gradients" for name in RULES.keys() - on)
+
+
+def test_the_settings_turn_rules_on_and_off() -> None:
+    settings = CheckSettings(
+        rules={"zero-parameter": RuleSettings("off"), "zero-gradient": RuleSettings("warn"), "forward": RuleSettings()}
+    )
+    assert wanted_rules(settings) == wanted_rules(DEFAULTS) - {"zero-parameter"} | {"zero-gradient"}
+
+
+def test_select_leaves_nothing_else() -> None:
+    assert wanted_rules(DEFAULTS, ["forward", "*-headroom"]) == {"forward", "fp16-headroom", "bf16-headroom"}
+
+
+def test_ignore_goes_over_select() -> None:
+    assert wanted_rules(DEFAULTS, ["*-headroom"], ["bf16-*"]) == {"fp16-headroom"}
+    assert wanted_rules(DEFAULTS, ignore=["forward"]) == wanted_rules(DEFAULTS) - {"forward"}
+
+
+def test_a_selected_rule_that_is_off_fails() -> None:
+    settings = CheckSettings(rules={"dead-channels": RuleSettings("off")})
+    report = judged(with_row("relu", dead_channel_count=4), settings, wanted_rules(settings, ["dead-channels"]))
+    assert objections(report) == [("dead-channels", "fail", "relu")]
+    assert report.exit_code == 1
+
+
+def test_a_selected_rule_that_is_on_keeps_its_level() -> None:
+    assert dead_where() == [("warn", "early.relu"), ("warn", "late.relu")]
+    assert dead_where(rule=RuleSettings("fail")) == [("fail", "early.relu"), ("fail", "late.relu")]
+
+
+@pytest.mark.parametrize("option", ["--select", "--ignore"])
+def test_an_unknown_rule_is_refused_with_the_nearest(option: str) -> None:
+    with pytest.raises(UsageError, match=rf"{option} 'dead-chanels' is no rule\. Nearest: 'dead-channels'") as caught:
+        wanted_rules(DEFAULTS, **{option.strip("-"): ["dead-chanels"]})
+    assert "hookscope check --rules" in str(caught.value)
+
+
+def test_a_glob_that_matches_no_rule_and_no_rule_at_all_are_refused() -> None:
+    with pytest.raises(UsageError, match="'fp32-\\*' is no rule"):
+        wanted_rules(DEFAULTS, ["forward", "fp32-*"])
+    with pytest.raises(UsageError, match="No rule is left"):
+        wanted_rules(DEFAULTS, ignore=["*"])
+
+
+def test_settings_may_not_name_rules_or_limits_that_do_not_exist() -> None:
+    with pytest.raises(UsageError, match=r"'dead-chanels'\. Nearest: 'dead-channels'"):
+        wanted_rules(CheckSettings(rules={"dead-chanels": RuleSettings("off")}))
+    layer = LayerSettings("relu", {"dead-channels": RuleSettings(limits={"max_fractions": 0.5})})
+    with pytest.raises(UsageError, match=r"dead-channels has no limit 'max_fractions'\. Nearest: 'max_fraction'"):
+        wanted_rules(CheckSettings(layers=(layer,)))
+
+
+def test_a_limit_that_the_settings_move_is_kept_to() -> None:
+    some = with_row("relu", dead_channel_count=2)
+    assert judged(some).findings == ()
+    settings = CheckSettings(rules={"dead-channels": RuleSettings(limits={"max_fraction": 0.49})})
+    (finding,) = judged(some, settings).findings
+    assert "50.0% of its 4 channels are 0 over all 2 inputs (limit 49%)" in finding.message
+
+
+def test_a_limit_may_differ_for_some_layers() -> None:
+    accepted = RuleSettings(limits={"max_fraction": 1.0})
+    assert dead_where(("early", accepted)) == [("warn", "late.relu")]
+    assert dead_where(("type:ReLU", accepted)) == []
+    assert dead_where(("!early", accepted)) == [("warn", "early.relu")]
+
+
+def test_a_level_may_differ_for_some_layers_and_failures_come_first() -> None:
+    fail, off = RuleSettings("fail"), RuleSettings("off")
+    assert dead_where(("late*", fail)) == [("fail", "late.relu"), ("warn", "early.relu")]
+    assert dead_where(("/^late/", off)) == [("warn", "early.relu")]
+
+
+def test_the_later_layer_settings_go_over_the_earlier() -> None:
+    off, fail = RuleSettings("off"), RuleSettings("fail")
+    first, second = ("relu", off), ("late", fail)
+    assert dead_where(first, second) == [("fail", "late.relu")]
+    assert dead_where(second, first) == []
+
+
+def test_what_the_network_returns_is_a_layer_by_its_type() -> None:
+    changed = with_output(repeat_difference=0.5)
+    accepted = RuleSettings(limits={"max_difference": 0.5})
+    for pattern, count in (("type:Net", 0), ("type:Linear", 1)):
+        settings = CheckSettings(layers=(LayerSettings(pattern, {"repeatability": accepted}),))
+        assert len(judged(changed, settings).findings) == count
+
+
+def test_a_later_limit_keeps_an_earlier_level() -> None:
+    layers = [("relu", RuleSettings("fail")), ("relu", RuleSettings(limits={"max_fraction": 0.9}))]
+    assert dead_where(*layers) == [("fail", "early.relu"), ("fail", "late.relu")]
+
+
+def test_a_rule_that_is_on_for_some_layers_only_is_wanted_and_silent_elsewhere() -> None:
+    settings = CheckSettings(
+        rules={"dead-channels": RuleSettings("off")},
+        layers=(LayerSettings("late", {"dead-channels": RuleSettings("fail")}),),
+    )
+    assert "dead-channels" in wanted_rules(settings)
+    assert objections(judged(DEAD, settings, wanted_rules(settings))) == [("dead-channels", "fail", "late.relu")]
+
+
+@pytest.mark.parametrize("pattern", ["conv.bias", "name:conv", "type:Conv2d", "/^conv$/"])
+def test_a_pattern_may_mean_a_parameter_by_its_layer_its_type_or_itself(pattern: str) -> None:
+    settings = CheckSettings(layers=(LayerSettings(pattern, {"non-finite-parameter": RuleSettings("off")}),))
+    assert judged(with_stored("conv.bias", nan_count=1), settings).findings == ()
+    assert len(judged(with_stored("head.weight", nan_count=1), settings).findings) == 1
+
+
+def test_a_pattern_may_mean_an_alias() -> None:
+    tied = replace(HEALTHY, stored=(stored("embedding.weight", "Embedding", aliases=("decoder.weight",), nan_count=1),))
+    settings = CheckSettings(layers=(LayerSettings("decoder", {"non-finite-parameter": RuleSettings("off")}),))
+    assert judged(tied, settings).findings == ()
+
+
+def test_a_layer_without_the_rule_does_not_count_as_the_worst() -> None:
+    settings = CheckSettings(layers=(LayerSettings("conv", {"fp16-headroom": RuleSettings("off")}),))
+    both = replace(with_row("conv", max=60000.0), stored=with_stored("head.weight", max_abs=50000.0).stored)
+    assert objections(judged(both, settings)) == [("fp16-headroom", "warn", "head.weight")]
+
+
+def test_a_pattern_that_matches_everything_says_nothing_about_the_whole_checkpoint() -> None:
+    settings = CheckSettings(
+        expectations=(Expectation("cat.jpg", "crane"),),  # type: ignore[arg-type]
+        layers=(LayerSettings("!nothing", {"dead-gradient": RuleSettings("off")}),),
+    )
+    assert outcomes(judged(HEALTHY, settings))["expectation"].status == "fail"
+
+
+def test_a_pattern_that_cannot_be_read_is_refused() -> None:
+    settings = CheckSettings(layers=(LayerSettings("/(/", {"dead-channels": RuleSettings("off")}),))
+    with pytest.raises(UsageError, match="not a regular expression"):
+        judged(HEALTHY, settings)

@@ -6,20 +6,16 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from hookscope.checks.rules import RULES, Limit, Rule
+from hookscope.checks.rules import RULES, Rule
+from hookscope.checks.rules import rule as rules
 from hookscope.checks.rules.rule import Objection
-from hookscope.checks.rules.rule import rule as make_rule
 from hookscope.cli.rule_tables import rule_explanation, rules_table
 
 
-@make_rule(
-    "dead-things",
-    "warn",
-    "forward",
-    fraction=Limit(0.05, "Share of things that are dead.", "our choice: one in twenty is normal"),
-    magnitude=Limit(65504.0, "Greatest magnitude.", "IEEE 754, table 3.5: the greatest finite binary16"),
-    tiny=Limit(1e-07, "Least magnitude.", "our choice"),
-)
+@rules.rule("dead-things", "warn", "forward")
+@rules.limit("fraction", 0.05, "Share of things that are dead.", "our choice: one in twenty is normal")
+@rules.limit("magnitude", 65504.0, "Greatest magnitude.", "IEEE 754, table 3.5: the greatest finite binary16")
+@rules.limit("tiny", 1e-07, "Least magnitude.", "our choice")
 def dead_things(*_: object) -> Iterator[Objection]:
     """Things behind a [thing] are dead.
 

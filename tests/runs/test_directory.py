@@ -92,19 +92,15 @@ def test_the_record_is_strict_json_whatever_the_command_line_held(tmp_path: Path
     assert record["timings"] == {"forward": None}
 
 
-def test_a_run_has_the_permissions_of_any_new_folder(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", "new")
-    (tmp_path / "plain").mkdir()
-    assert (tmp_path / "run").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_replaces_an_earlier_run_with_all_its_files(tmp_path: Path) -> None:
+def test_replaces_an_earlier_run_with_all_its_files_and_has_the_permissions_of_any_new_folder(tmp_path: Path) -> None:
     with new_run(tmp_path / "run") as run:
         (run.path / "activations.safetensors").write_text("old")
         run.finish({})
     write_run(tmp_path / "run", "new")
     assert content_of(tmp_path / "run") == "new"
     assert listing(tmp_path) == ["run"]
+    (tmp_path / "plain").mkdir()
+    assert (tmp_path / "run").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 @pytest.mark.parametrize("inside", [(), (".DS_Store",)])
@@ -117,16 +113,11 @@ def test_fills_an_empty_folder(tmp_path: Path, inside: tuple[str, ...]) -> None:
     assert listing(tmp_path) == ["run"]
 
 
-def test_replaces_a_run_that_a_desktop_has_looked_at(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", "old")
-    (tmp_path / "run" / "grids" / ".DS_Store").write_text("")
-    write_run(tmp_path / "run", "new")
-    assert content_of(tmp_path / "run") == "new"
-
-
-def test_works_through_a_linked_parent(tmp_path: Path) -> None:
+def test_replaces_a_run_that_a_desktop_has_looked_at_through_a_linked_parent(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
+    write_run(tmp_path / "disk" / "run", "old")
+    (tmp_path / "disk" / "run" / "grids" / ".DS_Store").write_text("")
     write_run(tmp_path / "link" / "run", "new")
     assert content_of(tmp_path / "disk" / "run") == "new"
 
@@ -146,73 +137,41 @@ def test_a_relative_target_stays_where_it_was_when_the_current_folder_changes(
 # What is refused
 
 
-def a_file(target: Path) -> None:
-    target.write_text("mine")
-
-
-def a_folder_with_files(target: Path) -> None:
+def a_folder(target: Path, name: str = "notes.txt", content: str = "mine") -> None:
     target.mkdir()
-    (target / "notes.txt").write_text("mine")
+    (target / name).write_text(content)
 
 
-def a_run_with_a_note_in_it(target: Path) -> None:
+def a_run(target: Path) -> Path:
     write_run(target, "old")
-    (target / "grids" / "notes\n.txt").write_text("mine")
+    return target
 
 
-def a_record_of_somebody_else(target: Path) -> None:
-    target.mkdir()
-    (target / "run.json").write_text('{"schema_version": 1, "files": []}')
+def another_run(target: Path) -> Path:
+    return a_run(target.with_name("other"))
 
 
-def a_record_that_is_no_object(target: Path) -> None:
-    target.mkdir()
-    (target / "run.json").write_text("[" * 100_000)
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "a file": lambda target: target.write_text("mine"),
+    "a folder with files": a_folder,
+    "a run with a note in it": lambda target: (a_run(target) / "grids" / "notes\n.txt").write_text("mine"),
+    "a record of somebody else": lambda target: a_folder(target, "run.json", '{"schema_version": 1, "files": []}'),
+    "a record that is no object": lambda target: a_folder(target, "run.json", "[" * 100_000),
+    "a record that never ends": lambda target: (target.mkdir(), os.mkfifo(target / "run.json")),
+    "a linked record": lambda target: (
+        target.mkdir(),
+        (target / "run.json").symlink_to(another_run(target) / "run.json"),
+    ),
+    "a link to a run": lambda target: target.symlink_to(another_run(target)),
+    "a dangling link": lambda target: target.symlink_to(target.with_name("nowhere")),
+    "a run with a linked folder": lambda target: (a_run(target) / "more").symlink_to(target.parent),
+}
 
 
-def a_record_that_never_ends(target: Path) -> None:
-    target.mkdir()
-    os.mkfifo(target / "run.json")
-
-
-def a_linked_record(target: Path) -> None:
-    write_run(target.with_name("other"), "old")
-    target.mkdir()
-    (target / "run.json").symlink_to(target.with_name("other") / "run.json")
-
-
-def a_link_to_a_run(target: Path) -> None:
-    write_run(target.with_name("other"), "old")
-    target.symlink_to(target.with_name("other"))
-
-
-def a_dangling_link(target: Path) -> None:
-    target.symlink_to(target.with_name("nowhere"))
-
-
-def a_run_with_a_linked_folder(target: Path) -> None:
-    write_run(target, "old")
-    (target / "more").symlink_to(target.parent)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        a_file,
-        a_folder_with_files,
-        a_run_with_a_note_in_it,
-        a_record_of_somebody_else,
-        a_record_that_is_no_object,
-        a_record_that_never_ends,
-        a_linked_record,
-        a_link_to_a_run,
-        a_dangling_link,
-        a_run_with_a_linked_folder,
-    ],
-)
-def test_refuses_what_is_not_a_run_of_ours_and_leaves_it_alone(tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("made", FOREIGN)
+def test_refuses_what_is_not_a_run_of_ours_and_leaves_it_alone(tmp_path: Path, made: str) -> None:
     target = tmp_path / "some\nthing"
-    make(target)
+    FOREIGN[made](target)
     before = sorted(tmp_path.rglob("*"))
     for attempt in (check_target, lambda path: write_run(path, "new")):
         with pytest.raises(OutputError, match=r"some\\nthing.*--out\.$") as raised:
@@ -222,7 +181,7 @@ def test_refuses_what_is_not_a_run_of_ours_and_leaves_it_alone(tmp_path: Path, m
 
 
 def test_a_refusal_names_the_option_that_gave_the_folder(tmp_path: Path) -> None:
-    a_file(tmp_path / "kept")
+    (tmp_path / "kept").write_text("mine")
     with pytest.raises(OutputError, match=r"Name another folder with --evidence\.$"):
         check_target(tmp_path / "kept", "--evidence")
     with (
@@ -232,26 +191,15 @@ def test_a_refusal_names_the_option_that_gave_the_folder(tmp_path: Path) -> None
         pytest.fail("the folder is taken")
 
 
-def test_a_foreign_file_in_a_run_is_named(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", "old")
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"besides a hookscope run it holds 'notes\.txt'"):
-        check_target(tmp_path / "run")
-
-
 @pytest.mark.parametrize("where", [".", "..", "../..", "../inner", ""])
-def test_refuses_the_current_folder_and_those_above_it(
+def test_refuses_the_current_folder_those_above_it_and_mount_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     (tmp_path / "outer" / "inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "outer" / "inner")
-    with pytest.raises(OutputError, match=r"current folder.*Name a folder inside it with --out"):
-        check_target(Path(where))
-
-
-def test_refuses_a_mount_point() -> None:
-    with pytest.raises(OutputError, match=r"mount point.*Name a folder inside it with --out"):
-        check_target(Path("/"))
+    for target, reason in ((Path(where), "current folder"), (Path("/"), "mount point")):
+        with pytest.raises(OutputError, match=rf"{reason}.*Name a folder inside it with --out"):
+            check_target(target)
 
 
 @pytest.mark.parametrize("name", ["x" * 240, "x" * 300, "x" * 300 + "/run", "nul\0", "\ud800"])
@@ -261,13 +209,15 @@ def test_refuses_a_name_no_file_can_have_before_anything_is_written(tmp_path: Pa
     assert listing(tmp_path) == []
 
 
-def test_refuses_a_parent_that_is_a_file(tmp_path: Path) -> None:
+def test_refuses_a_parent_that_is_a_file_or_cannot_be_written_and_names_a_foreign_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="not a directory"):
         check_target(tmp_path / "file" / "deep" / "run")
-
-
-def test_refuses_a_parent_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (a_run(tmp_path / "kept") / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"besides a hookscope run it holds 'notes\.txt'"):
+        check_target(tmp_path / "kept")
     # Permissions do not bind the superuser, so the answer is given for him.
     monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK | os.X_OK)
     with pytest.raises(OutputError, match="no permission to write in"):
@@ -284,7 +234,7 @@ def test_checking_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_target_that_became_foreign_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     with new_run(tmp_path / "run") as run:
-        a_folder_with_files(tmp_path / "run")
+        a_folder(tmp_path / "run")
         with pytest.raises(OutputError, match="not a hookscope run"):
             run.finish({})
     assert listing(tmp_path) == ["run"]
@@ -315,13 +265,10 @@ def test_an_exception_leaves_no_trace_and_passes_on(
     assert not old or listing(target.parent) == ["run"]
 
 
-def test_leaving_without_finishing_leaves_no_trace(tmp_path: Path) -> None:
+def test_leaving_without_finishing_and_a_read_error_of_the_callers_leave_no_trace(tmp_path: Path) -> None:
     with new_run(tmp_path / "deep" / "run") as run:
         (run.path / "layers.csv").write_text("new")
     assert listing(tmp_path) == []
-
-
-def test_a_read_error_of_the_callers_is_not_taken_for_ours(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), new_run(tmp_path / "run"):
         (tmp_path / "missing.jpg").read_bytes()
     assert listing(tmp_path) == []
@@ -530,7 +477,6 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_run_and_the_next_cleans_up
     target = tmp_path / "run"
     for _ in range(4):
         process = writer(target, "killed", 1_000_000, 0.003)
-        assert process.stdout is not None
         process.stdout.readline()
         time.sleep(chance.uniform(0, 0.05))
         process.kill()
@@ -610,7 +556,7 @@ def test_a_run_set_aside_survives_while_something_foreign_stands_in_its_place(tm
     with new_run(tmp_path / "run") as run:
         write_run(tmp_path / "run", "old")
         (tmp_path / "run").rename(run.previous)
-        a_folder_with_files(tmp_path / "run")
+        a_folder(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     with new_run(tmp_path / "run"):
         pass

@@ -18,30 +18,9 @@ from hookscope.sandbox import Limits, WorkerFailure, jobs, machine_memory_bytes,
 ENOUGH = Limits(seconds=60)
 
 
-def act(item: tuple[Any, ...]) -> Any:
-    """Do what the item names; run in a worker."""
-    name, *arguments = item
-    return globals()[name](*arguments)
-
-
-def square(number: int) -> int:
-    return number * number
-
-
-def own_process() -> int:
-    return os.getpid()
-
-
-def kill_itself(number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
-def leave(code: int) -> None:
-    os._exit(code)
-
-
-def exit_politely() -> None:
-    sys.exit(4)
+def act(source: str) -> Any:
+    """Evaluate an expression; run in a worker."""
+    return eval(source)
 
 
 def hang(witness: str = "") -> None:
@@ -59,27 +38,11 @@ def hang_with_child(witness: str) -> None:
     hang()
 
 
-def take(byte_count: int) -> int:
-    return len(bytearray(byte_count))
-
-
-def raise_error(message: str) -> None:
-    raise KeyError(message)
-
-
-def give_function() -> Callable[[], int]:
-    return lambda: 1
-
-
 def talk() -> str:
     sys.stdout.write("worker's stdout\n")
     os.write(1, b"worker's descriptor 1\n")
     sys.stderr.write("worker's stderr\n")
     return "done"
-
-
-def read_stdin() -> str:
-    return sys.stdin.read()
 
 
 def fork_and_wait() -> int:
@@ -89,16 +52,8 @@ def fork_and_wait() -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def is_imported(name: str) -> bool:
-    return name in sys.modules
-
-
 def core_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_CORE)[0]
-
-
-def variable(name: str) -> str | None:
-    return os.environ.get(name)
 
 
 def meet(folder: str, name: str, other: str) -> bool:
@@ -112,7 +67,7 @@ def meet(folder: str, name: str, other: str) -> bool:
     return False
 
 
-def outcomes(*items: tuple[Any, ...], limits: Limits = ENOUGH, **options: Any) -> list[Any]:
+def outcomes(*items: str, limits: Limits = ENOUGH, **options: Any) -> list[Any]:
     """Run items; return what came of each, in their order."""
     finished = dict(run_jobs(act, items, limits, **options))
     assert sorted(finished) == list(range(len(items)))
@@ -136,43 +91,40 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 
 def test_every_item_gives_its_result() -> None:
-    assert outcomes(*(("square", number) for number in range(5)), at_once=2) == [0, 1, 4, 9, 16]
-
-
-def test_no_items_give_nothing() -> None:
+    assert outcomes(*(f"{number} ** 2" for number in range(5)), at_once=2) == [0, 1, 4, 9, 16]
     assert outcomes() == []
 
 
-def test_every_worker_is_a_process_of_its_own() -> None:
-    processes = outcomes(("own_process",), ("own_process",), ("own_process",))
-    assert len({os.getpid(), *processes}) == 4
+def test_a_worker_is_a_process_of_its_own_with_nothing_to_read_that_may_fork_and_leaves_no_core_file() -> None:
+    items = "os.getpid()", "os.getpid()", "sys.stdin.read()", "fork_and_wait()", "core_limit()"
+    variable = "os.environ['HOOKSCOPE_TEST']"
+    found = outcomes(*items, variable, limits=Limits(60, 2**30), environment={"HOOKSCOPE_TEST": "given"})
+    assert len({os.getpid(), *found[:2]}) == 3
+    assert found[2:] == ["", 7, 0, "given"]
+    assert "HOOKSCOPE_TEST" not in os.environ
 
 
 def test_items_run_at_the_same_time_when_asked_for(tmp_path: Path) -> None:
-    assert outcomes(("meet", str(tmp_path), "a", "b"), ("meet", str(tmp_path), "b", "a"), at_once=2) == [True, True]
+    assert outcomes(*(f"meet({str(tmp_path)!r}, *{each!r})" for each in ("ab", "ba")), at_once=2) == [True, True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
-def test_a_worker_that_is_killed_says_by_what_and_the_others_finish(number: signal.Signals) -> None:
-    first, killed, last = outcomes(("square", 2), ("kill_itself", int(number)), ("square", 3))
+def test_a_worker_that_is_killed_or_leaves_says_how_and_the_others_finish() -> None:
+    signals = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM]
+    left = {"os._exit(0)": 0, "os._exit(3)": 3, "sys.exit(4)": 4}
+    first, *ended, last = outcomes("4", *(f"os.kill(os.getpid(), {int(each)})" for each in signals), *left, "9")
     assert (first, last) == (4, 9)
-    assert isinstance(killed, WorkerFailure)
-    assert killed.cause == "killed"
-    assert number.name in killed.reason
-
-
-@pytest.mark.parametrize(("item", "code"), [(("leave", 0), 0), (("leave", 3), 3), (("exit_politely",), 4)])
-def test_a_worker_that_leaves_without_a_result_is_told_from_one_that_has_none(item: tuple[Any, ...], code: int) -> None:
-    left, after = outcomes(item, ("square", 3))
-    assert left == WorkerFailure(
-        "killed", f"it ended with exit code {code} before it had a result", ending=f"exit code {code}"
-    )
-    assert after == 9
+    for failure, number in zip(ended, signals, strict=False):
+        assert failure.cause == "killed"
+        assert number.name in failure.reason
+    assert ended[4:] == [
+        WorkerFailure("killed", f"it ended with exit code {code} before it had a result", ending=f"exit code {code}")
+        for code in left.values()
+    ]
 
 
 def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish(tmp_path: Path) -> None:
     witness = tmp_path / "processes"
-    late, after = outcomes(("hang_with_child", str(witness)), ("square", 3), limits=Limits(seconds=1))
+    late, after = outcomes(f"hang_with_child({str(witness)!r})", "9", limits=Limits(seconds=1))
     assert late == WorkerFailure("time", "it did not finish within 1 s")
     assert after == 9
     processes = [int(each) for each in witness.read_text(encoding="utf-8").split()]
@@ -182,7 +134,7 @@ def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish
 
 def test_a_worker_that_takes_too_much_memory_says_so_and_the_others_finish() -> None:
     limits = Limits(seconds=60, memory_bytes=256 * 2**20)
-    large, small = outcomes(("take", 300 * 2**20), ("take", 100 * 2**20), limits=limits)
+    large, small = outcomes("len(bytearray(300 * 2**20))", "len(bytearray(100 * 2**20))", limits=limits)
     assert large == WorkerFailure("memory", "it needs more memory than 0.25 GiB")
     assert small == 100 * 2**20
 
@@ -191,66 +143,37 @@ def test_the_memory_limit_is_on_top_of_what_the_imports_take() -> None:
     taken = 200 * 2**20
     limits = Limits(seconds=60, memory_bytes=taken + 64 * 2**20)
     # torch alone maps more than the limit.
-    assert outcomes(("take", taken), limits=limits, preload=["torch"]) == [taken]
+    assert outcomes(f"len(bytearray({taken}))", limits=limits, preload=["torch"]) == [taken]
 
 
-def test_what_a_worker_raises_comes_with_its_traceback() -> None:
-    raised, after = outcomes(("raise_error", "no such key"), ("square", 3))
-    assert raised.cause == "raised"
+def test_what_a_worker_raises_and_what_cannot_be_sent_come_with_their_tracebacks() -> None:
+    unpicklable_item: Any = lambda: 1  # noqa: E731
+    raised, unsent, unpicklable, after = outcomes("{}['no such key']", "lambda: 1", unpicklable_item, "9")
+    assert {each.cause for each in (raised, unsent, unpicklable)} == {"raised"}
     assert "KeyError: 'no such key'" in raised.traceback
-    assert "in raise_error" in raised.traceback
-    assert after == 9
-
-
-def test_a_result_that_cannot_be_sent_is_reported() -> None:
-    raised, after = outcomes(("give_function",), ("square", 3))
-    assert raised.cause == "raised"
-    assert "function is not JSON serializable" in raised.traceback
-    assert after == 9
-
-
-def test_an_item_that_cannot_be_sent_is_reported() -> None:
-    raised, after = outcomes(("square", lambda: 1), ("square", 3))
-    assert raised.cause == "raised"
+    assert "in act" in raised.traceback
+    assert "function is not JSON serializable" in unsent.traceback
     assert after == 9
 
 
 def test_imports_that_fail_are_reported() -> None:
-    first, second = outcomes(("square", 2), ("square", 3), preload=["hookscope_has_no_such_module"])
+    first, second = outcomes("4", "9", preload=["hookscope_has_no_such_module"])
     for ended in (first, second):
         assert ended.cause == "raised"
         assert "No module named 'hookscope_has_no_such_module'" in ended.traceback
 
 
 def test_modules_are_imported_before_the_work() -> None:
-    assert outcomes(("is_imported", "wave")) == [False]
-    assert outcomes(("is_imported", "wave"), preload=["wave"]) == [True]
-
-
-def test_workers_get_their_environment() -> None:
-    environment = {"HOOKSCOPE_TEST": "given"}
-    assert outcomes(("variable", "HOOKSCOPE_TEST"), environment=environment) == ["given"]
-    assert "HOOKSCOPE_TEST" not in os.environ
+    assert outcomes("'wave' in sys.modules") == [False]
+    assert outcomes("'wave' in sys.modules", preload=["wave"]) == [True]
 
 
 def test_workers_print_to_stderr_only(capfd: pytest.CaptureFixture[str]) -> None:
-    assert outcomes(("talk",)) == ["done"]
+    assert outcomes("talk()") == ["done"]
     captured = capfd.readouterr()
     assert captured.out == ""
     for line in ("worker's stdout", "worker's descriptor 1", "worker's stderr"):
         assert line in captured.err
-
-
-def test_workers_have_nothing_to_read() -> None:
-    assert outcomes(("read_stdin",)) == [""]
-
-
-def test_workers_may_fork() -> None:
-    assert outcomes(("fork_and_wait",)) == [7]
-
-
-def test_a_limited_worker_leaves_no_core_file() -> None:
-    assert outcomes(("core_limit",), limits=Limits(60, 2**30)) == [0]
 
 
 def test_modules_in_the_current_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +182,13 @@ def test_modules_in_the_current_folder_are_not_run(tmp_path: Path, monkeypatch: 
         (tmp_path / f"{name}.py").write_text(f"open({str(witness)!r}, 'w')", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    assert outcomes(("square", 3), preload=["wave"]) == [9]
+    assert outcomes("9", preload=["wave"]) == [9]
     assert not witness.exists()
 
 
 def test_leaving_early_kills_the_workers(tmp_path: Path) -> None:
     witness = tmp_path / "process"
-    running = run_jobs(act, [("hang", str(witness)), ("square", 2)], ENOUGH, at_once=2)
+    running = run_jobs(act, [f"hang({str(witness)!r})", "4"], ENOUGH, at_once=2)
     with closing(running):
         assert next(running) == (1, 4)
         assert wait_until(lambda: witness.exists() and witness.read_text(encoding="utf-8") != "")
@@ -276,7 +199,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     witness = tmp_path / "process"
     program = (
         "from tests.sandbox.test_sandbox import ENOUGH, act, run_jobs\n"
-        f"list(run_jobs(act, [('hang', {str(witness)!r})], ENOUGH))\n"
+        f"list(run_jobs(act, [{f'hang({str(witness)!r})'!r}], ENOUGH))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
     assert wait_until(lambda: witness.exists() and witness.read_text(encoding="utf-8") != "")
@@ -287,7 +210,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 def test_where_python_cannot_fork_every_item_has_a_host_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "CAN_FORK", False)
-    first, killed, second = outcomes(("own_process",), ("kill_itself", int(signal.SIGSEGV)), ("own_process",))
+    first, killed, second = outcomes("os.getpid()", "os.kill(os.getpid(), 11)", "os.getpid()")
     assert len({os.getpid(), first, second}) == 3
     assert killed == WorkerFailure("killed", "it was ended by SIGSEGV", ending="SIGSEGV")
 
@@ -297,7 +220,7 @@ def test_workers_run_with_stderr_closed(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path\n"
         "from tests.sandbox.test_sandbox import outcomes\n"
-        f"Path({str(witness)!r}).write_text(repr(outcomes(('talk',))))\n"
+        f"Path({str(witness)!r}).write_text(repr(outcomes('talk()')))\n"
     )
     command = f'exec {sys.executable} -c "$PROGRAM" 2>&-'
     environment = os.environ | {"PROGRAM": program}
@@ -307,6 +230,5 @@ def test_workers_run_with_stderr_closed(tmp_path: Path) -> None:
 
 def test_the_machine_has_memory_and_cores() -> None:
     memory = machine_memory_bytes()
-    assert memory is not None
     assert 2**28 < memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert usable_cores() == len(os.sched_getaffinity(0))

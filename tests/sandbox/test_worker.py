@@ -58,27 +58,27 @@ def test_any_other_error_comes_back_with_its_traceback() -> None:
 
 @linux
 def test_memory_is_limited_on_top_of_what_this_process_has() -> None:
-    here = bytearray(512 * MIB)
-    assert run(lambda: len(bytearray(128 * MIB))) == 128 * MIB
-    for work in (lambda: len(bytearray(1024 * MIB)), lambda: torch.ones(2**28).numel()):
-        assert run(work) == WorkerFailure("memory", "it needs more memory than 0.25 GiB")
-    assert len(here) == 512 * MIB
+    here = bytearray(256 * MIB)
+    assert run(lambda: len(bytearray(64 * MIB)), memory_bytes=128 * MIB) == 64 * MIB
+    for work in (lambda: len(bytearray(512 * MIB)), lambda: torch.ones(2**27).numel()):
+        assert run(work, memory_bytes=128 * MIB) == WorkerFailure("memory", "it needs more memory than 0.125 GiB")
+    assert len(here) == 256 * MIB
 
 
 @linux
-@pytest.mark.parametrize("piece", [1024 * MIB, MIB, 100_000])
+@pytest.mark.parametrize("piece", [512 * MIB, MIB, 100_000])
 def test_memory_that_this_process_has_freed_is_no_gift(piece: int) -> None:
     threshold = bytearray(31 * MIB)
     del threshold  # from here on the C library takes as much from its heap, which it does not give back
-    blocks = [bytearray(16 * MIB) for _ in range(80)]
+    blocks = [bytearray(16 * MIB) for _ in range(32)]
     ends = [bytearray(8 * MIB) for _ in range(4)]  # of the heap
     del blocks
 
     def take() -> int:
-        return len([bytearray(piece) for _ in range(1024 * MIB // piece)])
+        return len([bytearray(piece) for _ in range(512 * MIB // piece)])
 
-    assert run(take).cause == "memory"
-    assert run(lambda: len(bytearray(128 * MIB))) == 128 * MIB
+    assert run(take, memory_bytes=128 * MIB).cause == "memory"
+    assert run(lambda: len(bytearray(64 * MIB)), memory_bytes=128 * MIB) == 64 * MIB
     assert len(ends) == 4
 
 

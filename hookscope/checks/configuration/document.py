@@ -1,17 +1,31 @@
-"""Find and parse a configuration file, and say where in it something is wrong."""
+"""Find and parse a configuration file, and say where in it something is wrong: tomllib does not tell lines."""
 
 import os
+import re
 import tomllib
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookscope.checks.configuration.lines import KeyPath, line_of
 from hookscope.errors import UsageError
 from hookscope.text import one_line, printable
 
 # Our choice. A configuration takes a few pages; a pyproject.toml may hold much else.
 _MAX_BYTES = 2**20
+
+KeyPath = tuple[str | int, ...]
+"""Keys, and positions in lists and in arrays of tables, from the top down: ("layers", 1, "pattern")."""
+
+# In a valid file a line end outside of strings and brackets ends a statement; comments may hold unmatched quotes.
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}'  # up to two of the closing quotes belong to the string
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\])*"'
+    r"|'[^']*'"
+    r"|\#[^\n]*|[\[\]{}]|\n",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +63,7 @@ class Entry:
 
 
 def find(config: Path | None, folder: Path) -> Entry | None:
-    """Return the configuration, as its topmost table; None if there is none.
-
-    Args:
-        config: The file that was asked for. Of a "pyproject.toml" the table [tool.hookscope] counts.
-        folder: Where to look if none was: "hookscope.toml", then "pyproject.toml" if it has that table.
-
-    Raises:
-        UsageError: If it cannot be read, or is not TOML, or was asked for and holds no configuration.
-    """
+    """Return the configuration, as its topmost table, None if there is none: see `read_settings`."""
     if config is not None:
         entry = _read(config, str(config))
         if entry is None:
@@ -100,6 +106,32 @@ def _text(path: Path, name: str) -> str:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{name}, line {line}: this is not UTF-8. Save the file as UTF-8.") from error
+
+
+def line_of(text: str, path: KeyPath) -> int:
+    """Return on which line, from 1, the statement begins that first defines what is at `path` in valid TOML.
+
+    Of a table it is the header, or whatever else creates it. A KeyError says that there is nothing at `path`.
+    """
+    ends, depth = [], 0  # of headers, assignments, comments and empty lines: what is before one is valid TOML
+    for token in _TOKEN.finditer(text):
+        depth += (token[0] in "[{") - (token[0] in "]}")
+        if token[0] == "\n" and not depth:
+            ends.append(token.end())
+    ends.append(len(text))
+    first = bisect_left(ends, True, key=lambda end: _holds(tomllib.loads(text[:end]), path))
+    if first == len(ends):
+        raise KeyError(path)
+    return text.count("\n", 0, ends[first - 1] if first else 0) + 1
+
+
+def _holds(tree: Any, path: KeyPath) -> bool:
+    try:
+        for step in path:
+            tree = tree[step]
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
 
 
 def _called(path: KeyPath) -> str:

@@ -1,20 +1,22 @@
 """Run the first batch again, and its inputs alone, to see whether the network gives the same."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from hookscope.checks.measuring.outputs import (
-    FirstPass,
     Returned,
     by_input,
     difference,
+    double_numbers,
     greatest,
     is_listed,
     returned_tensors,
+    same_input,
     varying,
     with_a_mirrored_copy,
 )
@@ -33,148 +35,189 @@ _ALONE = 2
 # choice.
 _EXPLAINED = 0.1
 
+Differences = dict[str, float | None]
+"""By path, as `difference` returns them."""
 
-def compare_passes(subject: InspectedNetwork, first: FirstPass, wanted: AbstractSet[str], seed: int) -> None:
-    """Make the passes that the wanted rules need beyond the first.
 
-    `repeatability` takes one over the first batch, with other random numbers: what draws any in eval mode shows, as a
-    dropout left on does. Where a pass changes the network, in buffers or attributes, another follows, which finds it
-    changed. `batch-consistency` takes one over each of two inputs of the first batch alone. Of a single input it takes
-    one over that input together with a mirrored negative of it, and so does `constant-output` where no input differs
-    from the first.
+@dataclass(slots=True)
+class FirstPass:
+    """What the network returned in the first pass over all inputs, and what further passes show of it.
 
-    Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
+    Attributes:
+        batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
+        parts: What of that belongs to each of its inputs, by path.
+        spread: The greatest difference between the outputs for the first input and for another one.
+        distinct: Whether any input differs from the first.
+        repeat, alone: As `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
+        unbatched: Paths whose axis 0 turned out not to count inputs.
+        unmeasured: By rule, why it could not be measured.
     """
-    batch = first.batch
-    if batch is not None and first.returned:
-        single = len(batch.indices) == 1
-        needs_another = {"batch-consistency": single, "constant-output": not first.distinct}
-        if "repeatability" in wanted:
-            _repeat(subject, batch, first, seed)
-        if "batch-consistency" in wanted and not single:
-            _alone(subject, batch, first, seed)
-        if paired := [rule for rule, needed in needs_another.items() if needed and rule in wanted]:
-            _with_another(subject, batch, first, seed, paired)
-    _explain(first, wanted)
 
+    subject: InspectedNetwork
+    wanted: AbstractSet[str]
+    seed: int
+    batch: Batch | None = None
+    returned: Returned = field(default_factory=dict)
+    parts: Sequence[Mapping[str, Tensor]] = ()
+    spread: Differences = field(default_factory=dict)
+    distinct: bool = False
+    repeat: Differences = field(default_factory=dict)
+    alone: Differences = field(default_factory=dict)
+    unbatched: set[str] = field(default_factory=set)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
-def output_values(first: FirstPass) -> tuple[OutputValues, ...]:
-    """Return a row for each tensor that the network returned for the first batch."""
-    rows = []
-    batch = first.batch
-    listed = batch is not None and is_listed(first.returned, batch)
-    for path, tensor in first.returned.items():
-        key = path.partition("]")[2] if listed else path
-        batched = not listed and path not in first.unbatched and any(path in part for part in first.parts)
-        rows.append(
-            OutputValues(
-                f"(model){path}",
-                tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0), -1),
-                str(tensor.dtype).removeprefix("torch."),
-                batched,
-                _max_abs(tensor),
-                first.repeat.get(path),
-                first.alone.get(path),
-                first.spread.get(key) if listed or batched else None,
-                0 if batch is None else len(batch.indices),
-            )
+    def add(self, batch: Batch, returned: Returned) -> None:
+        """Compare what the network returned for a batch, in separate memory, with what it did for the first input."""
+        parts = by_input(returned, batch)
+        if self.batch is None:
+            self.batch, self.returned, self.parts = copy_of(batch), returned, parts
+        if "constant-output" not in self.wanted:
+            return
+        if not self.distinct:
+            first = part_of(self.batch, 0)
+            self.distinct = any(not same_input(first, part_of(batch, index)) for index in range(len(batch.indices)))
+        reference = self.parts[0]
+        for part in parts:
+            if part is not reference:
+                for path in varying(reference, part):
+                    self.spread[path] = greatest(self.spread.get(path), difference(reference[path], part[path]))
+
+    def compare(self) -> tuple[OutputValues, ...]:
+        """Make the passes that the wanted rules need beyond the first; return a row for each tensor returned in that.
+
+        `repeatability` takes one over the first batch with other random numbers, which shows what draws any in eval
+        mode; where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes one
+        over each of two inputs of the first batch alone. Of a single input it takes one over that input together with
+        a mirrored negative of it, and so does `constant-output` where no input differs from the first.
+
+        Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
+        """
+        batch = self.batch
+        if batch is not None and self.returned:
+            single = len(batch.indices) == 1
+            needs_another = {"batch-consistency": single, "constant-output": not self.distinct}
+            if "repeatability" in self.wanted:
+                self._run_again(batch)
+            if "batch-consistency" in self.wanted and not single:
+                self._run_alone(batch)
+            if paired := [rule for rule, needed in needs_another.items() if needed and rule in self.wanted]:
+                self._run_with_another(batch, paired)
+        self._explain()
+        return tuple(self._row(path, tensor) for path, tensor in self.returned.items())
+
+    def _row(self, path: str, tensor: Tensor) -> OutputValues:
+        listed = self.batch is not None and is_listed(self.returned, self.batch)
+        batched = not listed and path not in self.unbatched and any(path in part for part in self.parts)
+        return OutputValues(
+            f"(model){path}",
+            tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0), -1),
+            str(tensor.dtype).removeprefix("torch."),
+            batched,
+            _max_abs(tensor),
+            self.repeat.get(path),
+            self.alone.get(path),
+            self.spread.get(path.partition("]")[2] if listed else path) if listed or batched else None,
+            0 if self.batch is None else len(self.batch.indices),
         )
-    return tuple(rows)
+
+    def _run(self, batch: Batch) -> Returned:
+        given = copy_of(batch)
+        with torch.no_grad():
+            return returned_tensors(self.subject.network(*given.args, **given.kwargs))
+
+    def _pass(self, batch: Batch) -> Returned | str:
+        """Run the network over a batch by itself; return what it returned, or what it raised."""
+        network = self.subject.network
+        with preserved(network, self.seed), capture(network, self.subject.modules, lambda *_: None):
+            try:
+                return self._run(batch)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+                return exception_line(reraise_internal(error))
+
+    def _run_again(self, batch: Batch) -> None:
+        network, passes = self.subject.network, list[Returned]()
+        with preserved(network, self.seed + 1) as state, capture(network, self.subject.modules, lambda *_: None):
+            state.mark_hooks()
+            try:
+                passes.append(self._run(batch))
+                if state.changed():
+                    passes.append(self._run(batch))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+                passes.append({})
+                line = exception_line(reraise_internal(error))
+                self.warnings.append(f"The network raised in a second pass over the first batch: {line}")
+        for again in passes:
+            for path, tensor in self.returned.items():
+                found = difference(tensor, again[path]) if path in again else math.inf
+                self.repeat[path] = greatest(self.repeat.get(path), found)
+
+    def _run_alone(self, batch: Batch) -> None:
+        for index in range(min(_ALONE, len(batch.indices))):
+            alone = part_of(batch, index)
+            returned = self._pass(alone)
+            if isinstance(returned, str):
+                self.unmeasured["batch-consistency"] = f"The network raised on an input alone: {returned}"
+                return
+            self._compare_parts(index, by_input(returned, alone)[0])
+
+    def _run_with_another(self, batch: Batch, rules: list[str]) -> None:
+        """Run the first input together with a mirrored negative of it, for the rules given."""
+        pair = with_a_mirrored_copy(batch)
+        reason = "There is only one input, and no second one can be derived from it: give more pictures."
+        returned = self._pass(pair) if pair is not None else ""
+        if pair is None or isinstance(returned, str):
+            if returned:
+                reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
+            self.unmeasured.update(dict.fromkeys(rules, reason))
+            return
+        parts = by_input(returned, pair)
+        if "batch-consistency" in rules:
+            self._compare_parts(0, parts[0])
+        if "constant-output" in rules:
+            for path in varying(parts[0], parts[1]):
+                self.spread[path] = difference(parts[0][path], parts[1][path])
+
+    def _compare_parts(self, index: int, other: Mapping[str, Tensor]) -> None:
+        """Compare what belongs to one input of the first batch with what does in another pass."""
+        one = self.parts[index]
+        item = f"[{index}]" if self.batch is not None and is_listed(self.returned, self.batch) else ""
+        chosen_otherwise = bool(item) and any(
+            _differs_in_kind(tensor, other[path]) for path, tensor in one.items() if path in other
+        )
+        if chosen_otherwise:
+            remark = (
+                "differs in number or order in a batch and alone, possibly from rounding: only its scores are first"
+            )
+            self.warnings.append(f"Result {item} {remark}.")
+        for path, tensor in one.items():
+            if path not in other:
+                self.unbatched.add(item + path)
+                continue
+            pair = _common_scores(tensor, other[path]) if chosen_otherwise else (tensor, other[path])
+            found = None if pair is None else difference(*pair)
+            self.alone[item + path] = greatest(self.alone.get(item + path), found)
+
+    def _explain(self) -> None:
+        """Say why a wanted rule has nothing to go by."""
+        measured = {"repeatability": self.repeat, "batch-consistency": self.alone, "constant-output": self.spread}
+        for rule, values in measured.items():
+            if rule in self.wanted and all(value is None for value in values.values()):
+                whose = "" if rule == "repeatability" else " that belong to one input"
+                self.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
+        again, alone = ([each for each in values.values() if each] for values in (self.repeat, self.alone))
+        if again and alone and not max(again) < _EXPLAINED * max(alone):
+            self.unmeasured["batch-consistency"] = (
+                "The output differs between two identical passes, so a difference alone would prove nothing."
+            )
 
 
 def _max_abs(values: Tensor) -> float | None:
-    if values.is_quantized:
-        values = values.dequantize()
     if values.layout != torch.strided or values.is_nested or values.is_meta:
         return None
-    numbers = values.to(torch.complex128) if values.is_complex() else values.double()
+    numbers = double_numbers(values)
     finite = numbers[numbers.isfinite()]
     return float(finite.abs().max()) if finite.numel() else None
-
-
-def _run(subject: InspectedNetwork, batch: Batch) -> Returned:
-    """Run the network over a batch; return copies of what it returned."""
-    given = copy_of(batch)
-    with torch.no_grad():
-        return returned_tensors(subject.network(*given.args, **given.kwargs))
-
-
-def _pass(subject: InspectedNetwork, batch: Batch, seed: int) -> Returned | str:
-    """Run the network over a batch by itself; return what it returned, or what it raised."""
-    with preserved(subject.network, seed), capture(subject.network, subject.modules, lambda *_: None):
-        try:
-            return _run(subject, batch)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-            return exception_line(reraise_internal(error))
-
-
-def _repeat(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int) -> None:
-    network = subject.network
-    with preserved(network, seed + 1) as state, capture(network, subject.modules, lambda *_: None):
-        state.mark_hooks()
-        passes = [first.returned]
-        try:
-            passes.append(_run(subject, batch))
-            if state.changed():
-                passes.append(_run(subject, batch))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-            passes.append({})
-            line = exception_line(reraise_internal(error))
-            first.warnings.append(f"The network raised in a second pass over the first batch: {line}")
-    for again in passes[1:]:
-        for path, tensor in first.returned.items():
-            found = difference(tensor, again[path]) if path in again else math.inf
-            first.repeat[path] = greatest(first.repeat.get(path), found)
-
-
-def _alone(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int) -> None:
-    """Run inputs of the batch alone, and compare with what belongs to them in the batch."""
-    for index in range(min(_ALONE, len(batch.indices))):
-        alone = part_of(batch, index)
-        returned = _pass(subject, alone, seed)
-        if isinstance(returned, str):
-            first.unmeasured["batch-consistency"] = f"The network raised on an input alone: {returned}"
-            return
-        prefix = f"[{index}]" if is_listed(first.returned, batch) else ""
-        _compare_parts(first.parts[index], by_input(returned, alone)[0], prefix, first)
-
-
-def _with_another(subject: InspectedNetwork, batch: Batch, first: FirstPass, seed: int, rules: list[str]) -> None:
-    """Run the first input together with a mirrored negative of it, for the rules given."""
-    pair = with_a_mirrored_copy(batch)
-    reason = "There is only one input, and no second one can be derived from it: give more pictures."
-    returned = _pass(subject, pair, seed) if pair is not None else ""
-    if pair is None or isinstance(returned, str):
-        if returned:
-            reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
-        first.unmeasured.update(dict.fromkeys(rules, reason))
-        return
-    parts = by_input(returned, pair)
-    if "batch-consistency" in rules:
-        prefix = "[0]" if is_listed(first.returned, batch) else ""
-        _compare_parts(first.parts[0], parts[0], prefix, first)
-    if "constant-output" in rules:
-        for path in varying(parts[0], parts[1]):
-            first.spread[path] = difference(parts[0][path], parts[1][path])
-
-
-def _compare_parts(one: Mapping[str, Tensor], other: Mapping[str, Tensor], item: str, first: FirstPass) -> None:
-    """Compare what belongs to one input in two passes; `item` is its place in a list of results, "[0]", or ""."""
-    chosen_otherwise = bool(item) and any(
-        _differs_in_kind(tensor, other[path]) for path, tensor in one.items() if path in other
-    )
-    if chosen_otherwise:
-        first.warnings.append(
-            f"Result {item} differs in number or order in a batch and alone, possibly from rounding: only its scores"
-            " are first."
-        )
-    for path, tensor in one.items():
-        if path not in other:
-            first.unbatched.add(item + path)
-            continue
-        pair = _common_scores(tensor, other[path]) if chosen_otherwise else (tensor, other[path])
-        found = None if pair is None else difference(*pair)
-        first.alone[item + path] = greatest(first.alone.get(item + path), found)
 
 
 def _differs_in_kind(one: Tensor, other: Tensor) -> bool:
@@ -188,22 +231,3 @@ def _common_scores(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     count = min(len(one), len(other))
     return one.sort(descending=True).values[:count], other.sort(descending=True).values[:count]
-
-
-def _explain(first: FirstPass, wanted: AbstractSet[str]) -> None:
-    """Say why a wanted rule has nothing to go by."""
-    measured = {
-        "repeatability": first.repeat.values(),
-        "batch-consistency": first.alone.values(),
-        "constant-output": first.spread.values(),
-    }
-    for rule, values in measured.items():
-        if rule in wanted and all(value is None for value in values):
-            whose = "" if rule == "repeatability" else " that belong to one input"
-            first.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
-    again = [value for value in first.repeat.values() if value]
-    alone = [value for value in first.alone.values() if value]
-    if again and alone and not max(again) < _EXPLAINED * max(alone):
-        first.unmeasured["batch-consistency"] = (
-            "The output differs between two identical passes, so a difference alone would prove nothing."
-        )

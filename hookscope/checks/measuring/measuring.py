@@ -2,20 +2,20 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookscope.checks.measuring.consistency import compare_passes, output_values
+from hookscope.checks.measuring.consistency import FirstPass
 from hookscope.checks.measuring.nonfinite_origin import locate_origin
-from hookscope.checks.measuring.outputs import FirstPass, best_classes, returned_tensors
+from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.rules import RULES
@@ -29,7 +29,7 @@ from hookscope.inspection.detection import default_targets_text, with_default_ta
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.losses.choosing import Loss
-from hookscope.inspection.network import inspected_network
+from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.models import load_function
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues
@@ -61,95 +61,52 @@ SMOOTH = frozenset(
 _SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
 
 
-@dataclass(slots=True)
-class ChannelPeaks:
-    """The greatest magnitude of each channel so far, by label, (C,), on the network's device.
-
-    Attributes:
-        smooth: Labels of the modules to look at, and names of operations.
-    """
-
-    smooth: frozenset[str]
-    _peaks: dict[str, Tensor] = field(default_factory=dict)
-
-    def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
-        """Look at an output: what `inspect` calls in the hook."""
-        layer = label.partition("#")[0]
-        if channel_axis is None or self.smooth.isdisjoint((layer, layer.rpartition(":")[2])):
-            return
-        if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
-            return
-        others = [axis for axis in range(tensor.dim()) if axis != channel_axis]
-        peaks = torch.maximum(tensor.amax(others), -tensor.amin(others))
-        known = self._peaks.get(label)
-        if known is not None and known.shape == peaks.shape:
-            peaks = torch.maximum(known, peaks)
-        self._peaks[label] = peaks
-
-    def by_label(self) -> Mapping[str, NDArray[np.float32]]:
-        """Return the peaks by label, each (C,)."""
-        return {label: peaks.float().cpu().numpy() for label, peaks in self._peaks.items()}
-
-
-def channel_peaks(modules: Mapping[str, nn.Module]) -> ChannelPeaks:
-    """Return what watches the smooth activation functions among the modules."""
-    labels = {row_label(name, 0, "") for name, module in modules.items() if type(module).__name__ in SMOOTH}
-    return ChannelPeaks(frozenset(labels | _SMOOTH_FUNCTIONS) if modules else frozenset())
-
-
-@dataclass(slots=True)
-class _Found:
-    """What has been measured so far, by the names of `CheckMeasurements`."""
-
-    origin: NonFiniteOrigin | None = None
-    outputs: tuple[OutputValues, ...] = ()
-    gradients: Gradients | None = None
-    unmeasured: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def leave_out(self, rules: AbstractSet[str], reason: str) -> None:
-        """Say of rules why they could not be measured, where nothing says so yet."""
-        for rule in sorted(rules):
-            self.unmeasured.setdefault(rule, reason)
+def _note_peaks(
+    peaks: dict[str, Tensor], smooth: AbstractSet[str], label: str, tensor: Tensor, channel_axis: int | None
+) -> None:
+    """Keep the greatest magnitude of each channel so far, (C,), of outputs of layers and operations that are smooth."""
+    layer = label.partition("#")[0]
+    if smooth.isdisjoint((layer, layer.rpartition(":")[2])) or channel_axis is None:
+        return
+    if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
+        return
+    others = [axis for axis in range(tensor.dim()) if axis != channel_axis]
+    found = torch.maximum(tensor.amax(others), -tensor.amin(others))
+    known = peaks.get(label)
+    peaks[label] = torch.maximum(known, found) if known is not None and known.shape == found.shape else found
 
 
 def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str]) -> CheckMeasurements:
-    """Measure what the wanted rules look at.
+    """Measure what the wanted rules look at; a forward pass that raises is in it, as `forward.failure`.
 
     Parameters and buffers are read once. The network runs over all inputs once with every module hooked, then over the
     first batch again and over two of its inputs alone, each only if a rule wants it; where NaN or Inf shows, once more
     to find where it begins; and forward and backward if a rule is about gradients. It comes out as it went in.
 
-    Args:
-        prepared: What `prepare` returned.
-        settings: The same that it was given.
-        wanted: Identifiers of rules that are not off.
-
-    Returns:
-        What was measured. A forward pass that raises is in it, as `forward.failure`.
-
     Raises:
         ImageError: If an input cannot be read.
         UsageError: If the settings name an output, a loss or a target that there is not.
     """
-    loaded, forward = prepared.loaded, None
+    found, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
     subject = inspected_network(loaded)
-    found = _Found(seconds={"load": prepared.load_seconds})
-    with _timed(found, "stored"):
+    with found.timed("stored"):
         stored, unread = stored_tensors(subject.network)
     found.warnings += unread
     if unread and not any(each.nan_count or each.inf_count for each in stored):
         found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
-    peaks = channel_peaks(subject.modules if "quiet-channels" in wanted else {})
-    if _needing(wanted, *_NEED_FORWARD):
-        with _timed(found, "forward"):
-            forward, outputs = _forward(prepared, settings, wanted, peaks, found)
-        with _timed(found, "again"):
-            _after(prepared, settings, wanted, forward, outputs, found)
-    if _needing(wanted, "gradients") and (forward is None or forward.failure is None):
-        with _timed(found, "gradients"):
-            _gradients(prepared, settings, wanted, found)
+    watched = subject.modules if "quiet-channels" in wanted else {}
+    smooth = {row_label(name, 0, "") for name, each in watched.items() if type(each).__name__ in SMOOTH}
+    smooth |= _SMOOTH_FUNCTIONS if watched else frozenset()
+    peaks: dict[str, Tensor] = {}
+    forward = None
+    if found.needing(*_NEED_FORWARD):
+        with found.timed("forward"):
+            forward, outputs = found.run_forward(subject, partial(_note_peaks, peaks, smooth))
+        with found.timed("again"):
+            found.run_again(subject, forward, outputs)
+    if found.needing("gradients") and (forward is None or forward.failure is None):
+        with found.timed("gradients"):
+            found.take_gradients()
     sentences = [
         *loaded.notes,
         *loaded.warnings,
@@ -162,33 +119,20 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         stored,
         forward,
         found.origin,
-        peaks.by_label(),
+        {label: each.float().cpu().numpy() for label, each in peaks.items()},
         found.outputs,
         found.gradients,
         unmeasured=found.unmeasured,
         warnings=tuple(dict.fromkeys(sentences)),
-        seconds=found.seconds,
+        seconds={"load": prepared.load_seconds, **found.seconds},
     )
 
 
-def measure_layers(
-    prepared: Prepared, settings: CheckSettings, labels: Sequence[str], *, grids_for: int = 1
-) -> Activations:
-    """Run the inputs again, with only a few layers hooked, and keep their feature maps: for evidence.
+def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence[str]) -> Activations:
+    """Run the inputs again, as far as the forward pass comes, and keep feature maps of the first: for evidence.
 
-    Args:
-        prepared: What `measure` was given.
-        settings: Likewise.
-        labels: At least one, as `LayerRow.label` has it, or the name of a layer; of a layer with several calls or
-            outputs all are kept.
-        grids_for: Keep feature maps of this many inputs, from the first.
-
-    Returns:
-        What was seen; where the forward pass raises, until then.
-
-    Raises:
-        LayerNotFoundError: If a label belongs to no layer.
-        ImageError: If an input cannot be read.
+    Hooked are the layers of the labels, as `LayerRow.label` has them, or names; all calls and outputs are kept. Raises
+    LayerNotFoundError if a label belongs to no layer, ImageError if an input cannot be read.
     """
     modules = inspected_network(prepared.loaded).modules
     patterns = [
@@ -196,16 +140,13 @@ def measure_layers(
         for label in labels
     ]
     try:
-        return inspect(
-            prepared.loaded,
-            prepared.batches(),
-            patterns,
-            grids_for=grids_for,
-            seed=settings.seed,
-            output_key=settings.output_key,
-        )
+        return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, **_options(settings))
     except ForwardError as error:
         return error.inspection
+
+
+def _options(settings: CheckSettings) -> dict[str, Any]:
+    return {"seed": settings.seed, "output_key": settings.output_key}
 
 
 def _layer_of(label: str, layers: Iterable[str]) -> str:
@@ -216,119 +157,107 @@ def _layer_of(label: str, layers: Iterable[str]) -> str:
     return max(fitting, key=len, default=label)
 
 
-@contextmanager
-def _timed(found: _Found, phase: str) -> Iterator[None]:
-    """Note how long the block takes."""
-    began = time.perf_counter()
-    yield
-    found.seconds[phase] = time.perf_counter() - began
+@dataclass(slots=True)
+class _Measuring:
+    """What is measured for which rules, and what has been so far, by the names of `CheckMeasurements`."""
 
+    prepared: Prepared
+    settings: CheckSettings
+    wanted: AbstractSet[str]
+    origin: NonFiniteOrigin | None = None
+    outputs: tuple[OutputValues, ...] = ()
+    gradients: Gradients | None = None
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
-def _needing(wanted: AbstractSet[str], *needs: Needs) -> set[str]:
-    return {rule for rule in wanted if RULES[rule].needs in needs}
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - began
 
+    def needing(self, *needs: Needs) -> set[str]:
+        return {rule for rule in self.wanted if RULES[rule].needs in needs}
 
-def _forward(
-    prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], peaks: ChannelPeaks, found: _Found
-) -> tuple[Activations, FirstPass]:
-    """Run the network over all inputs with every module hooked; return what was seen, and what the network returned."""
-    expecting = "expectation" in wanted and bool(settings.expectations)
-    looked_at = expecting or bool(_needing(wanted, "outputs"))
-    outputs = FirstPass(spreads="constant-output" in wanted)
-    predictions: list[Prediction] = []
+    def leave_out(self, rules: AbstractSet[str], reason: str) -> None:
+        """Say of rules why they could not be measured, where nothing says so yet."""
+        self.unmeasured = dict.fromkeys(sorted(rules), reason) | self.unmeasured
 
-    def on_output(batch: Batch, output: object) -> None:
-        returned = returned_tensors(output)
-        outputs.add(batch, returned)
-        if expecting:
-            count = max([_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations)])
-            best = best_classes(returned, batch.indices, count, prepared.loaded.info.categories, settings.output_key)
-            if isinstance(best, str):
-                found.unmeasured["expectation"] = best
-            else:
-                predictions.extend(best)
+    def run_forward(
+        self, subject: InspectedNetwork, on_tensor: Callable[[str, Tensor, int | None], None]
+    ) -> tuple[Activations, FirstPass]:
+        """Run the network over all inputs, every module hooked; return what was seen, and what the network returned."""
+        loaded, settings = self.prepared.loaded, self.settings
+        expecting = "expectation" in self.wanted and bool(settings.expectations)
+        looked_at = expecting or bool(self.needing("outputs"))
+        outputs = FirstPass(subject, self.wanted, settings.seed)
+        predictions: list[Prediction] = []
 
-    try:
-        seen = inspect(
-            prepared.loaded,
-            prepared.batches(),
-            ["*"],
-            judged=True,
-            seed=settings.seed,
-            output_key=settings.output_key,
-            distributions=True,
-            on_tensor=peaks.see,
-            on_output=on_output if looked_at else None,
+        def on_output(batch: Batch, output: object) -> None:
+            returned = returned_tensors(output)
+            outputs.add(batch, returned)
+            if expecting:
+                count = max(_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations))
+                best = best_classes(returned, batch.indices, count, loaded.info.categories, settings.output_key)
+                if isinstance(best, str):
+                    self.unmeasured["expectation"] = best
+                else:
+                    predictions.extend(best)
+
+        try:
+            looks: dict[str, Any] = {"on_tensor": on_tensor, "on_output": on_output if looked_at else None}
+            looks |= {"distributions": True, "judged": True}
+            seen = inspect(loaded, self.prepared.batches(), ["*"], **_options(self.settings), **looks)
+        except ForwardError as error:
+            return error.inspection, outputs
+        return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
+
+    def run_again(self, subject: InspectedNetwork, forward: Activations, outputs: FirstPass) -> None:
+        """Run the network again, as far as the first pass and the wanted rules ask for it."""
+        is_broken = any(row.activation.nan_count or row.activation.inf_count for row in forward.rows)
+        if "non-finite-activation" in self.wanted and is_broken:
+            self.origin, broken = locate_origin(subject, self.prepared.batches(), self.settings.seed)
+            if self.origin is None and broken:
+                sentence = f"The input {printable(broken)} holds NaN or Inf itself, so no module is to blame."
+                self.warnings.append(sentence)
+                self.leave_out({"non-finite-activation"}, sentence)
+        if forward.failure is not None:
+            rules = self.needing("outputs", "expectations", "gradients", "baseline")
+            self.leave_out(rules, "The forward pass raised.")
+        elif self.needing("outputs"):
+            self.outputs = outputs.compare()
+            self.unmeasured |= outputs.unmeasured
+            self.warnings += outputs.warnings
+
+    def take_gradients(self) -> None:
+        """Run the network forward and backward over all inputs; detectors in train mode are given targets."""
+        module, batches, loss = self.prepared.loaded.module, self.prepared.batches(), self._loss()
+        if self.settings.mode == "train" and default_targets_text(module):
+            batches = (with_default_targets(module, batch) for batch in batches)
+        rules = self.needing("gradients")
+        try:
+            self.gradients = inspect_gradients(
+                self.prepared.loaded, batches, loss, judged=True, mode=self.settings.mode, **_options(self.settings)
+            )
+        except PassError as error:
+            self.gradients = error.inspection
+            self.leave_out(rules - {"non-finite-loss"} if error.inspection.loss is not None else rules, str(error))
+        except UsageError as error:
+            if self.settings.loss not in _FIT_ALL or self.settings.output_key is not None:
+                raise
+            self.leave_out(rules, str(error))
+
+    def _loss(self) -> Loss:
+        """Return the loss that the settings name: by name, or as FILE.py:FUNCTION; a target may be a tensor file."""
+        source, _, name = self.settings.loss.rpartition(":")
+        target, loaded = self.settings.target, self.prepared.loaded
+        file = Path(target) if target is not None and target.lower().endswith(tuple(TENSOR_SUFFIXES)) else None
+        return choose_loss(
+            load_function(Path(source), name) if source.endswith(".py") else self.settings.loss,
+            target=target if file is None else read_tensor(file),
+            target_name="" if file is None else file.name,
+            categories=loaded.info.categories,
+            **_options(self.settings),
+            input_count=self.prepared.input_count,
         )
-    except ForwardError as error:
-        return error.inspection, outputs
-    return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
-
-
-def _after(
-    prepared: Prepared,
-    settings: CheckSettings,
-    wanted: AbstractSet[str],
-    forward: Activations,
-    outputs: FirstPass,
-    found: _Found,
-) -> None:
-    """Run the network again, as far as the first pass and the wanted rules ask for it."""
-    subject = inspected_network(prepared.loaded)
-    is_broken = any(row.activation.nan_count or row.activation.inf_count for row in forward.rows)
-    if "non-finite-activation" in wanted and is_broken:
-        located = locate_origin(subject, prepared.batches(), settings.seed)
-        found.origin = located.origin
-        if located.origin is None and located.broken_input:
-            sentence = f"The input {printable(located.broken_input)} holds NaN or Inf itself, so no module is to blame."
-            found.warnings.append(sentence)
-            found.leave_out({"non-finite-activation"}, sentence)
-    if forward.failure is not None:
-        rules = _needing(wanted, "outputs", "expectations", "gradients", "baseline")
-        found.leave_out(rules, "The forward pass raised.")
-    elif _needing(wanted, "outputs"):
-        compare_passes(subject, outputs, wanted, settings.seed)
-        found.outputs = output_values(outputs)
-        found.unmeasured |= outputs.unmeasured
-        found.warnings += outputs.warnings
-
-
-def _gradients(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], found: _Found) -> None:
-    """Run the network forward and backward over all inputs; detectors in train mode are given targets."""
-    module, batches, loss = prepared.loaded.module, prepared.batches(), _loss(prepared, settings)
-    if settings.mode == "train" and default_targets_text(module):
-        batches = (with_default_targets(module, batch) for batch in batches)
-    rules = _needing(wanted, "gradients")
-    try:
-        found.gradients = inspect_gradients(
-            prepared.loaded,
-            batches,
-            loss,
-            judged=True,
-            mode=settings.mode,
-            seed=settings.seed,
-            output_key=settings.output_key,
-        )
-    except PassError as error:
-        found.gradients = error.inspection
-        found.leave_out(rules - {"non-finite-loss"} if error.inspection.loss is not None else rules, str(error))
-    except UsageError as error:
-        if settings.loss not in _FIT_ALL or settings.output_key is not None:
-            raise
-        found.leave_out(rules, str(error))
-
-
-def _loss(prepared: Prepared, settings: CheckSettings) -> Loss:
-    """Return the loss that the settings name: by name, or as FILE.py:FUNCTION; a target may be a tensor file."""
-    source, _, name = settings.loss.rpartition(":")
-    target = settings.target
-    file = Path(target) if target is not None and target.lower().endswith(tuple(TENSOR_SUFFIXES)) else None
-    return choose_loss(
-        load_function(Path(source), name) if source.endswith(".py") else settings.loss,
-        target=target if file is None else read_tensor(file),
-        target_name="" if file is None else file.name,
-        seed=settings.seed,
-        categories=prepared.loaded.info.categories,
-        output_key=settings.output_key,
-        input_count=prepared.input_count,
-    )

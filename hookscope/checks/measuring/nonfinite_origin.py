@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hookscope.checks.rules.reading import is_within
+from hookscope.checks.rules.rule import is_within
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.observed import ModuleCall
@@ -22,21 +22,15 @@ from hookscope.results.labels import row_label
 from hookscope.statistics.storage import as_real_floats, stored_values
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
-    """Where NaN or Inf begins, None if in no module, and the name of an input that holds some itself, "" for none."""
-
-    origin: NonFiniteOrigin | None
-    broken_input: str = ""
-
-
-def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> Located:
+def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> tuple[NonFiniteOrigin | None, str]:
     """Find the first module in execution order that makes NaN or Inf out of finite inputs.
 
+    Returned is that, None for none, and the name of an input that is not finite itself, "" for none.
+
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
-    the origin. A module whose inputs are finite and whose output is not is the origin. Where a module is given what is
-    not finite though none before it made it, code between modules did: then the origin is the innermost module around
-    it whose own inputs are finite, with `between` set and the counts of what was handed on.
+    the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
+    though none before it made it, code between modules did: then the origin is the innermost module around it whose own
+    inputs are finite, with `between` set and the counts of what was handed on.
 
     -Inf alone, from a module that has no parameters, is what attention masks are made of: it is nobody's fault as long
     as no NaN or +Inf comes of it and the network's own output is finite. Where NaN comes of it after all, the module
@@ -44,19 +38,14 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
 
     Named as its parameters are those of the module itself that are not finite, and those of modules inside it that it
     uses without calling them, as MultiheadAttention does with `out_proj`.
-
-    Args:
-        subject: The network.
-        batches: The inputs of the pass that was not finite.
-        seed: Of that pass.
     """
     broken_input = ""
     for batch in batches:
         if broken := _broken_inputs(batch):
             broken_input = broken_input or broken
         elif (found := _Search(subject).run(batch, seed)) is not None:
-            return Located(found)
-    return Located(None, broken_input)
+            return found, broken_input
+    return None, broken_input
 
 
 def _broken_inputs(batch: Batch) -> str:
@@ -81,7 +70,6 @@ class _Counts:
 
     @property
     def any(self) -> bool:
-        """Whether there are some."""
         return bool(self.nan or self.above or self.below)
 
     @property
@@ -147,7 +135,6 @@ class _Search:
         return None if found is None else replace(found, parameters=self._broken_parameters(found))
 
     def _enter(self, layer: str, given: _Counts) -> None:
-        """Look at one tensor that a module is given, before it runs."""
         if not self._stack or self._stack[-1][0] != layer:
             self._stack.append((layer, _FINITE))
         if given.broken and self.origin is None:
@@ -157,7 +144,6 @@ class _Search:
             self._stack[-1] = (layer, given)
 
     def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> None:
-        """Look at one tensor that a module returned."""
         layer, key, counts = call.layer, (call.layer, call.call), _counts(tensor)
         if self._latest[0] != key:
             self._latest = (key, self._end(layer))
@@ -186,8 +172,8 @@ class _Search:
     def _around(self, layer: str) -> str:
         """Return the innermost module that is running around one that has just begun.
 
-        Those that were given a floating-point tensor are on the stack; of others, such as an embedding of indices, the
-        name tells.
+        Of those that were given no floating-point tensor, such as an embedding, and are not on the stack, the name
+        tells.
         """
         known = self._stack[-2][0] if len(self._stack) > 1 else ""
         around = layer

@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookscope.hooks.pytree import tensors_given, tensors_in
-from hookscope.inputs import Batch, copy_of, part_of
+from hookscope.inputs import Batch, part_of
 from hookscope.inspection.losses import Output, output_at
 from hookscope.inspection.rows import top_classes
 from hookscope.results.comparison import Prediction
@@ -28,16 +28,15 @@ def returned_tensors(output: object) -> Returned:
 def difference(first: Tensor, second: Tensor) -> float | None:
     """Return the greatest absolute difference over the greatest finite magnitude in either.
 
-    Returns:
-        0 for equal tensors, NaN in the same places included; NaN where NaN meets a number; Inf where shapes differ, or
-        Inf meets anything else; None for tensors that cannot be read.
+    It is 0 for equal tensors, NaN in the same places included; NaN where NaN meets a number; Inf where shapes differ,
+    or Inf meets anything else; None for tensors that cannot be read.
     """
     # The ragged axis of a nested tensor has a symbol for its size, another one in each pass.
     ragged = first.is_nested and second.is_nested
     if first.dtype != second.dtype or (not ragged and first.shape != second.shape):
         return math.inf
     try:
-        left, right = _numbers(first), _numbers(second)
+        left, right = double_numbers(first), double_numbers(second)
     except (RuntimeError, NotImplementedError, TypeError):
         return None
     if left.shape != right.shape:  # ragged and sparse tensors of one shape may hold more or less
@@ -57,7 +56,8 @@ def _between(left: Tensor, right: Tensor) -> float:
     return float((left[differing] - right[differing]).abs().max()) / magnitude
 
 
-def _numbers(tensor: Tensor) -> Tensor:
+def double_numbers(tensor: Tensor) -> Tensor:
+    """Return the values that a tensor stores, in double precision, on the CPU."""
     values, _, _ = stored_values(tensor.detach().cpu(), () if tensor.is_nested else tuple(tensor.shape))
     return values.to(torch.complex128 if values.is_complex() else torch.float64)
 
@@ -69,13 +69,10 @@ def greatest(first: float | None, second: float | None) -> float | None:
 
 
 def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
-    """Take apart what belongs to each input of a batch.
+    """Return for each input of a batch, by path, what of the result is its own.
 
     A network that takes a list of inputs and returns a list as long, as detectors do, has a result for each: its paths
     lose their first step. Of other networks it is the slices along axis 0, where that is as long as the batch.
-
-    Returns:
-        For each input, by path, what is its own; empty where nothing is.
     """
     count = len(batch.indices)
     if is_listed(returned, batch):
@@ -105,19 +102,15 @@ def is_listed(returned: Returned, batch: Batch) -> bool:
 
 
 def _item(path: str) -> int | None:
-    """Return N of a path that begins with "[N]"."""
     found = re.match(r"\[(\d+)\]", path)
     return int(found[1]) if found else None
 
 
 def with_a_mirrored_copy(batch: Batch) -> Batch | None:
-    """Return the first input of a batch together with another one made of it: mirrored, and as a negative.
+    """Return the first input of a batch with a mirrored negative of it; None if that equals the input.
 
     Mirroring alone would not do, for a network whose first layers look at one pixel at a time gives the same for both;
     nor would scaling, for one that normalises its input. Whole numbers are only mirrored: they may be indices.
-
-    Returns:
-        A batch of two; None if the copy equals the input.
     """
     alone = part_of(batch, 0)
     joined = tuple(_with_its_mirror(each) for each in alone.args)
@@ -157,23 +150,11 @@ def same_input(first: Batch, second: Batch) -> bool:
 def best_classes(
     returned: Returned, indices: Sequence[int], count: int, categories: Sequence[str], output_key: str | None
 ) -> list[Prediction] | str:
-    """Return the best classes for each input of a batch, with their softmax probabilities.
+    """Return the `count` best classes for each input, with softmax probabilities, or why there are none, in a sentence.
 
     Unlike `inspection.rows.predictions` it needs no names of classes: where they are unknown, or too few, there are
-    indices alone.
-
-    Args:
-        returned: The tensors of the network's result, by path.
-        indices: Of the inputs.
-        count: How many classes to return.
-        categories: Class names by index, if known.
-        output_key: Which of several outputs holds the class scores; None for the only one of shape (N, classes).
-
-    Returns:
-        The classes, or why there are none, in a sentence.
-
-    Raises:
-        UsageError: If there is no such output.
+    indices alone. Without an `output_key`, the only output of shape (N, classes) counts; UsageError if there is no
+    output of that key.
     """
     floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
     if output_key is None:
@@ -192,48 +173,3 @@ def best_classes(
 
 def _is_scores(tensor: Tensor, count: int) -> bool:
     return tensor.dim() == 2 and tensor.shape[0] == count and tensor.shape[1] > 0
-
-
-@dataclass(slots=True)
-class FirstPass:
-    """What the network returned in the first pass over all inputs, and what further passes showed of it.
-
-    Attributes:
-        spreads: Whether `spread` and `distinct` are wanted.
-        batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
-        parts: What of that belongs to each of its inputs, by path.
-        spread: By path, the greatest difference between the outputs for the first input and for another one.
-        distinct: Whether any input differs from the first.
-        repeat, alone: By path, as `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
-        unbatched: Paths whose axis 0 turned out not to count inputs.
-        unmeasured: By rule, why it could not be measured.
-        warnings: Sentences a reader must see.
-    """
-
-    spreads: bool
-    batch: Batch | None = None
-    returned: Returned = field(default_factory=dict)
-    parts: Sequence[Mapping[str, Tensor]] = ()
-    spread: dict[str, float | None] = field(default_factory=dict)
-    distinct: bool = False
-    repeat: dict[str, float | None] = field(default_factory=dict)
-    alone: dict[str, float | None] = field(default_factory=dict)
-    unbatched: set[str] = field(default_factory=set)
-    unmeasured: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-    def add(self, batch: Batch, returned: Returned) -> None:
-        """Compare what the network returned for a batch, in separate memory, with what it did for the first input."""
-        parts = by_input(returned, batch)
-        if self.batch is None:
-            self.batch, self.returned, self.parts = copy_of(batch), returned, parts
-        if not self.spreads:
-            return
-        if not self.distinct:
-            first = part_of(self.batch, 0)
-            self.distinct = any(not same_input(first, part_of(batch, index)) for index in range(len(batch.indices)))
-        reference = self.parts[0]
-        for part in parts:
-            if part is not reference:
-                for path in varying(reference, part):
-                    self.spread[path] = greatest(self.spread.get(path), difference(reference[path], part[path]))

@@ -36,16 +36,15 @@ from hookscope.text import one_line
 # cannot be seen with one.
 _NOISE_INPUTS = 2
 
+_AS_OPTIONS = ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A network on its device, and what it will be given.
 
-    Attributes:
-        batches: Reads the inputs anew, as often as it is called; the order is always the same. Pictures of settings
-            come first, then those of expectations, each path once: the input of an expectation is the one whose
-            `InputRecord.name` is `str(expectation.image)`.
-        input_count: How many inputs that is.
+    `batches` reads the inputs anew, in the same order, as often as it is called. Pictures of settings come first, then
+    those of expectations, each path once: the input of an expectation has `str(expectation.image)` as its name.
     """
 
     loaded: LoadedModel
@@ -61,16 +60,9 @@ def prepare(
     trust: bool = False,
     device: torch.device | None = None,
 ) -> Prepared:
-    """Load a network and find its inputs: pictures, or seeded noise where there are none.
+    """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
 
-    Args:
-        model: A weights file or any other form of MODEL; or a network, which stays on its device.
-        settings: How to load it, and what to give it.
-        trust: Whether a weights file may run code while it is read.
-        device: Where to run; None leaves the network where it is, which is the CPU for one that was just loaded.
-
-    Returns:
-        The network with its inputs. Pictures are not read yet: one that cannot be is an `ImageError` later.
+    A network that is given stays on its device unless another is named; a weights file may run code only with `trust`.
 
     Raises:
         HookscopeError: As `load_model` and `find_inputs` raise it, if the network cannot be loaded, a folder of
@@ -78,17 +70,13 @@ def prepare(
     """
     began = time.perf_counter()
     loaded = _load(model, settings, trust=trust)
-    if device is not None:
-        _move(loaded, device)
-    preprocessing = preprocessing_from_options(
-        loaded.preprocessing,
-        resize=settings.resize,
-        crop=settings.crop,
-        mean=settings.mean,
-        std=settings.std,
-        max_pixels=settings.max_pixels,
-        batch_axis=settings.batch_axis,
-    )
+    try:
+        if device is not None:
+            loaded.module.to(device)
+    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
+        raise ModelError(f"{loaded.info.name} cannot be moved to {device}: {one_line(error)}") from error
+    options = {name: getattr(settings, name) for name in _AS_OPTIONS}
+    preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
     named = read_named(settings.named, preprocessing)
     preprocessing = without_named_frame(preprocessing, named)
     batch_size = settings.batch_size
@@ -101,22 +89,18 @@ def prepare(
     found = find_inputs([str(path) for path in settings.images], notes.append)
     loaded = replace(loaded, notes=(*notes, *loaded.notes))
     paths = list(dict.fromkeys([*found, *expected]))
+    beside = named
+    read: Callable[[], Iterator[Batch]]
     if paths:
-        read: Callable[[], Iterator[Batch]] = partial(load_batches, paths, preprocessing, batch_size)
-        count = count_inputs(paths, preprocessing)
+        read, count = partial(load_batches, paths, preprocessing, batch_size), count_inputs(paths, preprocessing)
     elif settings.shape is None and any(each.record is not None for each in named):
-        count = len(named_batch(named).indices)
-        read = partial(_in_batches, partial(named_batch, named), batch_size)
-        named = ()
+        read, count = lambda: in_batches(named_batch(named), batch_size), len(named_batch(named).indices)
+        beside = ()
     else:
         shape = _noise_shape(settings, loaded, preprocessing)
-        read = partial(_in_batches, partial(noise_batch, shape, settings.seed, preprocessing.kind), batch_size)
-        count = next(iter(shape), 0)
-    return Prepared(loaded, partial(_placed, read, named, count, loaded.module), count, time.perf_counter() - began)
-
-
-def _in_batches(make: Callable[[], Batch], batch_size: int) -> Iterator[Batch]:
-    return in_batches(make(), batch_size)
+        noise = partial(noise_batch, shape, settings.seed, preprocessing.kind)
+        read, count = lambda: in_batches(noise(), batch_size), next(iter(shape), 0)
+    return Prepared(loaded, partial(_placed, read, beside, count, loaded.module), count, time.perf_counter() - began)
 
 
 def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool) -> LoadedModel:
@@ -131,13 +115,6 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
         seed=settings.seed,
         options=FileOptions(trust, settings.key, settings.allow_missing, settings.allow_unexpected),
     )
-
-
-def _move(loaded: LoadedModel, device: torch.device) -> None:
-    try:
-        loaded.module.to(device)
-    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
-        raise ModelError(f"{loaded.info.name} cannot be moved to {device}: {one_line(error)}") from error
 
 
 def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Preprocessing) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -35,7 +35,7 @@ class _Found:
 
 
 def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[str, ...]]:
-    """Measure every parameter and every buffer that belongs to the state dict, each tied one once.
+    """Measure every parameter and every buffer that belongs to the state dict, each tied one once, in its order.
 
     Buffers that are not saved are left out: they are computed when the network is built, and often hold -Inf on
     purpose, as attention masks do. The weights that int8 modules keep packed are measured by the values they stand for.
@@ -43,11 +43,7 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
     axis 0 of weights of Conv*d, Linear, RNNs and MultiheadAttention, and along axis 1 and the groups of
     ConvTranspose*d; of other modules, such as Embedding, whose rows are no filters, they are not counted.
 
-    Args:
-        network: Without wrappers.
-
-    Returns:
-        The measurements in the order of the state dict, and a sentence for each tensor whose values cannot be read.
+    Returned beside the measurements is a sentence for each tensor whose values cannot be read.
     """
     measured: list[StoredValues] = []
     remarks: list[str] = []
@@ -64,7 +60,6 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
 
 
 def _tensors(network: nn.Module) -> Iterator[_Found]:
-    """Yield each tensor once, with its aliases."""
     known: dict[int, _Found] = {}
     for prefix, module in network.named_modules(remove_duplicate=False):
         for role, name, tensor in _own(module):
@@ -102,34 +97,22 @@ def _measure(found: _Found) -> StoredValues:
     for piece in _pieces(values):
         totals.add(piece)
     filter_count, zero_filters = _filters(found, values, shape, totals.zero_count)
-    ordered = not values.is_complex() and values.dtype != torch.bool
+    if values.is_complex() or values.dtype == torch.bool:  # which have no order
+        totals.min = totals.max = None
     return StoredValues(
-        found.name,
-        type(found.module).__name__,
-        found.role,
-        shape,
-        str(tensor.dtype).removeprefix("torch."),
-        count,
-        totals.nan_count,
-        totals.inf_count,
-        totals.zero_count,
-        totals.min if ordered else None,
-        totals.max if ordered else None,
-        totals.max_abs,
-        totals.fp16_zero_count,
-        zero_filters,
-        filter_count,
-        "",
-        tuple(found.aliases),
-        _means_without_variance(found) if totals.zero_count else (),
+        *(found.name, type(found.module).__name__, found.role, shape, str(tensor.dtype).removeprefix("torch."), count),
+        **asdict(totals),
+        zero_filters=zero_filters,
+        filter_count=filter_count,
+        aliases=tuple(found.aliases),
+        means_without_variance=_means_without_variance(found) if totals.zero_count else (),
     )
 
 
 def _means_without_variance(found: _Found) -> tuple[int, ...]:
     """Return the channels of a BatchNorm that never vary, though they are not simply dead: their mean is not zero.
 
-    A mean below a hundredth of what is added to the variance (eps), squared, makes no difference to the output. Our
-    choice.
+    A mean whose square is below a hundredth of eps makes no difference to the output. Our choice.
     """
     mean, eps = getattr(found.module, "running_mean", None), getattr(found.module, "eps", 0.0)
     if not found.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != found.tensor.shape:
@@ -149,8 +132,6 @@ def _pieces(values: Tensor) -> Iterator[Tensor]:
 
 @dataclass(slots=True)
 class _Totals:
-    """What has been counted so far, of one tensor."""
-
     nan_count: int = 0
     inf_count: int = 0
     zero_count: int = 0
@@ -219,10 +200,7 @@ def _filters(
 
 
 def _twin_of(found: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:
-    """Return the first weight before this one that equals it without sharing its memory; "" for none.
-
-    Weights are compared only where shape and statistics agree; `seen` keeps them by these.
-    """
+    """Return the first weight in `seen`, by shape and statistics, that equals this one in other memory; "" for none."""
     if not is_weight(values) or values.min == values.max:
         return ""
     key = (values.dtype, values.shape, values.min, values.max, values.zero_count, found.tensor.device)

@@ -6,25 +6,11 @@ only.
 
 from collections.abc import Iterable, Mapping
 
-from hookscope.checks.rules import (
-    activations,
-    dead_gradient,
-    drift,
-    expectation,
-    forward,
-    gradients,
-    learning,
-    outputs,
-    precision,
-    stored,
-)
+from hookscope.checks.rules import activations, forward, gradients, learning, references, stored
 from hookscope.checks.rules.rule import Limit, Rule
 from hookscope.errors import UsageError, nearest
 
-_FILES = (
-    *(stored, forward, outputs, activations, precision, expectation, drift),
-    *(gradients, dead_gradient, learning),
-)
+_FILES = (stored, forward, activations, references, gradients, learning)
 
 RULES: Mapping[str, Rule] = {
     each.identifier: each for file in _FILES for each in vars(file).values() if isinstance(each, Rule)
@@ -46,11 +32,7 @@ def grads_limits() -> dict[str, tuple[Rule, str]]:
 
 
 def limits_from_text(texts: Iterable[str]) -> dict[str, float]:
-    """Return all limits of `hookscope grads` by name, those that `--limit NAME=VALUE` gives in place of the defaults.
-
-    Raises:
-        UsageError: If one is not of the form NAME=VALUE, with a known name and a positive number.
-    """
+    """Return all limits of `hookscope grads` by name: the defaults, and what `--limit NAME=VALUE` gives instead."""
     limits = {name: rule.limits[own].default for name, (rule, own) in grads_limits().items()}
     for text in texts:
         name, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Rules about activation functions: channels that are dead or quiet over all inputs, outputs at their bounds."""
+"""Rules about activations: channels that are dead or quiet, outputs at their bounds, values beyond half precision."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.reading import named
-from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, output_of, rule
+from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, named, output_of, rule, stored_in
+from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight
 from hookscope.text import counted
 
 if TYPE_CHECKING:
@@ -31,29 +31,9 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
 
 # The module that a function stands for. What `clamp` cuts off is not known; at 0 it is what a ReLU cuts off.
 _MODULE_OF = {
-    "relu": "ReLU",
-    "relu6": "ReLU6",
-    "hardswish": "Hardswish",
-    "threshold": "Threshold",
-    "sigmoid": "Sigmoid",
-    "expit": "Sigmoid",
-    "logsigmoid": "LogSigmoid",
-    "tanh": "Tanh",
-    "softsign": "Softsign",
-    "hardsigmoid": "Hardsigmoid",
-    "gelu": "GELU",
-    "silu": "SiLU",
-    "mish": "Mish",
-    "softplus": "Softplus",
-    "softmax": "Softmax",
-    "layer_norm": "LayerNorm",
-    "group_norm": "GroupNorm",
-    "batch_norm": "BatchNorm2d",
-    "instance_norm": "InstanceNorm2d",
-    "clamp": "ReLU",
-    "clip": "ReLU",
-    "clamp_min": "ReLU",
-    "hardtanh": "ReLU",
+    "relu": "ReLU", "relu6": "ReLU6", "hardswish": "Hardswish", "threshold": "Threshold", "sigmoid": "Sigmoid",
+    "tanh": "Tanh", "softsign": "Softsign", "hardsigmoid": "Hardsigmoid",
+    "clamp": "ReLU", "clip": "ReLU", "clamp_min": "ReLU", "hardtanh": "ReLU",
 }
 
 # What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.
@@ -70,25 +50,21 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
-@rule(
-    "dead-channels",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    max_fraction=Limit(
-        0.8,
-        "share of a layer's channels that may be zero over all inputs, 0-1",
-        f"{_OURS_AS_GRADS}; seeded networks of torchvision stay at or below 0.5 on noise",
-        "dead_channel_fraction",
-    ),
+@rule("dead-channels", "warn", "forward", ("non-finite-activation",))
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's channels that may be zero over all inputs, 0-1",
+    f"{_OURS_AS_GRADS}; seeded networks of torchvision stay at or below 0.5 on noise",
+    "dead_channel_fraction",
 )
 def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a ReLU are zero over all inputs.
 
     A channel behind a ReLU that is zero at every position of every input learns nothing and says nothing. Too large a
-    learning rate or too negative a bias does it. Judged are modules of the kinds ReLU, ReLU6, Hardswish and Threshold
-    with at least 32 values a channel; a convolution before a ReLU may be as negative as it likes. Channels that are
-    zero for two noise images may wake up for a picture: give real ones.
+    learning rate or too negative a bias does it. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or as
+    functions, with at least 32 values a channel; a convolution before a ReLU may be as negative as it likes. Channels
+    that are zero for two noise images may wake up for a picture: give real ones.
     """
     forward = _forward(measured)
     for row in forward.rows:
@@ -98,21 +74,18 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             yield from _above(terms, share, row, f"of its {row.activation.channel_count} {what}")
 
 
-@rule(
-    "quiet-channels",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    below=Limit(
-        3e-3,
-        "magnitude that a quiet channel stays below; of the layer's greatest, where that is below 1",
-        "our choice; |GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
-    ),
-    max_fraction=Limit(
-        0.8,
-        "share of a layer's channels that may be quiet over all inputs, 0-1",
-        "our choice, as for dead-channels; seeded networks of torchvision stay below 0.001 on noise",
-    ),
+@rule("quiet-channels", "warn", "forward", ("non-finite-activation",))
+@limit(
+    "below",
+    3e-3,
+    "magnitude that a quiet channel stays below; of the layer's greatest, where that is below 1",
+    "our choice; |GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
+)
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's channels that may be quiet over all inputs, 0-1",
+    "our choice, as for dead-channels; seeded networks of torchvision stay below 0.001 on noise",
 )
 def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a smooth activation (GELU, SiLU) are nearly zero over all inputs.
@@ -132,17 +105,13 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         yield from _above(terms, _quiet_share(peaks, row, below), row, f"of its {peaks.size} {what}")
 
 
-@rule(
-    "saturated-activation",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    max_fraction=Limit(
-        0.8,
-        "share of a layer's outputs that may lie where the slope is below 1/16 of its greatest, 0-1",
-        f"after Glorot and Bengio 2010, section 3; {_OURS_AS_GRADS}",
-        "saturated_fraction",
-    ),
+@rule("saturated-activation", "warn", "forward", ("non-finite-activation",))
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's outputs that may lie where the slope is below 1/16 of its greatest, 0-1",
+    f"after Glorot and Bengio 2010, section 3; {_OURS_AS_GRADS}",
+    "saturated_fraction",
 )
 def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Most outputs of a bounded activation lie where its slope is nearly gone.
@@ -162,8 +131,8 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float) -> float:
     """Return the share of channels that are closed.
 
-    In a layer that is small as a whole, the function is linear, and half of its outputs are positive. Closed outputs
-    are all negative: so a layer without positive ones is held to `below` itself, others to this share of its peak.
+    In a layer that is small as a whole, the function is linear, and half of its outputs are positive: so `below` is a
+    share of its peak, but for layers without positive outputs, as closed ones are.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
     scale = 1.0 if all_negative else min(1.0, float(peaks.max()))
@@ -200,3 +169,90 @@ def _inputs(forward: Activations) -> str:
 def _forward(measured: CheckMeasurements) -> Activations:
     assert measured.forward is not None  # noqa: S101 - judging skips these rules without one
     return measured.forward
+
+
+_FP16_MAX = 65504.0
+_BF16_MAX = (2 - 2**-7) * 2.0**127
+
+
+@rule("fp16-headroom", "warn", "forward")
+@limit(
+    "max_fraction_of_range",
+    0.5,
+    "greatest magnitude of activations and weights, in units of 65504, the greatest of float16",
+    "IEEE 754 binary16; the half is our choice: another picture may double a value",
+)
+@limit(
+    "max_vanishing_fraction",
+    0.1,
+    "share of a weight's non-zero values that may become zero in float16, at most 2**-25 as they are, 0-1",
+    "IEEE 754 binary16; the tenth is our choice: seeded networks of torchvision stay below 0.001",
+)
+def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """Values come near the greatest of float16, or vanish in it.
+
+    Greater values than 65504 become Inf in float16, and weights of at most 2**-25 become zero. Judged are all
+    activations and weights as they are, on the inputs given: mixed precision, where sums are kept in float32, may do
+    better. Of no consequence if float16 is never used.
+    """
+    yield from _headroom(measured, terms, "float16", _FP16_MAX)
+    vanishing = [
+        (values.fp16_zero_count / non_zero, values)
+        for values in measured.stored
+        if is_weight(values) and (non_zero := values.element_count - values.zero_count)
+    ]
+    broken = [
+        (share, values)
+        for share, values in vanishing
+        if terms.is_on(stored_in(values)) and share > terms.limit("max_vanishing_fraction", stored_in(values))
+    ]
+    if broken:
+        share, worst = max(broken, key=lambda pair: pair[0])
+        limit = terms.limit("max_vanishing_fraction", stored_in(worst))
+        message = (
+            f"'{worst.name}' ({worst.kind}): {share:.1%} of its values other than 0 become 0 in float16"
+            f" (limit {limit:.0%}); {len(broken)} of {counted(len(vanishing), 'weight')} {are(len(broken))} above it."
+        )
+        yield Objection(stored_in(worst), message)
+
+
+@rule("bf16-headroom", "warn", "forward")
+@limit(
+    "max_fraction_of_range",
+    0.5,
+    "greatest magnitude of activations and weights, in units of 3.39e38, the greatest of bfloat16",
+    "(2 - 2**-7) * 2**127; the half is our choice, as for fp16-headroom",
+)
+def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """Values come near the greatest of bfloat16.
+
+    bfloat16 has the range of float32, so this only breaks shortly before float32 does, but earlier than Inf. The
+    precision of bfloat16, 8 bits, is not judged.
+    """
+    yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
+
+
+def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[Objection]:
+    rows = measured.forward.rows if measured.forward else ()
+    known = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
+    known += [(each.max_abs or 0.0, stored_in(each)) for each in measured.stored if "float" in each.dtype]
+    on = [(magnitude, target) for magnitude, target in known if terms.is_on(target)]
+    broken = [each for each in on if each[0] > terms.limit("max_fraction_of_range", each[1]) * top]
+    if broken:
+        magnitude, worst = max(broken, key=lambda each: each[0])
+        limit = terms.limit("max_fraction_of_range", worst)
+        remark = " BatchNorm does not normalise yet, being untrained." if batch_norm_is_untrained(measured) else ""
+        message = (
+            f"'{worst.where}' ({worst.kind}) reaches {magnitude:.3g},"
+            f" {magnitude / top:.3g} times the greatest of {dtype} (limit {limit:g});"
+            f" {len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it.{remark}"
+        )
+        yield Objection(worst, message)
+
+
+def _magnitude(row: LayerRow, dtype: str) -> float:
+    """Return the greatest magnitude of an output; Inf where its dtype itself has overflowed."""
+    statistics = row.activation
+    if statistics.dtype == dtype and statistics.inf_count:
+        return float("inf")
+    return max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))

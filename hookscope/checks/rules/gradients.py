@@ -1,4 +1,4 @@
-"""Rules about the values of loss and gradients: that they are finite, and not zero everywhere.
+"""Rules about the values of loss and gradients: that they are finite, and not zero, everywhere or in a layer.
 
 No rule about gradients depends on the scale of the loss: ratios inside one run are compared with limits.
 """
@@ -6,28 +6,40 @@ No rule about gradients depends on the scale of the loss: ratios inside one run 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from hookscope.checks.rules.reading import (
+from hookscope.checks.rules.activations import RECTIFIERS, acts_as
+from hookscope.checks.rules.rule import (
+    WHOLE,
+    Objection,
+    RuleTerms,
+    are,
     arrived_outputs,
-    gates,
-    gates_near,
     in_forward_order,
+    is_matrix,
+    is_within,
     key,
-    l2,
+    limit,
+    listed,
+    module_of,
+    named,
     non_finite_count,
     non_finite_words,
+    output_of,
+    owner,
     parameter_of,
+    rule,
     taken_gradients,
 )
-from hookscope.checks.rules.rule import WHOLE, Limit, Objection, RuleTerms, output_of, rule
+from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
-    from hookscope.results.gradients import Gradients
+    from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+    from hookscope.results.statistics import TensorStatistics
 
 # Sums of their outputs do not depend on their inputs.
 _NORMALISERS = frozenset(
@@ -92,17 +104,13 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     yield Objection(target, f"{message}.")
 
 
-@rule(
-    "zero-gradient",
-    "off",
-    "gradients",
-    ("non-finite-gradient",),
-    rounding=Limit(
-        1e-6,
-        "share of the loss, or of ‖g‖·‖x‖ one layer on, below which ‖g‖·‖x‖ is rounding",
-        "ten roundings of float32; our choice, the same as for `hookscope grads`",
-        "rounding",
-    ),
+@rule("zero-gradient", "off", "gradients", ("non-finite-gradient",))
+@limit(
+    "rounding",
+    1e-6,
+    "share of the loss, or of ‖g‖·‖x‖ one layer on, below which ‖g‖·‖x‖ is rounding",
+    "ten roundings of float32; our choice, the same as for `hookscope grads`",
+    "rounding",
 )
 def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Every gradient is zero, or no more than rounding.
@@ -122,7 +130,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         yield Objection(WHOLE, f"{message} {'learnt' if known else 'in the network'}.")
         return
     loss = abs(gradients.loss.value) if gradients.loss and math.isfinite(gradients.loss.value) else 0.0
-    effect = max((l2(each.gradient) * (each.weight_l2 or 0.0) for each in known), default=0.0)
+    effect = max(((each.gradient.l2 or 0.0) * (each.weight_l2 or 0.0) for each in known), default=0.0)
     if 0 < effect < rounding * loss:
         message = (
             f"No parameter changes the loss beyond rounding: ‖g‖·‖w‖ is at most {effect / loss:.1e} of the loss (limit"
@@ -130,13 +138,13 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         )
         yield Objection(WHOLE, message, "warn")
         return
-    activations = {key(row): l2(row.activation) for row in gradients.rows}
-    effects = [(row, l2(row.gradient) * activations.get(key(row), 0.0)) for row in outputs]
-    zero_weights = gates(gradients)
+    activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
+    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in outputs]
+    zero_weights = _gates(gradients)
     reaching = 0.0
     for (row, before), (following, after) in pairwise(effects):
         reaching = max(reaching, before)
-        normalises = following.kind in _NORMALISERS and not gates_near(zero_weights, row.layer, following.layer)
+        normalises = following.kind in _NORMALISERS and not _gates_near(zero_weights, row.layer, following.layer)
         if normalises and reaching < rounding * after:
             message = (
                 f"Only rounding gets past '{following.label}' ({following.kind}): before it ‖g‖·‖x‖ of outputs is at"
@@ -154,3 +162,225 @@ def _non_finite_parameter(gradients: Gradients) -> Iterator[Objection]:
         name, words = broken[-1].name, non_finite_words(broken[-1].gradient)
         message = f"The gradient of '{name}' has {words} (limit 0), those of the selected layers' outputs have none."
         yield Objection(parameter_of(broken[-1]), message)
+
+
+Key = tuple[str, int, str]
+"""(layer, call, slot)."""
+
+Takers = Mapping[Key, "Sequence[GradientRow | None]"]
+"""By output, what is computed from it directly; None for the loss."""
+
+# They leave out residual branches by chance: torchvision's, timm's.
+_STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})
+
+# Beside an L2 below this, the next factor of the chain rule may fall out of float32, whose smallest value is 1e-45.
+# Our choice.
+_NEAR_UNDERFLOW = 1e-35
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Outputs with a zero gradient, in forward order, and where it stops.
+
+    Those in `last` would get theirs from the `takers`, which have one themselves; from the loss, if there are none.
+    """
+
+    rows: list[GradientRow] = field(default_factory=list)
+    last: list[GradientRow] = field(default_factory=list)
+    takers: dict[Key, GradientRow] = field(default_factory=dict)
+
+
+@rule("dead-gradient", "off", "gradients", ("non-finite-gradient", "zero-gradient"))
+def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """Layers on the path get a gradient of exactly zero.
+
+    A layer between the loss and the input gets a gradient of exactly zero: a dead ReLU, a detached branch, an
+    underflow. It is a warning where a weight that starts at zero blocks the path until its first update, where
+    stochastic depth has left out a branch for all inputs, by chance, or where the loss gives an output none, but others
+    some. A module that gets a gradient at another call or output is well, and so is one beside which a parallel one
+    gets one: levels of a detector without an object, experts without a token.
+    """
+    # Layers whose gradient stops at one place are one objection. A weight that is zero itself, and gets a gradient, is
+    # about to open: residual branches and heads are often started so. Excused are also outputs that lead to excused
+    # ones alone, if it is the loss that gives those none, unless it is known what is wrong with them.
+    gradients = taken_gradients(measured)
+    activations = {key(row): row.activation for row in gradients.rows}
+    zero_weights = _gates(gradients)
+    outputs = arrived_outputs(gradients, of_operations=True)
+    takers = takers_of(outputs)
+    shared = idle_modules(outputs)
+    idle = shared | idle_branches(outputs, takers)
+    dead = False
+    closed: dict[str, ParameterRow] = {}
+    gated = 0
+    for stop in _stops(outputs, takers):
+        following: list[str | None] = [module_of(row) for row in stop.takers.values()] or [None]
+        near = [
+            each
+            for row in stop.last
+            for layer in following
+            for each in _gates_near(zero_weights, module_of(row), layer)
+        ]
+        closed |= {each.name: each for each in near}
+        gated += len(stop.rows) if near else 0
+        cause = _known_cause(stop, activations)
+        excused = shared if cause else idle
+        if not near and not all(key(row) in excused for row in (stop.rows if stop.takers else stop.last)):
+            objection = _objection(stop, cause, gradients.mode == "train")
+            dead |= objection.at_most == "fail"
+            yield objection
+    if closed:
+        message = (
+            f"{listed([*closed])} {are(len(closed))} all zero and block{'s' if len(closed) == 1 else ''} the gradient"
+            f" of {counted(gated, 'output')}: exactly 0 (limit: above 0) until the first update."
+        )
+        yield Objection(parameter_of(next(iter(closed.values()))), message, "warn")
+    if not dead:  # a weight after a dead layer is dead for that reason
+        yield from _dead_weights(gradients, zero_weights)
+
+
+def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
+    """Return the places where gradients become zero, in forward order of what is before them."""
+    places: dict[Key, Key] = {}
+    stops: dict[Key, _Stop] = {}
+    for row in reversed(outputs):
+        if row.status != "zero":
+            continue
+        after = [each for each in takers[key(row)] if each is not None]
+        alive = [each for each in after if each.status != "zero"]
+        beyond = [places[key(each)] for each in after if key(each) in places]
+        is_last = bool(alive) or None in takers[key(row)] or not beyond
+        places[key(row)] = key(alive[0]) if alive else (row.layer, -1, "") if is_last else beyond[0]
+        stop = stops.setdefault(places[key(row)], _Stop())
+        stop.rows.insert(0, row)
+        stop.last[:0] = [row] if is_last else []
+        stop.takers |= {key(each): each for each in alive}
+    return reversed(stops.values())
+
+
+def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> str:
+    """Return what is seen to be wrong at the place where a gradient stops; "" for nothing."""
+    for row in stop.takers.values():
+        activation = activations.get(key(row))
+        if acts_as(row) in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
+            return f"every output of {named(row)} is 0"
+        if (row.gradient.l2 or 0.0) < _NEAR_UNDERFLOW:
+            return f"it underflows, ‖grad_output‖ of '{row.label}' being {row.gradient.l2 or 0.0:.1e}"
+    return ""
+
+
+def _objection(stop: _Stop, cause: str, is_training: bool) -> Objection:
+    last, takers = stop.rows[-1], [*stop.takers.values()]
+    level: Literal["fail", "warn"] = "fail"
+    others = f" and {counted(len(stop.rows) - 1, 'output')} before it" if stop.rows[1:] else ""
+    # A container has the gradient of the child whose output it returned.
+    inner = [row for at, row in enumerate(takers) if not any(is_within(each.layer, row.layer) for each in takers[:at])]
+    first = ", ".join(map(named, inner[:3]))
+    if not takers:
+        cause = "the loss does not change with it"
+        level = "fail" if last.taken_by is None else "warn"
+    elif is_training and all(row.kind in _STOCHASTIC_DEPTH for row in takers):
+        cause = f"{first} left the branch out by chance; give more inputs"
+        level = "warn"
+    elif cause:
+        pass
+    elif last.taken_by is None:
+        cause = f"nothing gets through {first}"
+    else:
+        cause = f"it is lost in {first} or on the way from there"
+    message = f"The gradient of the output of '{last.label}'{others} is exactly 0 everywhere (limit: above 0): {cause}."
+    return Objection(output_of(last), message, level)
+
+
+def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) -> Iterator[Objection]:
+    alive = {row.layer for row in arrived_outputs(gradients) if row.status == "gradient"}
+    dead = [
+        each
+        for each in gradients.parameters
+        if each.status == "zero"
+        and is_matrix(each)
+        and owner(each) in alive
+        and not _gates_near(zero_weights, owner(each))
+    ]
+    if dead:
+        message = (
+            f"{listed([each.name for each in dead])} {'gets' if len(dead) == 1 else 'get'} a gradient of exactly 0"
+            " (limit: above 0), though the output does not: what the layer takes in is zero everywhere."
+        )
+        yield Objection(parameter_of(dead[0]), message)
+
+
+def takers_of(outputs: Sequence[GradientRow]) -> Takers:
+    """Return what is computed from each output; inside reentrant checkpoints and before them, what runs next."""
+    labelled = {row.label: row for row in outputs}
+    takers: dict[Key, Sequence[GradientRow | None]] = {}
+    for row, after in zip(outputs, [*outputs, None][1:], strict=True):
+        known = row.taken_by is not None and (after is None or after.taken_by is not None)
+        takers[key(row)] = [labelled.get(label) for label in row.taken_by or ()] if known else [after]
+    return takers
+
+
+def idle_modules(outputs: Sequence[GradientRow]) -> set[Key]:
+    """Return the outputs with a zero gradient whose module gets one at another call or output, as a detector's head."""
+    alive = {(row.layer, row.source) for row in outputs if row.status == "gradient"}
+    return {key(row) for row in outputs if row.status == "zero" and (row.layer, row.source) in alive}
+
+
+def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
+    """Return the outputs whose gradient is zero while that of a parallel module is not: heads, experts.
+
+    Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's.
+    """
+    parallel: dict[tuple[str, str], set[Key]] = {}
+    for row in outputs:
+        if row.status == "gradient":
+            for pattern in _patterns(row):
+                parallel.setdefault(pattern, set()).add(key(row))
+    after = {place: [key(each) for each in others if each is not None] for place, others in takers.items()}
+    before: dict[Key, list[Key]] = {}
+    for place, others in after.items():
+        for other in others:
+            before.setdefault(other, []).append(place)
+    found = set()
+    for row in outputs:
+        alike = set().union(*(parallel.get(pattern, ()) for pattern in _patterns(row)))
+        if row.status == "zero" and alike and alike - _reached(key(row), after) - _reached(key(row), before):
+            found.add(key(row))
+    return found
+
+
+def _patterns(row: GradientRow) -> list[tuple[str, str]]:
+    """Return what a row has in common with those of parallel modules: its type, and its name but for one number."""
+    parts = row.layer.split(".")
+    return [
+        (row.kind, ".".join((*parts[:at], "*", *parts[at + 1 :]))) for at, part in enumerate(parts) if part.isdecimal()
+    ]
+
+
+def _reached(start: Key, ways: Mapping[Key, Sequence[Key]]) -> set[Key]:
+    """Return all outputs that can be reached from one, itself among them."""
+    reached, waiting = {start}, [start]
+    while waiting:
+        new = set(ways.get(waiting.pop(), ())) - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def _gates(gradients: Gradients) -> list[ParameterRow]:
+    """Return the parameters that are zero and get a gradient: they are about to open. Biases close nothing."""
+    return [
+        each
+        for each in gradients.parameters
+        if each.weight_l2 == 0 and each.status == "gradient" and not each.name.endswith("bias")
+    ]
+
+
+def _gates_near(gates: Iterable[ParameterRow], dead: str, following: str | None = None) -> list[ParameterRow]:
+    """Return the zero weights in the layer that follows a dead one, or in a block around it."""
+    return [
+        each
+        for each in gates
+        if (following is not None and is_within(owner(each), following))
+        or is_within(dead, owner(each).rpartition(".")[0] or owner(each))
+    ]

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import gt, lt
 from statistics import median
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.dead_gradient import idle_modules
-from hookscope.checks.rules.reading import (
+from hookscope.checks.rules.gradients import idle_modules
+from hookscope.checks.rules.rule import (
+    FindingTarget,
+    Objection,
+    RuleTerms,
     arrived_outputs,
-    batch_norm_is_idle,
-    is_positive,
+    in_forward_order,
+    is_matrix,
     key,
-    l2,
+    limit,
     listed,
+    non_finite_count,
+    output_of,
     owner,
     parameter_of,
+    rule,
     taken_gradients,
-    weights,
 )
-from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
 from hookscope.text import counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
-    from hookscope.results.gradients import GradientRow, Gradients
+    from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 
 # Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence. Our choice.
 _SHORTEST_TREND = 3
@@ -38,17 +43,13 @@ _CAUSES = ("non-finite-gradient", "zero-gradient")
 _OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
 
 
-@rule(
-    "vanishing-gradient",
-    "off",
-    "gradients",
-    _CAUSES,
-    min_ratio=Limit(
-        1e-4,
-        "median ‖g‖/‖w‖ of the first tenth of the weights, in units of the last tenth's",
-        f"{_OURS_AS_GRADS}; healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
-        "vanishing",
-    ),
+@rule("vanishing-gradient", "off", "gradients", _CAUSES)
+@limit(
+    "min_ratio",
+    1e-4,
+    "median ‖g‖/‖w‖ of the first tenth of the weights, in units of the last tenth's",
+    f"{_OURS_AS_GRADS}; healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
+    "vanishing",
 )
 def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The first weights learn far slower than the last.
@@ -60,27 +61,18 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     # scaling one layer's weights scales the gradients of the outputs before it only, but those of all other weights
     # alike. The median over a tenth spans skip connections and branches that start small. A layer applied again and
     # again, as in a recurrence, has one gradient for all its calls; those of its outputs are compared instead.
-    limit = terms.limit("min_ratio")
-    found: dict[str, Objection] = {}
-    for trend in (*_recurrences(taken_gradients(measured)), _learning(taken_gradients(measured))):
-        ratio = trend.ratio(median)
-        if ratio is not None and ratio < limit:
-            first = trend.targets[0]
-            found.setdefault(first.where, Objection(first, trend.sentence(ratio, limit)))
-    yield from found.values()
+    gradients = taken_gradients(measured)
+    trends = [*_recurrences(gradients), _learning(gradients)]
+    yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
 
 
-@rule(
-    "exploding-gradient",
-    "off",
-    "gradients",
-    _CAUSES,
-    max_ratio=Limit(
-        1e4,
-        "median ‖grad_output‖ of the first tenth of the layers, in units of the greatest of the last tenth",
-        f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 200",
-        "exploding",
-    ),
+@rule("exploding-gradient", "off", "gradients", _CAUSES)
+@limit(
+    "max_ratio",
+    1e4,
+    "median ‖grad_output‖ of the first tenth of the layers, in units of the greatest of the last tenth",
+    f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 200",
+    "exploding",
 )
 def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Gradients grow on the way back to the first layers.
@@ -90,18 +82,13 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """
     # Outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
     # large. The greatest of the last tenth keeps small branches at the end from making the beginning look large.
-    gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
-    rows = [row for row in arrived_outputs(gradients) if is_positive(row.gradient.l2)]
-    idle = batch_norm_is_idle(gradients)
+    gradients = taken_gradients(measured)
+    rows = [row for row in arrived_outputs(gradients) if _is_positive(row.gradient.l2)]
+    idle = _batch_norm_is_idle(gradients)
     remark = " BatchNorm does not normalise yet, being untrained; judge in train mode." if idle else ""
-    found: dict[str, Objection] = {}
-    for trend in (*_recurrences(gradients), _of_outputs("layers", rows)):
-        ratio = trend.ratio(max)
-        if ratio is not None and ratio > limit:
-            first = trend.targets[0]
-            message = trend.sentence(ratio, limit) + remark
-            found.setdefault(first.where, Objection(first, message, "warn" if idle else "fail"))
-    yield from found.values()
+    trends = [*_recurrences(gradients), _of_outputs("layers", rows)]
+    for each in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
+        yield Objection(each.target, each.message + remark, "warn" if idle else "fail")
 
 
 @rule("unused-parameter", "off", "gradients")
@@ -129,17 +116,13 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
             yield Objection(target, message, "warn")
 
 
-@rule(
-    "gradient-imbalance",
-    "off",
-    "gradients",
-    (*_CAUSES, "vanishing-gradient"),
-    max_ratio=Limit(
-        1e6,
-        "greatest ‖g‖/‖w‖ of the weights, in units of the smallest",
-        f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 500000, ConvNeXt apart",
-        "imbalance",
-    ),
+@rule("gradient-imbalance", "off", "gradients", (*_CAUSES, "vanishing-gradient"))
+@limit(
+    "max_ratio",
+    1e6,
+    "greatest ‖g‖/‖w‖ of the weights, in units of the smallest",
+    f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 500000, ConvNeXt apart",
+    "imbalance",
 )
 def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """One learning rate must serve weights with far different relative gradients.
@@ -154,7 +137,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     # detector's level without an object.
     gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
     partly_fed = _serving_idle(gradients)
-    known = [] if batch_norm_is_idle(gradients) else weights(gradients)
+    known = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
     ranked = sorted(
         (each for each in known if owner(each) not in partly_fed), key=lambda each: (each.ratio or 0.0, each.name)
     )
@@ -208,6 +191,18 @@ class _Trend:
         )
 
 
+def _beyond(
+    limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
+) -> Iterable[Objection]:
+    """Object to trends with such ratios, once where they begin at the same place."""
+    found: dict[str, Objection] = {}
+    for trend, ratio in trends:
+        if ratio is not None and is_beyond(ratio, limit):
+            first = trend.targets[0]
+            found.setdefault(first.where, Objection(first, trend.sentence(ratio, limit)))
+    return found.values()
+
+
 def _serving_idle(gradients: Gradients) -> set[str]:
     """Return the layers one of whose outputs is taken by a module that is idle at that call, or leads to such alone."""
     outputs = arrived_outputs(gradients)
@@ -225,12 +220,12 @@ def _serving_idle(gradients: Gradients) -> set[str]:
 
 def _learning(gradients: Gradients) -> _Trend:
     """Return ‖g‖/‖w‖ of the weights; of a frozen network ‖g‖·‖x‖ of the outputs, which behaves alike."""
-    known = weights(gradients)
+    known = _weights(gradients)
     if len(known) >= _SHORTEST_TREND:
         return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, known)], [each.ratio or 0.0 for each in known])
-    activations = {key(row): l2(row.activation) for row in gradients.rows}
-    effects = [(row, l2(row.gradient) * activations.get(key(row), 0.0)) for row in arrived_outputs(gradients)]
-    positive = [(output_of(row), effect) for row, effect in effects if is_positive(effect)]
+    activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
+    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in arrived_outputs(gradients)]
+    positive = [(output_of(row), effect) for row, effect in effects if _is_positive(effect)]
     return _Trend("‖g‖·‖x‖", "outputs", [target for target, _ in positive], [effect for _, effect in positive])
 
 
@@ -239,7 +234,7 @@ def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
     weighted = {owner(each) for each in gradients.parameters}
     by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
     for row in arrived_outputs(gradients):
-        if is_positive(row.gradient.l2) and row.layer in weighted:
+        if _is_positive(row.gradient.l2) and row.layer in weighted:
             by_layer.setdefault((row.layer, row.slot, row.gradient.shape), []).append(row)
     for rows in by_layer.values():
         if len(rows) >= _SHORTEST_RECURRENCE:
@@ -247,19 +242,38 @@ def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
 
 
 def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
-    return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [l2(row.gradient) for row in rows])
+    return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [row.gradient.l2 or 0.0 for row in rows])
 
 
 def _module(name: str, gradients: Gradients) -> FindingTarget:
-    """Return a module by its dotted name; "" is the whole network."""
     row = next((row for row in gradients.rows if row.label == name), None)
     return output_of(row) if row else FindingTarget(name, (name,) if name else ())
 
 
 def _common_module(names: Sequence[str]) -> str:
-    """Return the dotted name of the innermost module that holds all parameters."""
     paths = [name.split(".")[:-1] for name in names]
     depth = 0
     while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
         depth += 1
     return ".".join(paths[0][:depth])
+
+
+def _weights(gradients: Gradients) -> list[ParameterRow]:
+    """Return the matrices and kernels with a relative gradient that is finite and not zero, in forward order."""
+    return [
+        each
+        for each in in_forward_order(gradients)
+        if is_matrix(each) and _is_positive(each.ratio) and not non_finite_count(each.gradient)
+    ]
+
+
+def _batch_norm_is_idle(gradients: Gradients) -> bool:
+    """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
+    scales = [each for each in gradients.parameters if "BatchNorm" in each.kind and each.name.endswith("weight")]
+    starts = ((each.weight_l2, math.sqrt(math.prod(each.gradient.shape))) for each in scales)
+    started = (l2 is not None and (l2 == 0 or math.isclose(l2, start, rel_tol=1e-6)) for l2, start in starts)
+    return gradients.mode == "eval" and bool(scales) and all(started)
+
+
+def _is_positive(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf

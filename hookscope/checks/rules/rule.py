@@ -1,4 +1,7 @@
-"""What a rule is: a function that looks at measurements and yields what it objects to, under levels and limits."""
+"""What a rule is: a function that looks at measurements and yields what it objects to, under levels and limits.
+
+Below it, how rules read results: gradients that arrived, weights in forward order, counts in words.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from typing import TYPE_CHECKING, Literal
 from hookscope.checks.settings import CheckSettings, RuleSettings
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.results.findings import Finding, Level
-from hookscope.text import safe_text
+from hookscope.text import counted, safe_text
 
 if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
     from hookscope.checks.baseline import Baseline
     from hookscope.results.activations import LayerRow
     from hookscope.results.check import CheckMeasurements, StoredValues
-    from hookscope.results.gradients import GradientRow
+    from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+    from hookscope.results.statistics import TensorStatistics
 
 Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "baseline"]
 """What of the `CheckMeasurements` a rule looks at."""
@@ -26,8 +30,7 @@ class Limit:
     """Where a rule begins to object.
 
     Attributes:
-        default: In the unit that `meaning` states.
-        meaning: What is compared with it, for people.
+        meaning: What is compared with it, and in which unit, for people.
         source: Where the number comes from; "our choice" and why, if it is ours.
         grads_name: Its name in `hookscope grads --limit`; "" if the rule is not judged there.
     """
@@ -42,10 +45,8 @@ class Limit:
 class FindingTarget:
     """What an objection is about, and what layer patterns match it by.
 
-    Attributes:
-        where: For people: label of an output, name of a parameter; "" for the whole checkpoint.
-        names: Dotted names, any of which a pattern may match; none for the whole checkpoint.
-        kind: Class name of the module.
+    For people, `where` is the label of an output or the name of a parameter, "" for the whole checkpoint, which has no
+    `names`, any of which a pattern may match. `kind` is the class name of the module.
     """
 
     where: str = ""
@@ -70,16 +71,17 @@ def stored_in(values: StoredValues) -> FindingTarget:
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """What a rule function yields; it becomes a `Finding` at the level that the rule is held to.
+    """What a rule yields: one sentence with the measured value and the limit, about a target.
 
-    Attributes:
-        message: One sentence with the measured value and the limit.
-        at_most: "warn" keeps it from failing the check, whatever the rule's level.
+    It becomes a `Finding` at the level of the rule; `at_most` "warn" keeps it from failing the check.
     """
 
     target: FindingTarget
     message: str
     at_most: Literal["fail", "warn"] = "fail"
+
+
+Evaluate = Callable[["CheckMeasurements", "RuleTerms"], Iterator[Objection]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +94,12 @@ class Rule:
         needs: What it looks at; it is skipped where that cannot be had.
         evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
         silenced_by: Rules whose objections are the cause of what this one would object to.
-        limits: By name.
     """
 
     identifier: str
     level: Level
     needs: Needs
-    evaluate: Callable[[CheckMeasurements, RuleTerms], Iterator[Objection]]
+    evaluate: Evaluate
     silenced_by: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
 
@@ -117,22 +118,27 @@ class Rule:
         return [" ".join(paragraph.split()) for paragraph in (self.evaluate.__doc__ or "").split("\n\n")]
 
 
-def rule(
-    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), **limits: Limit
-) -> Callable[[Callable[[CheckMeasurements, RuleTerms], Iterator[Objection]]], Rule]:
-    """Make a function a rule. See `Rule` for the arguments; limits are given by name."""
-    return lambda function: Rule(identifier, level, needs, function, silenced_by, limits)
+_LIMITS: dict[Evaluate, dict[str, Limit]] = {}
+
+
+def limit(name: str, default: float, meaning: str, source: str, grads_name: str = "") -> Callable[[Evaluate], Evaluate]:
+    """Give a function that `rule` makes a rule a limit: see `Limit` for the arguments."""
+
+    def noted(function: Evaluate) -> Evaluate:
+        _LIMITS[function] = {name: Limit(default, meaning, source, grads_name), **_LIMITS.get(function, {})}
+        return function
+
+    return noted
+
+
+def rule(identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = ()) -> Callable[[Evaluate], Rule]:
+    """Make a function a rule. See `Rule` for the arguments."""
+    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}))
 
 
 @dataclass(frozen=True, slots=True)
 class RuleTerms:
-    """The level and the limits that one rule is held to, for all layers and for some.
-
-    Attributes:
-        level: Where no layer's settings say otherwise.
-        layers: What was changed for some layers; a later one goes over an earlier one.
-        baseline: What `drift` compares with; None for nothing.
-    """
+    """The level and the limits that one rule is held to, and for some layers others; the baseline is for `drift`."""
 
     rule: Rule
     level: Level
@@ -169,20 +175,16 @@ class RuleTerms:
         return Finding(self.rule.identifier, level, objection.target.where, message)
 
     def _layers_of(self, target: FindingTarget) -> Iterator[RuleSettings]:
-        """Yield what was changed for layers that match the target, in the order of the settings."""
         for pattern, settings in self.layers:
             if target.names and any(pattern.matches(name, target.kind) for name in target.names) != pattern.exclude:
                 yield settings
 
 
 def terms_of(rule: Rule, settings: CheckSettings, baseline: Baseline | None = None) -> RuleTerms:
-    """Return the level and limits of a wanted rule.
+    """Return the level and limits of a wanted rule; raises UsageError if a layer pattern cannot be read.
 
     A rule that is off everywhere is wanted because it was selected by name; then it fails. Where it is off but for some
     layers, it stays off for all others.
-
-    Raises:
-        UsageError: If a pattern of `settings` cannot be read.
     """
     layers = [
         (parse_pattern(layer.pattern), layer.rules[rule.identifier])
@@ -204,3 +206,87 @@ def is_on_for_some(rule: Rule, settings: CheckSettings) -> bool:
     """Tell whether some layers' settings turn a rule on."""
     changes = (layer.rules.get(rule.identifier, RuleSettings()) for layer in settings.layers)
     return any(each.level not in (None, "off") for each in changes)
+
+
+def taken_gradients(measured: CheckMeasurements) -> Gradients:
+    """Return the gradients of a run that took some; rules that need them are skipped without."""
+    assert measured.gradients is not None  # noqa: S101
+    return measured.gradients
+
+
+def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> list[GradientRow]:
+    """Return the gradients of outputs that received one, zero or not, in forward order; of modules, unless told so."""
+    arrived = [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
+    return [row for row in arrived if of_operations or row.owner is None]
+
+
+def named(row: LayerRow | GradientRow) -> str:
+    """Return how a message names a row: "'relu' (ReLU)"; an operation by its line, "'(model):relu' (net.py:14)"."""
+    return f"'{row.label}' ({row.source or row.kind})"
+
+
+def module_of(row: LayerRow | GradientRow) -> str:
+    """Return the dotted name of the module that computed a row, itself or by an operation that it calls."""
+    return row.layer if row.owner is None else row.owner
+
+
+def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
+    """Sort parameters by when their module ran; one whose module was not seen follows the parameter before it."""
+    positions: dict[str, int] = {}
+    for row in gradients.rows:
+        positions.setdefault(row.layer, row.index)
+    keyed: list[tuple[int, ParameterRow]] = []
+    position = -1
+    for each in gradients.parameters:
+        position = positions.get(owner(each), position)
+        keyed.append((position, each))
+    return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def is_matrix(parameter: ParameterRow) -> bool:
+    """Tell weights from biases and scales: at least two axes are longer than 1, so (C, 1, 1) is a scale."""
+    return sum(size > 1 for size in parameter.gradient.shape) >= 2
+
+
+def owner(parameter: ParameterRow) -> str:
+    """Return the dotted name of the module that a parameter belongs to."""
+    from hookscope.results.gradients import parameter_owner
+
+    return parameter_owner(parameter.name, parameter.kind)
+
+
+def parameter_of(parameter: ParameterRow) -> FindingTarget:
+    """Return a parameter; patterns match its own name and that of the module it belongs to."""
+    return FindingTarget(parameter.name, (parameter.name, owner(parameter)), parameter.kind)
+
+
+def is_within(layer: str, ancestor: str) -> bool:
+    """Tell whether a module is another one or lies inside it, by their dotted names."""
+    return layer == ancestor or not ancestor or layer.startswith(f"{ancestor}.")
+
+
+def key(row: LayerRow | GradientRow) -> tuple[str, int, str]:
+    """Return what an output's activation and its gradient have in common: layer, call, slot."""
+    return row.layer, row.call, row.slot
+
+
+def non_finite_count(statistics: TensorStatistics) -> int:
+    """Return how many elements are NaN or Inf."""
+    return (statistics.nan_count or 0) + (statistics.inf_count or 0)
+
+
+def non_finite_words(statistics: TensorStatistics) -> str:
+    """Return the counts of NaN and Inf in words: "3 NaN and 0 Inf in 10 values"."""
+    values = counted(statistics.element_count, "value")
+    return f"{statistics.nan_count or 0} NaN and {statistics.inf_count or 0} Inf in {values}"
+
+
+def listed(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first few names in quotes and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(f"'{name}'" for name in names[:shown]) + more
+
+
+def are(count: int) -> str:
+    """Return the verb for a number of things."""
+    return "is" if count == 1 else "are"

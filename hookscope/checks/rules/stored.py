@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Limit, Objection, RuleTerms, rule, stored_in
+from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
 from hookscope.text import counted
 
 if TYPE_CHECKING:
@@ -44,11 +44,8 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
     """
     for values in measured.stored:
         if (values.nan_count or values.inf_count) and not _is_mask(values):
-            message = (
-                f"'{values.name}' ({values.kind}) holds {values.nan_count:,} NaN and {values.inf_count:,} Inf in"
-                f" {counted(values.element_count, 'value')} (limit 0)."
-            )
-            yield Objection(stored_in(values), message)
+            counts = f"{values.nan_count:,} NaN and {values.inf_count:,} Inf"
+            yield _about(values, f" holds {counts} in {counted(values.element_count, 'value')} (limit 0)")
 
 
 @rule("zero-parameter", "warn", "stored")
@@ -60,8 +57,7 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
     """
     for values in measured.stored:
         if is_weight(values) and is_zero(values):
-            message = f"'{values.name}' ({values.kind}) is 0 in all of its {values.element_count:,} values."
-            yield Objection(stored_in(values), message)
+            yield _about(values, f" is 0 in all of its {values.element_count:,} values")
 
 
 @rule("constant-parameter", "warn", "stored")
@@ -74,10 +70,7 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     for values in measured.stored:
         finite = not (values.nan_count or values.inf_count)
         if is_weight(values) and finite and values.min == values.max and values.min not in (None, 0):
-            message = (
-                f"'{values.name}' ({values.kind}) is {values.min:.6g} in all of its {values.element_count:,} values."
-            )
-            yield Objection(stored_in(values), message)
+            yield _about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
 
 
 @rule("duplicate-parameter", "warn", "stored")
@@ -89,22 +82,16 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     """
     for values in measured.stored:
         if values.twin_of:
-            message = (
-                f"'{values.name}' ({values.kind}) equals '{values.twin_of}' in all of its"
-                f" {values.element_count:,} values, though the two are not tied."
-            )
-            yield Objection(stored_in(values), message)
+            what = f" equals '{values.twin_of}' in all of its {values.element_count:,} values"
+            yield _about(values, f"{what}, though the two are not tied")
 
 
-@rule(
-    "batchnorm-variance",
-    "fail",
-    "stored",
-    max_zero_fraction=Limit(
-        0.2,
-        "share of a layer's channels whose mean and variance may be zero, 0-1; none while all means are zero",
-        "our choice; up to 0.125 of the trained EfficientNet-Lite0's channels died so, harmlessly",
-    ),
+@rule("batchnorm-variance", "fail", "stored")
+@limit(
+    "max_zero_fraction",
+    0.2,
+    "share of a layer's channels whose mean and variance may be zero, 0-1; none while all means are zero",
+    "our choice; up to 0.125 of the trained EfficientNet-Lite0's channels died so, harmlessly",
 )
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A running variance of BatchNorm is negative or zero.
@@ -121,36 +108,24 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     for module, _, name, values in named:
         if name != "running_var" or values.min is None:
             continue
-        target = stored_in(values)
-        limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", target)
+        limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", stored_in(values))
         share = values.zero_count / values.element_count
         if values.min < 0:
-            yield Objection(target, f"'{values.name}' ({values.kind}) goes down to {values.min:.3g} (limit 0).")
-        elif values.means_without_variance:
-            message = (
-                f"'{values.name}' ({values.kind}) is 0 (limit: above 0) in"
-                f" {counted(len(values.means_without_variance), 'channel')} whose running mean is not:"
-                f" {_numbers(values.means_without_variance)}."
-            )
-            yield Objection(target, message)
+            yield _about(values, f" goes down to {values.min:.3g} (limit 0)")
+        elif stuck := values.means_without_variance:
+            channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {_numbers(stuck)}"
+            yield _about(values, f" is 0 (limit: above 0) in {channels}")
         elif share > limit:
-            channels = counted(values.element_count, "channel")
-            message = (
-                f"'{values.name}' ({values.kind}) is 0 in {values.zero_count:,} of {channels}, {share:.1%} (limit"
-                f" {limit:.0%})."
-            )
-            yield Objection(target, message)
+            channels = f"{values.zero_count:,} of {counted(values.element_count, 'channel')}"
+            yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
 
 
-@rule(
-    "dead-filter",
-    "warn",
-    "stored",
-    max_fraction=Limit(
-        0.05,
-        "share of a weight's output channels that may be zero, 0-1",
-        "our choice; the trained EfficientNet-Lite0 has up to 0.031",
-    ),
+@rule("dead-filter", "warn", "stored")
+@limit(
+    "max_fraction",
+    0.05,
+    "share of a weight's output channels that may be zero, 0-1",
+    "our choice; the trained EfficientNet-Lite0 has up to 0.031",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of a weight are zero everywhere, while others are not.
@@ -162,16 +137,16 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
     for values in measured.stored:
         if not values.zero_filters or not values.filter_count or is_zero(values) or "Embedding" in values.kind:
             continue
-        target = stored_in(values)
-        limit = terms.limit("max_fraction", target)
+        limit = terms.limit("max_fraction", stored_in(values))
         share = len(values.zero_filters) / values.filter_count
         if share > limit:
-            message = (
-                f"'{values.name}' ({values.kind}): {len(values.zero_filters)} of"
-                f" {counted(values.filter_count, 'output channel')} have no weight but 0, {share:.1%} (limit"
-                f" {limit:.0%}): {_numbers(values.zero_filters)}."
-            )
-            yield Objection(target, message)
+            channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
+            what = f"{channels} have no weight but 0, {share:.1%} (limit {limit:.0%})"
+            yield _about(values, f": {what}: {_numbers(values.zero_filters)}")
+
+
+def _about(values: StoredValues, what: str) -> Objection:
+    return Objection(stored_in(values), f"'{values.name}' ({values.kind}){what}.")
 
 
 def is_weight(values: StoredValues) -> bool:

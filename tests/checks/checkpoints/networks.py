@@ -1,220 +1,136 @@
-"""The networks of `pairs.py`, as a user's `net.py` holds them: each has one place where a rule can be broken."""
+"""The networks of `test_rules.py`, as a user's `net.py` holds them: each has one place where a rule can be broken."""
 
-import os
-import signal
-import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-class Classifier(nn.Module):
-    """Convolution, whatever `middle` is, mean over all positions, linear head."""
+class Part(nn.Module):
+    """A function of itself and its input; modules, parameters and buffers are given by name."""
 
-    def __init__(self, middle: nn.Module, width: int = 10, classes: int = 5) -> None:
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: nn.Module | Tensor) -> None:
         super().__init__()
-        self.first = nn.Conv2d(3, width, 3)
-        self.middle = middle
-        self.head = nn.Linear(width, classes)
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, nn.Module | nn.Parameter):
+                setattr(self, name, part)
+            else:
+                self.register_buffer(name, part)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.middle(self.first(x)).mean((2, 3)))
+        return self.function(self, x)
 
 
-class Buffered(nn.Module):
-    """A module that does what a number or a tensor in the checkpoint says."""
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("value", value)
-
-
-class Unused(Buffered):
-    def forward(self, x: Tensor) -> Tensor:
-        return x
+def classifier(middle: nn.Module, width: int = 10) -> nn.Module:
+    """Return a convolution, whatever `middle` is, the mean over all positions, and a linear head of five classes."""
+    return Part(
+        lambda net, x: net.head(net.middle(net.first(x)).mean((2, 3))),
+        first=nn.Conv2d(3, width, 3),
+        middle=middle,
+        head=nn.Linear(width, 5),
+    )
 
 
-class Reorder(Buffered):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.index_select(1, self.value)
+def told(function: Callable[[Tensor, Tensor], Tensor], value: Tensor) -> nn.Module:
+    """Return a module that does what a number or a tensor in the checkpoint, the second argument, says."""
+    return Part(lambda net, x: function(x, net.value), value=value)
 
 
-class RootOfSquare(Buffered):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * x + self.value).sqrt()
+def scaled(branch: nn.Module) -> nn.Module:
+    """Return a residual block with LayerScale."""
+    scale = nn.Parameter(torch.ones(10, 1, 1))
+    return Part(lambda net, x: x + net.scale * net.branch(x), branch=branch, scale=scale)
 
 
-class RootOfPositive(Buffered):
-    """The square root of what is positive, with the gradient of a naive formula: NaN for everything else."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        shifted = x + self.value
-        return (shifted * (shifted > 0)).sqrt()
+def _root_of_positive(x: Tensor, value: Tensor) -> Tensor:
+    """Return the square root of what is positive, with the gradient of a naive formula: NaN for everything else."""
+    shifted = x + value
+    return (shifted * (shifted > 0)).sqrt()
 
 
-class Gain(Buffered):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.value
+def pooled() -> nn.Module:
+    """Leave the first channel to nobody: huge values in it reach no output."""
+    return Part(
+        lambda net, x: net.head(net.first(x)[:, 1:].mean((2, 3))), first=nn.Conv2d(3, 10, 3), head=nn.Linear(9, 5)
+    )
 
 
-class Quotient(Buffered):
-    def forward(self, x: Tensor) -> Tensor:
-        return x / self.value
+def entered() -> nn.Module:
+    """Learn from the picture beside its scaled first convolution, as a network that was extended does."""
+    return Part(
+        lambda net, x: net.head(
+            net.second(x.repeat(1, 4, 1, 1)[:, :10] + net.scale * net.first(x)).mean((2, 3)),
+        ),
+        first=nn.Conv2d(3, 10, 1),
+        scale=nn.Parameter(torch.ones(10, 1, 1)),
+        second=nn.Conv2d(10, 10, 3),
+        head=nn.Linear(10, 5),
+    )
 
 
-class Keep(Buffered):
-    """Returns as many classes as the checkpoint says."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, : int(self.value)]
-
-
-class Widen(Buffered):
-    """Returns float64 if the checkpoint says so."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.double() if self.value else x
+def amplified() -> nn.Module:
+    """Apply three convolutions to values made small, and make them larger again."""
+    return Part(
+        lambda net, x: net.head(net.gain(net.convolutions(net.enter(x))).mean((2, 3))),
+        enter=told(torch.mul, torch.ones(())),
+        convolutions=nn.Sequential(*(nn.Conv2d(3, 3, 3, bias=False) for _ in range(3))),
+        gain=told(torch.div, torch.ones(())),
+        head=nn.Linear(3, 5),
+    )
 
 
-class Jitter(Buffered):
-    """Adds noise, as a network does whose sampling was left on."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.value * torch.randn_like(x)
-
-
-class MixInput(Buffered):
-    """Adds a share of the batch's mean, as BatchNorm without running statistics does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.value * x.mean(0, keepdim=True)
+def weighed() -> nn.Module:
+    """Return probabilities of classes, times what each class is worth."""
+    return Part(
+        lambda net, x: net.worth(net.probabilities(net.classifier(x))),
+        classifier=classifier(nn.Identity()),
+        probabilities=nn.Softmax(1),
+        worth=told(torch.mul, torch.ones(5)),
+    )
 
 
-class Scaled(nn.Module):
-    """A residual block with LayerScale: x + scale · branch(x)."""
+def with_auxiliary() -> nn.Module:
+    """Use a second head as far as the checkpoint says."""
 
-    def __init__(self, branch: nn.Module, width: int = 10) -> None:
-        super().__init__()
-        self.branch = branch
-        self.scale = nn.Parameter(torch.ones(width, 1, 1))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        features = net.first(x).mean((2, 3))
+        return net.head(features) + (net.share * net.auxiliary(features) if net.share else 0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.scale * self.branch(x)
-
-
-class Pooled(nn.Module):
-    """Leaves the first channel to nobody: huge values in it reach no output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 10, 3)
-        self.head = nn.Linear(9, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.first(x)[:, 1:].mean((2, 3)))
-
-
-class Entered(nn.Module):
-    """Learns from the picture beside its scaled first convolution, as a network that was extended does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 10, 1)
-        self.scale = nn.Parameter(torch.ones(10, 1, 1))
-        self.second = nn.Conv2d(10, 10, 3)
-        self.head = nn.Linear(10, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        beside = x.repeat(1, 4, 1, 1)[:, :10]
-        return self.head(self.second(beside + self.scale * self.first(x)).mean((2, 3)))
-
-
-class Amplified(nn.Module):
-    """Three convolutions on values made small, and then made larger again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = Gain(torch.ones(()))
-        self.convolutions = nn.Sequential(*(nn.Conv2d(3, 3, 3, bias=False) for _ in range(3)))
-        self.gain = Quotient(torch.ones(()))
-        self.head = nn.Linear(3, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.gain(self.convolutions(self.enter(x))).mean((2, 3)))
-
-
-class Weighed(nn.Module):
-    """Probabilities of classes, times what each class is worth."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.classifier = Classifier(nn.Identity())
-        self.probabilities = nn.Softmax(1)
-        self.worth = Gain(torch.ones(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.worth(self.probabilities(self.classifier(x)))
-
-
-class WithAuxiliary(nn.Module):
-    """Uses a second head as far as the checkpoint says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 10, 3)
-        self.head = nn.Linear(10, 5)
-        self.auxiliary = nn.Linear(10, 5)
-        self.register_buffer("share", torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.first(x).mean((2, 3))
-        return self.head(features) + (self.share * self.auxiliary(features) if self.share else 0)
+    return Part(
+        forward, first=nn.Conv2d(3, 10, 3), head=nn.Linear(10, 5), auxiliary=nn.Linear(10, 5), share=torch.ones(())
+    )
 
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
-    "plain": lambda: Classifier(nn.Identity()),
-    "residual": lambda: Classifier(Scaled(nn.Conv2d(10, 10, 3, padding=1))),
-    "wide": lambda: Classifier(nn.Identity(), width=20),
-    "normalised": lambda: Classifier(nn.BatchNorm2d(10)),
-    "rectified": lambda: Classifier(nn.ReLU()),
-    "wide_rectified": lambda: Classifier(nn.ReLU(), width=20),
-    "smooth": lambda: Classifier(nn.GELU()),
-    "gated": lambda: Classifier(nn.Sigmoid()),
-    "calibrated": lambda: Classifier(Unused(torch.zeros(4))),
-    "reordered": lambda: Classifier(Reorder(torch.arange(10))),
-    "root_of_square": lambda: Classifier(RootOfSquare(torch.ones(()))),
-    "root_of_positive": lambda: Classifier(RootOfPositive(torch.full((), 99.0))),
-    "gain": lambda: Classifier(nn.Sequential(nn.Conv2d(10, 10, 3), Gain(torch.ones(())))),
-    "some_classes": lambda: nn.Sequential(Classifier(nn.Identity()), Keep(torch.tensor(5))),
-    "widened": lambda: nn.Sequential(Classifier(nn.Identity()), Widen(torch.tensor(0))),
-    "jittering": lambda: Classifier(Jitter(torch.zeros(()))),
-    "mixing": lambda: Classifier(MixInput(torch.zeros(()))),
-    "clipped": lambda: Classifier(Scaled(nn.Sequential(nn.Conv2d(10, 10, 3, padding=1), nn.Hardtanh()))),
-    "twins": lambda: Classifier(nn.Sequential(nn.Conv2d(10, 10, 3), nn.Conv2d(10, 10, 3))),
+    "plain": lambda: classifier(nn.Identity()),
+    "residual": lambda: classifier(scaled(nn.Conv2d(10, 10, 3, padding=1))),
+    "wide": lambda: classifier(nn.Identity(), width=20),
+    "normalised": lambda: classifier(nn.BatchNorm2d(10)),
+    "rectified": lambda: classifier(nn.ReLU()),
+    "wide_rectified": lambda: classifier(nn.ReLU(), width=20),
+    "smooth": lambda: classifier(nn.GELU()),
+    "gated": lambda: classifier(nn.Sigmoid()),
+    "calibrated": lambda: classifier(told(lambda x, _: x, torch.zeros(4))),
+    "reordered": lambda: classifier(told(lambda x, order: x.index_select(1, order), torch.arange(10))),
+    "root_of_square": lambda: classifier(told(lambda x, value: (x * x + value).sqrt(), torch.ones(()))),
+    "root_of_positive": lambda: classifier(told(_root_of_positive, torch.full((), 99.0))),
+    "gain": lambda: classifier(nn.Sequential(nn.Conv2d(10, 10, 3), told(torch.mul, torch.ones(())))),
+    "some_classes": lambda: nn.Sequential(
+        classifier(nn.Identity()), told(lambda x, count: x[:, : int(count)], torch.tensor(5))
+    ),
+    "widened": lambda: nn.Sequential(
+        classifier(nn.Identity()), told(lambda x, wide: x.double() if wide else x, torch.tensor(0))
+    ),
+    # As a network does whose sampling was left on, and as BatchNorm does without running statistics.
+    "jittering": lambda: classifier(told(lambda x, value: x + value * torch.randn_like(x), torch.zeros(()))),
+    "mixing": lambda: classifier(told(lambda x, value: x + value * x.mean(0, keepdim=True), torch.zeros(()))),
+    "clipped": lambda: classifier(scaled(nn.Sequential(nn.Conv2d(10, 10, 3, padding=1), nn.Hardtanh()))),
+    "twins": lambda: classifier(nn.Sequential(nn.Conv2d(10, 10, 3), nn.Conv2d(10, 10, 3))),
 }
 globals().update(BUILDERS)  # so that net.py:plain names the first
 
 
 def log_of_sum(output: Tensor) -> Tensor:
     return output.sum().log()
-
-
-class Fragile(Buffered):
-    """Runs, raises, kills its process, takes memory or never ends, as the checkpoint says."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        match int(self.value):
-            case 1:
-                raise RuntimeError("no such luck")
-            case 2:
-                os.kill(os.getpid(), signal.SIGSEGV)
-            case 3:
-                torch.zeros(2**28)  # 1 GiB
-            case 4:
-                time.sleep(600)
-        return x
-
-
-def fragile() -> nn.Module:
-    return Classifier(Fragile(torch.zeros(())))

@@ -1,13 +1,13 @@
-"""`hookscope check` with every file made to harm, and every broken one, of `tests/cli/test_hostile_files.py`.
+"""`hookscope check` with files made to harm, and broken ones.
 
-All files go through one command, as they would from a folder that a CI job is pointed at; once for the JSON and JUnit
+Of those in `tests/cli/test_hostile_files.py` that get the same sentence there, one is enough; all with odd names. The
+files go through one command, as they would from a folder that a CI job is pointed at; once for the JSON and JUnit
 reports, once as on GitHub.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from junitparser import JUnitXml
 from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import wanted_rules
 from hookscope.checks.settings import CheckSettings
-from tests.cli.conftest import Ended, Run, names_below
+from hookscope.cli.checkpoints import find_checkpoints
+from hookscope.errors import NothingMatchedError
+from tests.cli.conftest import Ended, names_below
 from tests.cli.test_hostile_files import (
     CASES,
     FILE_NAMES,
@@ -35,22 +37,14 @@ from tests.fork_server import ForkServer
 # A folder stands for the weights files in it; no process can be given a name with a null byte; one takes 20 s to be
 # given up.
 APART = ("folder", "folder, trusted", "name with a null byte", "name with a null byte, trusted", SLOW)
-TOGETHER = [case for case in CASES if case.name not in APART]
+SENTENCES = {(case.code, case.phrases, case.options): case for case in reversed(CASES) if case.name not in APART}
+TOGETHER = [case for case in CASES if case in NAMES or case in FILE_NAMES or case in SENTENCES.values()]
 
 OPTIONS = sorted({case.options for case in TOGETHER})
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What `check` made of all cases, in a folder of folders named by their places in `TOGETHER`, and what was in it.
-
-    Commands are by their options, reports by the names of their cases.
-    """
-
-    folder: Path
-    before: set[str]
-    ended: Mapping[tuple[str, ...], Ended]
-    reports: Mapping[str, dict[str, Any]]
+Checked = tuple[Mapping[tuple[str, ...], Ended], Mapping[str, dict[str, Any]]]
+"""What `check` made of all cases: commands by their options, reports by the names of their cases."""
 
 
 def file_of(case: Case) -> str:
@@ -110,7 +104,8 @@ def checked(check_all: Callable[..., Ended], folder: Path, variables: dict[str, 
         ended[options] = check_all(cases, variables, *options, *extra, "--format", "json")
         found = json.loads(ended[options].stdout)["checkpoints"]
         reports.update({case.name: report for case, report in zip(cases, found, strict=True)})
-    return Checked(folder, before, ended, reports)
+    assert names_below(folder) == before
+    return ended, reports
 
 
 def message_of(report: Mapping[str, Any]) -> str:
@@ -121,9 +116,9 @@ def message_of(report: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("case", TOGETHER, ids=lambda case: case.name)
-def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Checked, case: Case) -> None:
-    report = checked.reports[case.name]
-    assert not canary_of(checked.folder / file_of(case)).exists()
+def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Checked, folder: Path, case: Case) -> None:
+    report = checked[1][case.name]
+    assert not canary_of(folder / file_of(case)).exists()
     if case.code == 0:  # it holds good weights beside hostile names
         assert report["exit_code"] == 0
         return
@@ -140,14 +135,14 @@ def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Check
     assert not [phrase for phrase in case.phrases if not re.search(phrase, message, re.IGNORECASE)], message
 
 
-def test_nothing_is_written_or_left_behind(checked: Checked, variables: dict[str, str]) -> None:
-    assert names_below(checked.folder) == checked.before
+@pytest.mark.usefixtures("checked")
+def test_nothing_is_left_behind(variables: dict[str, str]) -> None:
     assert names_below(Path(variables["TMPDIR"])) == set()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "untrusted")
 def test_the_report_is_harmless_and_the_gravest_code_decides(checked: Checked, options: tuple[str, ...]) -> None:
-    ended = checked.ended[options]
+    ended = checked[0][options]
     assert_harmless(ended)
     assert ended.stderr == ""
     assert ended.code == (3 if options else 4)
@@ -174,7 +169,7 @@ def test_on_github_no_name_adds_an_annotation(
         "GITHUB_WORKSPACE": str(folder),
     }
     # Names of every kind, whatever else is told in more than plain words, and some that is not.
-    told = {case: json.dumps(checked.reports[case.name], ensure_ascii=False) for case in cases_with(())}
+    told = {case: json.dumps(checked[1][case.name], ensure_ascii=False) for case in cases_with(())}
     odd = [case for case, text in told.items() if re.search(r"::|##|\\\\|%|[^ -~]", text)]
     cases = [case for case in told if case in NAMES or case in FILE_NAMES or case in odd or case in list(told)[::20]]
     ended = check_all(cases, runner)
@@ -195,24 +190,24 @@ def test_on_github_no_name_adds_an_annotation(
     assert not [line for line in written if line.lstrip().startswith("::") or not line.isprintable()]
 
 
-@pytest.mark.parametrize("name", APART[:2])
-def test_a_folder_without_weights_matches_nothing(run: Run, tmp_path: Path, name: str) -> None:
-    case = next(case for case in CASES if case.name == name)
-    prepare(case, tmp_path)
-    ended = run("check", case.file, "--arch", "net.py:tiny", *case.options)
-    assert ended.code == 5
-    [error] = ended.errors
-    assert "No weights file in folder 'model.pt'" in error
+def refused(case: Case, path: str, networks: Path) -> None:
+    """Check a file in this process, and assert that the error says what it should."""
+    settings = CheckSettings(arch=f"{networks}:tiny", shape=(2, 3, 16, 16))
+    report = check_checkpoint(path, settings, wanted_rules(settings), trust=bool(case.options))
+    assert report.exit_code == case.code
+    assert not [phrase for phrase in case.phrases if not re.search(phrase, report.error, re.IGNORECASE)]
+
+
+def test_a_folder_without_weights_matches_nothing(tmp_path: Path) -> None:
+    path = prepare(next(case for case in CASES if case.name == APART[0]), tmp_path)
+    with pytest.raises(NothingMatchedError, match=r"No weights file in folder '.*model\.pt'"):
+        find_checkpoints([str(path)])
 
 
 @pytest.mark.parametrize("name", APART[2:4])
-def test_a_name_that_cannot_be_is_an_error(run: Run, name: str) -> None:
+def test_a_name_that_cannot_be_is_an_error(networks: Path, name: str) -> None:
     case = next(case for case in CASES if case.name == name)
-    ended = run("check", case.file, "--arch", "net.py:tiny", "--format", "json", *case.options)
-    assert ended.code == case.code
-    assert_harmless(ended)
-    [report] = json.loads(ended.stdout)["checkpoints"]
-    assert re.search(case.phrases[0], message_of(report))
+    refused(case, case.file, networks)
 
 
 def test_a_key_that_takes_years_to_hash_is_given_up(
@@ -220,8 +215,4 @@ def test_a_key_that_takes_years_to_hash_is_given_up(
 ) -> None:
     monkeypatch.setattr("hookscope.checkpoints.isolation._SPARE_SECONDS", 1)
     case = next(case for case in CASES if case.name == SLOW)
-    path = prepare(case, tmp_path)
-    settings = CheckSettings(arch=f"{networks}:tiny", shape=(2, 3, 16, 16))
-    report = check_checkpoint(str(path), settings, wanted_rules(settings))
-    assert report.exit_code == case.code
-    assert not [phrase for phrase in case.phrases if not re.search(phrase, report.error, re.IGNORECASE)]
+    refused(case, str(prepare(case, tmp_path)), networks)

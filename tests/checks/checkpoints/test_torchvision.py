@@ -1,5 +1,7 @@
-"""Seeded torchvision networks, and the demo's trained one, under the configurations that ship."""
+"""Seeded torchvision networks, and the demo's trained one: under the configurations that ship, and with a NaN."""
 
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torchvision import models
 
 from hookscope.checks.checkpoint import check_checkpoint
@@ -15,6 +18,7 @@ from hookscope.checks.judging import wanted_rules
 from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings
 from hookscope.results.check import CheckReport
+from tests.networks import NETWORKS
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
@@ -71,6 +75,9 @@ SEEDED = [
     Seeded("quantized_shufflenet_v2_x0_5", options={"quantize": True}),
 ]
 
+# Of a file, its network's name tells what inputs it takes: detectors lists, optical flow two frames.
+IN_A_FILE = ("ssdlite320_mobilenet_v3_large", "raft_small", "quantized_resnet18")
+
 
 def checked(config: str, model: str | torch.nn.Module, **changes: Any) -> CheckReport:
     settings: CheckSettings = replace(read_settings(CONFIGS / config, Path()), **changes)
@@ -84,8 +91,10 @@ def test_a_seeded_network_gets_the_warnings_that_one_expects_and_no_more(seeded:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = models.get_model(seeded.name, weights=None, **(seeded.options or {})).eval()
-    torch.save(network.state_dict(), tmp_path / "model.pt")
-    report = checked("smoke.toml", str(tmp_path / "model.pt"), arch=seeded.name, shape=seeded.shape)
+    report = checked("smoke.toml", network, shape=seeded.shape)
+    if seeded.name in IN_A_FILE:
+        torch.save(network.state_dict(), tmp_path / "model.pt")
+        report = checked("smoke.toml", str(tmp_path / "model.pt"), arch=seeded.name, shape=seeded.shape)
     assert (report.exit_code, report.error) == (0, "")
     assert {finding.level for finding in report.findings} <= {"warn"}
     assert len(report.findings) == len(seeded.warnings)
@@ -134,3 +143,61 @@ def test_a_seeded_resnet18_passes_the_other_configurations(
     assert report.findings == ()
     judged = {outcome.rule for outcome in report.outcomes if outcome.status == "pass"}
     assert judged == RULES.keys() - {"expectation", "drift"}  # there is nothing to hold it to
+
+
+# Maps are large enough for every weight of every kernel to meet a pixel, not only padding.
+PLANTED = {
+    **dict.fromkeys(("resnet18", "squeezenet1_1", "mobilenet_v2", "shufflenet_v2_x0_5", "densenet121", "swin"), 64),
+    "efficientnet_b0": 96,
+    "vit": 112,
+}
+
+
+def called_modules(network: nn.Module, size: int) -> set[str]:
+    """Return the names of the modules that run, as torch's own hooks tell."""
+    called: set[str] = set()
+    handles = [
+        module.register_forward_hook(lambda *_, name=name: called.add(name)) for name, module in network.named_modules()
+    ]
+    with torch.no_grad():
+        network(torch.ones(1, 3, size, size))
+    for handle in handles:
+        handle.remove()
+    return called
+
+
+def assert_blames(report: CheckReport, weight: str, layer: str) -> None:
+    """Assert that a weight, and the layer that makes NaN of it, are reported, once each, and nothing else fails."""
+    failures = [finding for finding in report.findings if finding.level == "fail"]
+    assert [finding.rule for finding in failures] == ["non-finite-parameter", "non-finite-activation"]
+    parameter, activation = failures
+    assert parameter.where == weight
+    assert f"'{weight}'" in parameter.message
+    assert " holds 1 NaN and 0 Inf in " in parameter.message
+    assert activation.where.partition("#")[0] == layer  # a module that is called twice has a label for each call
+    assert f"; its '{weight}' is not finite" in activation.message
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_nan_in_one_weight_is_reported_as_that_parameter_and_that_layer(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, size = NETWORKS[name].build().eval(), PLANTED[name]
+    settings = CheckSettings(shape=(1, 3, size, size))
+    called, chance = called_modules(network, size), random.Random(name)
+    layers = [layer for layer, each in network.named_modules() if isinstance(getattr(each, "weight", None), Tensor)]
+    # MultiheadAttention and Swin's attention use the weights of layers inside them without calling those.
+    uncalled = [layer for layer in layers if layer not in called]
+    for layer in {*chance.sample(layers, 6), *uncalled[:2]}:
+        weight = network.get_parameter(f"{layer}.weight").detach().view(-1)
+        at = chance.randrange(weight.numel())
+        before = float(weight[at])
+        weight[at] = math.nan
+        blamed = layer if layer in called else layer.rpartition(".")[0]
+        assert_blames(check_checkpoint(network, settings, wanted_rules(settings)), f"{layer}.weight", blamed)
+        weight[at] = before
+    assert check_checkpoint(network, settings, wanted_rules(settings)).passed
+    if name == "resnet18":  # a file of it, of which nothing else is said
+        network.fc.weight.data[3, 4] = math.nan
+        torch.save(network.state_dict(), tmp_path / "model.pt")
+        assert_blames(check_checkpoint(str(tmp_path / "model.pt"), settings, wanted_rules(settings)), "fc.weight", "fc")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.checks.configuration.lines import KeyPath, line_of
+from hookscope.checks.configuration.document import KeyPath, line_of
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 

@@ -201,20 +201,21 @@ def test_a_value_that_cannot_be_right_is_named_with_what_would_be(read: Read, st
     assert _message(read, f"# A comment.\n\n{statement}\n") == f"hookscope.toml, line 3: {problem}"
 
 
-def test_a_shape_of_noise_contradicts_an_expected_picture(read: Read) -> None:
-    text = "[input]\nshape = [1, 3, 8, 8]\n[[expect]]\nimage = 'a.png'\ntop1 = 1\n"
-    assert _message(read, text).startswith("hookscope.toml, line 2: shape in [input] is that of noise")
-
-
-def test_a_regular_expression_that_is_none_is_named(read: Read) -> None:
-    message = _message(read, "[[layers]]\npattern = '/(/'\nforward = 'off'\n")
-    assert message.startswith("hookscope.toml, line 2: pattern in [[layers]]: '/(/' is not a regular expression: ")
-
-
-def test_an_unknown_dtype_is_answered_with_those_known(read: Read) -> None:
-    message = _message(read, "[output]\ndtype = 'flaot32'\n")
-    assert message.startswith("hookscope.toml, line 2: dtype in [output] must be 'float16', 'bfloat16', 'float32', ")
-    assert message.endswith(", not 'flaot32'.")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "[input]\nshape = [1, 3, 8, 8]\n[[expect]]\nimage = 'a.png'\ntop1 = 1\n",
+            r"shape in \[input\] is that of noise, but .*",
+        ),
+        ("[[layers]]\npattern = '/(/'\nforward = 'off'\n", r"pattern in .*: '/\(/' is not a regular expression: .*"),
+        ("[output]\ndtype = 'flaot32'\n", r"dtype in \[output\] must be 'float16', 'bfloat16', .*, not 'flaot32'\."),
+    ],
+)
+def test_a_picture_beside_noise_no_expression_and_an_unknown_dtype_are_named(
+    read: Read, text: str, problem: str
+) -> None:
+    assert re.fullmatch(rf"hookscope\.toml, line 2: {problem}", _message(read, text))
 
 
 def test_tables_of_pyproject_toml_are_called_by_their_full_name(tmp_path: Path) -> None:
@@ -226,13 +227,10 @@ def test_tables_of_pyproject_toml_are_called_by_their_full_name(tmp_path: Path) 
     )
 
 
-def test_a_pyproject_toml_that_is_asked_for_must_have_the_table(tmp_path: Path) -> None:
+def test_a_pyproject_toml_that_is_asked_for_must_have_the_table_as_one(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     with pytest.raises(UsageError, match=re.escape("has no table [tool.hookscope].")):
         read_settings(tmp_path / "pyproject.toml", tmp_path)
-
-
-def test_a_table_of_pyproject_toml_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool]\nhookscope = 3\n")
     with pytest.raises(UsageError, match=re.escape("line 2: hookscope in [tool] must be a table, not 3.")):
         read_settings(None, tmp_path)
@@ -253,9 +251,6 @@ def test_a_link_to_nowhere_is_not_passed_over(tmp_path: Path) -> None:
 
 def test_what_is_not_toml_is_said_with_its_line(read: Read) -> None:
     assert _message(read, "[input]\nseed = \n") == "hookscope.toml is not TOML: Invalid value (at line 2, column 8)."
-
-
-def test_a_nul_is_not_toml(read: Read) -> None:
     assert _message(read, "[input]\n# \0\n") == (
         "hookscope.toml is not TOML: Found invalid character '\\x00' (at line 2, column 3)."
     )
@@ -300,6 +295,7 @@ def test_steering_sequences_in_names_and_values_are_spelled_out(tmp_path: Path, 
     )
     assert "not '\\x1b]0;x\\x07\\n'." in _message(read, 'model.arguments = "\\u001b]0;x\\u0007\\n"\n')
     assert "unknown key '\\x3a:error::x'" in _message(read, '[rules]\n"::error::x" = "off"\n')
+    assert len(_message(read, f"{'k' * 100_000} = 1\n")) < 500
     path = tmp_path / "\x1b[31m\n.toml"
     for content in (None, "x", "x = 1\n", "#" * 2**21):  # missing, not TOML, an unknown key, too large
         if content is not None:
@@ -307,10 +303,6 @@ def test_steering_sequences_in_names_and_values_are_spelled_out(tmp_path: Path, 
         with pytest.raises(UsageError) as caught:
             read_settings(path, tmp_path)
         assert str(caught.value).isprintable()
-
-
-def test_a_long_key_is_cut(read: Read) -> None:
-    assert len(_message(read, f"{'k' * 100_000} = 1\n")) < 500
 
 
 _MANGLED = st.tuples(

@@ -1,12 +1,13 @@
 """Which network is loaded, and what it is given."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from hookscope.checks.measuring import Prepared, measure, prepare
 from hookscope.checks.settings import CheckSettings, Expectation
@@ -144,28 +145,23 @@ def test_inputs_by_name_go_with_pictures_with_noise_or_alone(folder: Path) -> No
     assert prepared.input_count == 3
 
 
-def test_a_picture_of_too_many_pixels_is_an_error(folder: Path) -> None:
-    settings = CheckSettings(images=(folder / "a.png",), max_pixels=1599)
-    with pytest.raises(ImageError, match="over the limit of 1599 pixels"):
-        list(prepare(nn.Conv2d(3, 4, 1), settings).batches())
-
-
-def test_a_picture_that_cannot_be_read_is_an_error(folder: Path) -> None:
-    (folder / "b.png").write_bytes(b"not a picture")
-    settings = CheckSettings(images=(folder / "a.png", folder / "b.png"))
-    with pytest.raises(ImageError, match=r"b\.png"):
-        measure(prepare(nn.Conv2d(3, 4, 1), settings), settings, {"forward"})
-
-
-def test_a_picture_of_an_expectation_that_does_not_exist_is_an_error(folder: Path) -> None:
-    settings = CheckSettings(expectations=(Expectation(folder / "none.png", top1=0),))
-    with pytest.raises(ImageError, match="no such file"):
-        measure(prepare(nn.Conv2d(3, 4, 1), settings), settings, {"expectation"})
-
-
-def test_a_folder_without_pictures_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NothingMatchedError):
-        prepare(nn.Conv2d(3, 4, 1), CheckSettings(images=(tmp_path,)))
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"images": (Path("a.png"),), "max_pixels": 1599}, ImageError, "over the limit of 1599 pixels"),
+        ({"images": (Path("a.png"), Path("net.py"))}, ImageError, r"net\.py"),
+        ({"expectations": (Expectation(Path("none.png"), top1=0),)}, ImageError, "no such file"),
+        ({"images": (Path("empty"),)}, NothingMatchedError, "empty"),
+    ],
+)
+def test_inputs_that_cannot_be_read_are_errors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("empty").mkdir()
+    given = CheckSettings(**settings)
+    with pytest.raises(error, match=says):
+        measure(prepare(nn.Conv2d(3, 4, 1), given), given, {"forward"})
 
 
 def test_a_weights_file_is_loaded_into_the_network_that_the_settings_name(folder: Path) -> None:
@@ -188,25 +184,14 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_exported_program_gets_batches_of_the_size_it_was_exported_for(tmp_path: Path) -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(6, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(x)
-            return out
-
-    torch.export.save(torch.export.export(Head().eval(), (torch.randn(1, 6),)), tmp_path / "model.pt2")
+    torch.export.save(torch.export.export(nn.Linear(6, 2).eval(), (torch.randn(1, 6),)), tmp_path / "model.pt2")
     settings = CheckSettings()
     prepared = prepare(str(tmp_path / "model.pt2"), settings, trust=True)
     assert shapes(prepared) == [(1, 6), (1, 6)]
     measured = measure(prepared, settings, {"constant-output", "repeatability", "batch-consistency"})
-    assert measured.forward is not None
     assert measured.forward.failure is None
     (output,) = measured.outputs
     assert output.repeat_difference == 0.0
-    assert output.input_difference is not None
     assert output.input_difference > 0.01
     assert "with a second one in its batch the network raised" in measured.unmeasured["batch-consistency"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.results.check import StoredValues
-from tests.networks import NETWORKS
+from tests.networks import NETWORKS, Written
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -55,11 +55,8 @@ def test_counts_and_bounds_are_over_the_finite_values() -> None:
 def test_nothing_finite_leaves_no_bounds() -> None:
     found = measured(torch.tensor([math.nan, math.inf]))
     assert (found.nan_count, found.inf_count, found.min, found.max, found.max_abs) == (1, 1, None, None, None)
-
-
-def test_an_empty_parameter_has_no_bounds() -> None:
-    found = measured(torch.empty(0, 3))
-    assert (found.element_count, found.zero_count, found.min, found.max_abs) == (0, 0, None, None)
+    empty = measured(torch.empty(0, 3))
+    assert (empty.element_count, empty.zero_count, empty.min, empty.max_abs) == (0, 0, None, None)
 
 
 def test_what_float16_turns_to_zero_is_counted() -> None:
@@ -178,43 +175,30 @@ def test_a_module_used_twice_has_aliases() -> None:
 
 
 def twins(first: Tensor, second: Tensor) -> str:
-    network = nn.Module()
-    network.register_parameter("first", nn.Parameter(first, requires_grad=False))
-    network.register_parameter("second", nn.Parameter(second, requires_grad=False))
-    found = by_name(network)
+    parameters = [nn.Parameter(each, requires_grad=False) for each in (first, second)]
+    found = by_name(Written(lambda *_: None, first=parameters[0], second=parameters[1]))
     assert found["first"].twin_of == ""
     return found["second"].twin_of
 
 
-def test_equal_weights_that_are_not_tied_are_twins() -> None:
-    values = torch.arange(6.0).reshape(2, 3)
-    assert twins(values, values.clone()) == "first"
-
-
-def test_weights_that_differ_in_one_value_are_no_twins() -> None:
-    values = torch.arange(6.0).reshape(2, 3)
-    other = values.clone()
-    other[0, 1], other[0, 2] = other[0, 2].clone(), other[0, 1].clone()  # of equal bounds
-    assert twins(values, other) == ""
+SIX, SWAPPED = torch.arange(6.0).reshape(2, 3), torch.tensor([[0.0, 2.0, 1.0], [3.0, 4.0, 5.0]])
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("first", "second", "twin"),
     [
-        pytest.param(torch.ones(2, 3), torch.ones(2, 3), id="constant"),
-        pytest.param(torch.arange(6.0), torch.arange(6.0), id="one axis"),
-        pytest.param(torch.arange(6.0).reshape(6, 1), torch.arange(6.0).reshape(6, 1), id="one axis longer than 1"),
-        pytest.param(torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(3, 2), id="another shape"),
-        pytest.param(torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3).half(), id="another dtype"),
+        pytest.param(SIX, SIX.clone(), "first", id="equal, but not tied"),
+        pytest.param(SIX, SWAPPED, "", id="two values swapped, so of equal bounds"),
+        pytest.param(SIX, SIX, "", id="over one memory"),
+        pytest.param(torch.ones(2, 3), torch.ones(2, 3), "", id="constant"),
+        pytest.param(torch.arange(6.0), torch.arange(6.0), "", id="one axis"),
+        pytest.param(torch.arange(6.0).reshape(6, 1), torch.arange(6.0).reshape(6, 1), "", id="one axis longer than 1"),
+        pytest.param(SIX, torch.arange(6.0).reshape(3, 2), "", id="another shape"),
+        pytest.param(SIX, SIX.half(), "", id="another dtype"),
     ],
 )
-def test_what_is_equal_for_other_reasons_is_no_twin(first: Tensor, second: Tensor) -> None:
-    assert twins(first, second) == ""
-
-
-def test_two_parameters_over_one_memory_are_no_twins() -> None:
-    values = torch.arange(6.0).reshape(2, 3)
-    assert twins(values, values) == ""
+def test_twins_are_equal_weights_that_are_not_tied(first: Tensor, second: Tensor, twin: str) -> None:
+    assert twins(first, second) == twin
 
 
 def test_int8_weights_are_measured_by_the_values_they_stand_for() -> None:
@@ -258,19 +242,9 @@ def test_what_is_found_is_the_state_dict_as_torch_counts_it(name: str) -> None:
             assert each.zero_filters == tuple(zero)
 
 
-def test_measuring_changes_nothing() -> None:
-    network = torchvision.models.resnet18()
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    stored_tensors(network)
-    assert all(torch.equal(value, network.state_dict()[key]) for key, value in before.items())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in network.parameters())
-
-
 def test_a_variance_of_zero_beside_a_mean_that_is_not_is_told_from_a_dead_channel() -> None:
     norm = nn.BatchNorm2d(4)
     running_mean, running_var = norm.running_mean, norm.running_var
-    assert running_mean is not None
-    assert running_var is not None
     running_mean.copy_(torch.tensor([0.0, 0.5, 0.5, 1e-5]))  # eps is 1e-5: means below 3.2e-4 make no difference
     running_var.copy_(torch.tensor([0.0, 0.0, 1.0, 0.0]))
     measured = {each.name: each.means_without_variance for each in stored_tensors(norm)[0]}

@@ -1,4 +1,4 @@
-"""Measurements that break exactly one rule, and near misses; for gradients see test_gradients_in_check.py."""
+"""Measurements that break exactly one rule, and near misses; for gradients see test_grads.py."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,19 +7,28 @@ import numpy as np
 import pytest
 
 from hookscope.checks.rules import RULES
+from hookscope.checks.rules.activations import SATURATED_BEYOND
+from hookscope.results.activations import LayerRow
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin
 from hookscope.results.distribution import distribution_of
+from hookscope.results.gradients import Gradients
 from hookscope.results.network import Failure
 from tests.checks.measurements import (
     FORWARD,
     HEALTHY,
     OUTPUT,
+    found,
+    inspection,
     judged,
+    layer_row,
     numbered,
     objections,
     outcomes,
+    output_row,
     row,
+    rules,
     stored,
+    tensor,
     with_gradients,
     with_output,
     with_peaks,
@@ -27,7 +36,6 @@ from tests.checks.measurements import (
     with_row,
     with_stored,
 )
-from tests.checks.rules.by_hand import inspection, layer_row, output_row, tensor
 
 ZERO: dict[str, Any] = {"min": 0.0, "max": 0.0, "max_abs": 0.0}
 SATURATED = distribution_of(np.r_[np.full(9, 0.999), 0.5])
@@ -226,7 +234,6 @@ def test_nan_beside_a_number_is_a_difference() -> None:
 
 def test_of_a_single_input_it_is_said_that_there_is_one() -> None:
     dead = with_row("relu", dead_channel_count=4).forward
-    assert dead is not None
     changed = replace(HEALTHY, forward=replace(dead, inputs=dead.inputs[:1]))
     assert "are 0 over the only input (limit" in judged(changed).findings[0].message
 
@@ -308,3 +315,75 @@ def test_a_name_made_to_steer_a_log_is_spelled_out_in_the_message() -> None:
 def test_a_layer_row_of_a_gradient_inspection_is_no_finding_of_the_forward_rules() -> None:
     dead = inspection([layer_row("relu", tensor(1.0), "ReLU")], [output_row("relu", tensor(1.0))])
     assert judged(with_gradients(dead)).findings == ()
+
+
+SLOPES = {
+    "Sigmoid": lambda y: 4 * y * (1 - y),
+    "Tanh": lambda y: 1 - y * y,
+    "Softsign": lambda y: (1 - abs(y)) ** 2,
+}
+
+
+@pytest.mark.parametrize("kind", SLOPES)
+def test_saturation_begins_where_the_slope_is_a_sixteenth_of_its_greatest(kind: str) -> None:
+    assert [SLOPES[kind](bound) for bound in SATURATED_BEYOND[kind]] == pytest.approx([1 / 16, 1 / 16], rel=0.02)
+
+
+@pytest.mark.parametrize("kind", SATURATED_BEYOND)
+def test_outputs_at_the_bounds_are_counted_exactly_in_bins_too(kind: str) -> None:
+    low, high = SATURATED_BEYOND[kind]
+    inside, outside = np.linspace(low, high, 1002)[1:-1], np.tile([low - 0.001, high], 9500)
+    distribution = distribution_of(np.concatenate([inside, outside]))
+    assert distribution.share_outside(low, high) == pytest.approx(0.95, abs=1e-9)
+
+
+def bounded(kind: str, values: list[float]) -> Gradients:
+    statistics = tensor(1.0, (1, len(values)), quantiles=(0.0,) * 7, distribution=distribution_of(np.array(values)))
+    return inspection([layer_row("act", statistics, kind), layer_row("other", statistics, "Linear")])
+
+
+@pytest.mark.parametrize(("kind", "high"), [("Sigmoid", 0.99), ("Tanh", 0.98), ("Softsign", 0.8), ("Hardsigmoid", 1.0)])
+def test_a_saturated_function_is_named_with_its_share(kind: str, high: float) -> None:
+    (verdict,) = found("saturated-activation", bounded(kind, [0.5] + [high] * 9))
+    assert (verdict.level, verdict.where) == ("warn", "act")
+    assert verdict.message == f"'act' ({kind}): 90.0% of its outputs are saturated over the only input (limit 80%)."
+
+
+@pytest.mark.parametrize(
+    ("kind", "high"), [("Sigmoid", 0.98), ("Tanh", 0.968), ("Softsign", 0.7), ("Hardsigmoid", 0.99)]
+)
+def test_outputs_short_of_the_bounds_are_not_saturated(kind: str, high: float) -> None:
+    assert rules(bounded(kind, [0.5] + [high] * 9)) == []
+
+
+def test_up_to_the_limit_saturation_is_accepted() -> None:
+    judged = bounded("Tanh", [0.0, 0.0, *[-1.0] * 4, *[1.0] * 4])
+    assert found("saturated-activation", judged) == []
+    assert len(found("saturated-activation", judged, {"saturated_fraction": 0.79})) == 1
+
+
+def test_without_a_distribution_quantiles_bound_the_share_from_below() -> None:
+    def tanh(*quantiles: float) -> Gradients:
+        return inspection([layer_row("act", tensor(1.0, (1, 10**6), quantiles=quantiles), "Tanh")])
+
+    # Up to the 25 % level at -1 and from the 50 % level at 1: at least three quarters.
+    limits = {"saturated_fraction": 0.74}
+    assert "75.0%" in found("saturated-activation", tanh(-1, -1, -1, 1, 1, 1, 1), limits)[0].message
+    assert found("saturated-activation", tanh(-1, -0.5, 0, 0, 0, 0.5, 1), {"saturated_fraction": 0.021}) == []
+
+
+def test_each_layer_above_the_limit_is_named() -> None:
+    def tanh(name: str, saturated: int) -> LayerRow:
+        distribution = distribution_of(np.repeat([1.0, 0.0], [saturated, 100 - saturated]))
+        return layer_row(name, tensor(1.0, (1, 100), quantiles=(0.0,) * 7, distribution=distribution), "Tanh")
+
+    rows = [tanh("a", 85), tanh("b", 95), tanh("c", 10)]
+    assert [finding.where for finding in found("saturated-activation", inspection(rows))] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["ReLU", "ReLU6", "Hardswish", "Threshold"])
+def test_dead_channels_of_each_rectifier_are_judged(kind: str) -> None:
+    statistics = tensor(1.0, (1, 10, 8, 8), channel_axis=1, channel_count=10, dead_channel_count=8)
+    judged = inspection([layer_row("act", statistics, kind)])
+    assert found("dead-channels", judged) == []
+    assert len(found("dead-channels", judged, {"dead_channel_fraction": 0.79})) == 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of, baseline_text, read_baseline
 from hookscope.checks.rules import RULES
-from hookscope.checks.rules.drift import require_fit
+from hookscope.checks.rules.references import require_fit
 from hookscope.checks.rules.rule import terms_of
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
 from hookscope.errors import UsageError
@@ -58,10 +58,6 @@ def with_row(baseline: Baseline, label: str, **changes: object) -> Baseline:
     return replace(baseline, rows=rows)
 
 
-def without_row(baseline: Baseline, label: str) -> Baseline:
-    return replace(baseline, rows=tuple(row for row in baseline.rows if row.label != label))
-
-
 # --- what counts ---
 
 
@@ -84,7 +80,6 @@ def test_mean_and_std_are_compared_in_units_of_the_std(what: str, limit: float, 
 def test_quantiles_are_compared_in_units_of_the_std(limit: float, count: int) -> None:
     baseline = baseline_of(single())
     row = next(row for row in baseline.rows if row.label == "z")
-    assert row.quantiles is not None
     quantiles = (*row.quantiles[:3], 0.1, *row.quantiles[4:])  # the median went from 0.1 to 0: 0.1 / sqrt(2)
     found = findings(with_row(baseline, "z", quantiles=quantiles), single(), {"max_difference": limit})
     assert len(found) == count
@@ -211,15 +206,12 @@ def test_one_layer_of_another_type_or_shape_drifts(changes: dict[str, object], s
     assert [each.message for each in findings(with_row(baseline_of(measured), "y", **changes), measured)] == [says]
 
 
-def test_a_layer_that_is_not_in_the_baseline_drifts() -> None:
-    measured = inspected(chain(*SIX), VALUES)
-    found = findings(without_row(baseline_of(measured), "y"), measured)
-    assert [each.message for each in found] == ["'y' (ReLU) drifts from the baseline: it is not in the baseline."]
-
-
-def test_a_layer_that_does_not_run_any_more_drifts() -> None:
+def test_a_layer_that_is_not_in_the_baseline_or_does_not_run_any_more_drifts() -> None:
     measured = inspected(chain(*SIX), VALUES)
     baseline = baseline_of(measured)
+    without = replace(baseline, rows=tuple(row for row in baseline.rows if row.label != "y"))
+    found = findings(without, measured)
+    assert [each.message for each in found] == ["'y' (ReLU) drifts from the baseline: it is not in the baseline."]
     found = findings(replace(baseline, rows=(*baseline.rows, replace(GONE, label="t#1[0]"))), measured)
     assert [(each.where, each.message) for each in found] == [
         ("t#1[0]", "'t#1[0]' (ReLU) drifts from the baseline: it is in the baseline and does not run.")
@@ -269,13 +261,6 @@ def test_patterns_are_also_about_layers_that_do_not_run_any_more(label: str, pat
     assert findings(replace(baseline, rows=(*baseline.rows, gone)), measured, layers=(off,)) == []
 
 
-def test_a_rule_that_warns_gives_warnings() -> None:
-    settings = CheckSettings(rules={"drift": RuleSettings(level="warn")})
-    terms = terms_of(RULES["drift"], settings, baseline_of(single()))
-    found = map(terms.finding, RULES["drift"].evaluate(single(VALUES * 2), terms))
-    assert {finding and finding.level for finding in found} == {"warn"}
-
-
 # --- real networks ---
 
 PORTABLE = [
@@ -305,21 +290,15 @@ def one_thread() -> object:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # torch says so of its own default
 @pytest.mark.parametrize("name", PORTABLE)
-def test_a_baseline_holds_for_another_number_of_threads_and_other_kernels(name: str) -> None:
+def test_a_baseline_holds_for_other_threads_other_kernels_and_exact_arithmetic(name: str) -> None:
     network, inputs = built(TORCHVISION[name])
     baseline = baseline_of(inspected(network, inputs, "projection"))
     with torch.backends.mkldnn.flags(enabled=False):
         assert findings(baseline, inspected(network, inputs, "projection")) == []
     torch.set_num_threads(2)
     assert findings(baseline, inspected(network, inputs, "projection")) == []
-
-
-@pytest.mark.parametrize("name", PORTABLE)
-def test_a_baseline_holds_for_exact_arithmetic(name: str) -> None:
-    network, inputs = built(TORCHVISION[name])
-    baseline = baseline_of(inspected(network, inputs))
     exact = inspected(copy.deepcopy(network).double(), inputs.double())
-    as_doubles = replace(baseline, rows=tuple(replace(row, dtype="float64") for row in baseline.rows))
+    as_doubles = replace(baseline, gradients=None, rows=tuple(replace(row, dtype="float64") for row in baseline.rows))
     assert findings(as_doubles, exact) == []
 
 
@@ -343,7 +322,6 @@ def test_scaled_weights_of_a_middle_layer_are_found_at_that_layer(name: str) -> 
     found = findings(baseline, measured)
     assert found[0].where == MIDDLE[name]
     assert f"is the first of {len(found)} layers" in found[0].message
-    assert measured.forward is not None
     order = [row.label for row in measured.forward.rows]
     where = [order.index(finding.where) for finding in found]
     assert where == sorted(where)
@@ -396,18 +374,17 @@ def misfit(baseline: Baseline, measured: CheckMeasurements) -> str:
     return message
 
 
-def vision(name: str, size: int = 64, **options: object) -> CheckMeasurements:
+def vision(name: str, **options: object) -> CheckMeasurements:
     torch.manual_seed(0)
-    return inspected(torchvision.models.get_model(name, weights=None, **options).eval(), torch.ones(1, 3, size, size))
+    return inspected(torchvision.models.get_model(name, weights=None, **options).eval(), torch.ones(1, 3, 64, 64))
 
 
 def test_a_baseline_of_another_class_does_not_fit() -> None:
-    assert "it is of ResNet (ResNet), and this is VGG (VGG)" in misfit(
-        baseline_of(vision("resnet18")), vision("vgg11_bn", 32)
-    )
+    message = misfit(baseline_of(vision("resnet18")), vision("squeezenet1_1"))
+    assert "it is of ResNet (ResNet), and this is SqueezeNet (SqueezeNet)" in message
 
 
-@pytest.mark.parametrize(("one", "other"), [("resnet18", "resnet34"), ("vgg11", "vgg13"), ("resnet50", "resnet101")])
+@pytest.mark.parametrize(("one", "other"), [("resnet18", "resnet34"), ("shufflenet_v2_x0_5", "shufflenet_v2_x1_0")])
 def test_a_baseline_of_another_architecture_of_the_same_class_does_not_fit(one: str, other: str) -> None:
     message = misfit(baseline_of(vision(one)), vision(other))
     assert "layers have the name, type and shape that it says, so it is of another network" in message
@@ -423,7 +400,6 @@ def test_a_baseline_of_another_batch_size_does_not_fit() -> None:
     network = chain(*SIX)
     baseline = baseline_of(inspected(network, torch.ones(2, 5)))
     again = inspected(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)])
-    assert again.forward is not None
     inputs = tuple(replace(each, name="tensor", steps=()) for each in again.forward.inputs)
     again = replace(again, forward=replace(again.forward, inputs=inputs))
     assert "only 0 of 7 layers have the name, type and shape" in misfit(baseline, again)
@@ -487,7 +463,6 @@ def test_a_baseline_with_gradients_does_not_fit_a_run_that_takes_none() -> None:
 
 def test_a_run_that_broke_off_is_not_taken_for_another_network() -> None:
     measured = inspected(chain(*SIX), VALUES)
-    assert measured.forward is not None
     failure = Failure("y", "ReLU", ("1x5",), "ValueError: no")
     broken = replace(measured.forward, rows=measured.forward.rows[:1], inputs=(), failure=failure)
     require_fit(baseline_of(measured), replace(measured, forward=broken))

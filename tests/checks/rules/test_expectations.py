@@ -50,9 +50,6 @@ def test_another_class_in_front_is_named_with_the_place_of_the_expected_one() ->
         "'cat.jpg' is classified as 'tabby cat' (0) with probability 0.600; expected first is 'tram', which is in"
         " place 3."
     )
-
-
-def test_of_a_class_beyond_those_kept_no_place_is_claimed() -> None:
     assert "which is not among the first 2." in messages(SHORTER, top1="otter")[0]
 
 
@@ -90,10 +87,7 @@ def test_too_small_a_probability_of_the_first_class_fails() -> None:
     ]
     assert messages(min_probability=0.6) == []
     assert len(messages(with_prediction(probabilities=(float("nan"),) * 5), min_probability=0.1)) == 1
-
-
-def test_a_wrong_class_is_not_said_twice() -> None:
-    assert len(messages(top1="tram", min_probability=0.9)) == 1
+    assert len(messages(top1="tram", min_probability=0.9)) == 1  # a wrong class is not said twice
 
 
 def test_indices_do_without_names() -> None:
@@ -108,12 +102,9 @@ def test_without_names_no_one_knows_how_many_classes_there_are() -> None:
     assert "only the first" not in messages(nameless(), contains=(9,), k=5)[0]
 
 
-def test_a_name_needs_names() -> None:
+def test_a_name_needs_names_and_an_unknown_one_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="'tabby cat', but the names of this network's classes are not known"):
         messages(nameless(), top1="tabby cat")
-
-
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"'tabby kat', which the network does not have\. Nearest: 'tabby cat'"):
         messages(contains=("tabby kat",))
 
@@ -158,13 +149,10 @@ def test_an_output_of_another_shape_fails(wanted: tuple[int | str, ...]) -> None
     assert message.startswith("The output has shape (2, 6), not (")
 
 
-def test_n_counts_the_inputs_of_the_first_batch() -> None:
+def test_another_dtype_fails_and_n_counts_the_inputs_of_the_first_batch() -> None:
+    assert shape_objections(HEALTHY, output_dtype="float16") == ["The output is float32, not float16 as expected."]
     assert shape_objections(with_output(shape=(1, 6), input_count=1), output_shape=("N", 6)) == []
     assert shape_objections(with_output(shape=(2, 6), input_count=1), output_shape=("N", 6)) != []
-
-
-def test_another_dtype_fails() -> None:
-    assert shape_objections(HEALTHY, output_dtype="float16") == ["The output is float32, not float16 as expected."]
 
 
 def test_of_several_outputs_the_key_chooses_one() -> None:

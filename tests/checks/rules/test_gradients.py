@@ -1,9 +1,144 @@
+"""Loss and gradients that are not finite or zero, on inspections made by hand."""
+
+import math
 from dataclasses import replace
 
 import pytest
 
 from hookscope.results.gradients import Gradients
-from tests.checks.rules.by_hand import chain, found, inspection, layer_row, output_row, parameter, rules, tensor
+from tests.checks.measurements import chain, found, inspection, layer_row, output_row, parameter, rules, tensor
+
+NAMES = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_fails(value: float) -> None:
+    (verdict,) = found("non-finite-loss", inspection(loss=value))
+    assert (verdict.level, verdict.where) == ("fail", "")
+    assert f"is {value}" in verdict.message
+
+
+# Forward
+
+
+def forward(**broken: tuple[int, int]) -> Gradients:
+    """Return a pass through layers a to d, some with (NaN, Inf) counts."""
+    counts = {name: broken.get(name, (0, 0)) for name in NAMES}
+    rows = [layer_row(name, tensor(1.0, (1, 10), nan_count=nan, inf_count=inf)) for name, (nan, inf) in counts.items()]
+    return inspection(rows)
+
+
+def test_the_first_broken_output_is_named_and_those_after_it_are_not() -> None:
+    (verdict,) = found("non-finite-activation", forward(b=(3, 1), c=(10, 0), d=(10, 0)))
+    assert (verdict.level, verdict.where) == ("fail", "b")
+    assert "3 NaN and 1 Inf in 10 values (limit 0); 2 outputs after it hold some too" in verdict.message
+
+
+def test_a_mask_of_infinities_is_a_warning() -> None:
+    (verdict,) = found("non-finite-activation", forward(b=(0, 5)))
+    assert verdict.level == "warn"
+    assert "as with a mask" in verdict.message
+
+
+@pytest.mark.parametrize("change", [{"b": (1, 5)}, {"b": (0, 5), "c": (0, 1)}])
+def test_what_spreads_or_is_nan_is_no_mask(change: dict[str, tuple[int, int]]) -> None:
+    assert [verdict.level for verdict in found("non-finite-activation", forward(**change))] == ["fail"]
+
+
+def test_infinities_that_reach_the_loss_are_no_mask() -> None:
+    judged = forward(b=(0, 5))
+    judged = replace(judged, loss=replace(judged.loss, value=math.inf))
+    assert [verdict.level for verdict in found("non-finite-activation", judged)] == ["fail"]
+
+
+def test_a_weight_that_is_not_finite_is_named_as_the_culprit() -> None:
+    judged = replace(forward(b=(10, 0)), parameters=(parameter("b.weight", 1.0, math.nan),))
+    (verdict,) = found("non-finite-activation", judged)
+    assert "its 'b.weight' is not finite" in verdict.message
+
+
+# Backward
+
+
+def backward(*broken: str, kinds: dict[str, str] | None = None) -> Gradients:
+    """Return a pass back through layers d to a, some of whose outputs have NaN gradients."""
+    rows = [
+        output_row(
+            name, tensor(1.0, (1, 10), nan_count=4 * (name in broken), inf_count=0), (kinds or {}).get(name, "Linear")
+        )
+        for name in NAMES
+    ]
+    return inspection(gradients=rows)
+
+
+def arriving(judged: Gradients, order: str) -> Gradients:
+    """Return the pass with gradients that arrived in another order of the layers."""
+    rows = tuple(replace(row, backward_index=order.index(row.layer)) for row in judged.gradients)
+    return replace(judged, gradients=rows)
+
+
+def test_the_layer_whose_backward_breaks_the_gradient_is_named() -> None:
+    (verdict,) = found("non-finite-gradient", backward("a", "b"))
+    assert (verdict.level, verdict.where) == ("fail", "c")
+    assert "the output of 'b' is the first in backward order with NaN or Inf: it has 4 NaN and 0 Inf in 10 values" in (
+        verdict.message
+    )
+    assert "that of 'c', the last before it, is finite" in verdict.message
+
+
+def test_a_loss_that_sends_nan_back_is_blamed_itself() -> None:
+    (verdict,) = found("non-finite-gradient", backward(*NAMES))
+    assert verdict.where == ""
+    assert "The loss itself" in verdict.message
+    assert "'d'" in verdict.message
+
+
+def test_gradients_of_inputs_make_it_certain() -> None:
+    judged = backward("a", "b")
+    at_input = replace(judged.gradients[1], index=9, layer="c", slot="[0]", role="input", backward_index=2)
+    others = [
+        replace(row, backward_index=(row.backward_index or 0) + ((row.backward_index or 0) >= 2))
+        for row in judged.gradients
+    ]
+    (verdict,) = found("non-finite-gradient", replace(judged, gradients=(*others, at_input)))
+    assert verdict.where == "c"
+    assert "its grad_input has 4 NaN" in verdict.message
+
+
+def test_between_branches_the_broken_output_itself_is_named() -> None:
+    # c and d are branches: d's gradient arrives last before b's, but c comes after b in the forward pass.
+    (verdict,) = found("non-finite-gradient", arriving(backward("a", "b"), "cdba"))
+    assert verdict.where == "b"
+    assert "what takes the output of 'b'" in verdict.message
+
+
+def test_a_container_that_ends_with_the_broken_output_is_not_in_the_way() -> None:
+    # The container's hook on the same tensor fires after its last child's.
+    judged = arriving(backward("a", "b", "c", kinds={"c": "Sequential"}), "dbca")
+    (verdict,) = found("non-finite-gradient", judged)
+    assert verdict.where == "d"
+
+
+def test_a_parameter_is_named_when_no_selected_layer_shows_it() -> None:
+    judged = replace(
+        backward(),
+        parameters=(
+            parameter("a.weight", 1.0, nan_count=2),
+            parameter("c.weight", 1.0, inf_count=2),
+            parameter("d.weight", 1.0),
+        ),
+    )
+    (verdict,) = found("non-finite-gradient", judged)
+    assert verdict.where == "c.weight"
+
+
+def test_nothing_is_said_about_depth_where_gradients_are_not_finite() -> None:
+    judged = chain([3.0] * 30)
+    assert rules(judged) == ["exploding-gradient"]
+    first, *others = judged.gradients
+    broken = replace(first, gradient=replace(first.gradient, nan_count=1))
+    assert rules(replace(judged, gradients=(broken, *others))) == ["non-finite-gradient"]
+
 
 # All zero, or as good as zero
 
@@ -36,10 +171,6 @@ def test_gradients_that_are_rounding_beside_the_loss_are_a_warning() -> None:
     assert found("zero-gradient", judged, {"rounding": 1e-9}) == []
 
 
-def test_small_gradients_of_a_small_loss_are_none() -> None:
-    assert rules(inspection(parameters=[parameter("fc.weight", 1e-9, 10.0)], loss=2e-3)) == []
-
-
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_nothing_is_measured_against_a_loss_that_is_not_finite(loss: float) -> None:
     assert rules(inspection(parameters=[parameter("fc.weight", 1e-9)], loss=loss)) == ["non-finite-loss"]
@@ -64,18 +195,6 @@ def test_a_normalising_layer_whose_scale_starts_at_zero_is_called_that() -> None
         [parameter("fc.weight", 0.0), parameter("norm.weight", 1.0, 0.0, shape=(64,))],
     )
     assert rules(judged) == ["dead-gradient"]
-
-
-def test_a_gradient_that_reaches_the_beginning_on_another_way_is_sound() -> None:
-    judged = inspection(
-        [layer_row("stem", tensor(1.0)), layer_row("fc", tensor(1.0)), layer_row("norm", tensor(1.0), "LayerNorm")],
-        [
-            output_row("stem", tensor(1.0)),
-            output_row("fc", tensor(1e-9)),
-            output_row("norm", tensor(1.0), "LayerNorm"),
-        ],
-    )
-    assert rules(judged) == []
 
 
 # Dead layers
@@ -103,10 +222,6 @@ def test_runs_that_do_not_touch_are_verdicts_of_their_own() -> None:
     assert [verdict.where for verdict in found("dead-gradient", dead(0.0, 1.0, 0.0, 1.0))] == ["layer0", "layer2"]
 
 
-def test_the_smallest_gradient_is_not_dead() -> None:
-    assert found("dead-gradient", dead(1.0, 1e-30, 1.0)) == []
-
-
 @pytest.mark.parametrize(("mode", "level"), [("train", "warn"), ("eval", "fail")])
 def test_a_branch_that_stochastic_depth_left_out_in_training_is_a_warning(mode: str, level: str) -> None:
     judged = replace(dead(1.0, 0.0, 1.0, kinds={2: "StochasticDepth"}), mode=mode)
@@ -126,15 +241,6 @@ def test_a_branch_left_out_by_chance_does_not_excuse_another() -> None:
 def test_underflow_is_given_as_the_cause() -> None:
     (verdict,) = found("dead-gradient", dead(0.0, 3e-44, 1e-20, 1.0))
     assert "it underflows, ‖grad_output‖ of 'layer1' being 3.0e-44" in verdict.message
-
-
-def test_layers_off_the_path_are_not_dead() -> None:
-    judged = dead(1.0, 1.0)
-    others = [
-        output_row("frozen", tensor(None), status="no gradient path"),
-        output_row("aux", tensor(None), status="not reached"),
-    ]
-    assert rules(replace(judged, gradients=(*judged.gradients, *others))) == []
 
 
 def test_what_comes_last_and_does_not_matter_is_dead() -> None:
@@ -198,21 +304,6 @@ def test_a_weight_whose_layer_takes_in_zeros_is_dead() -> None:
     assert "what the layer takes in is zero everywhere" in verdict.message
 
 
-def test_a_weight_that_a_gain_of_zero_keeps_still_is_not_dead() -> None:
-    # As in normaliser-free networks: the kernel is scaled by a gain that starts at zero.
-    judged = inspection(
-        gradients=[output_row("block.conv", tensor(1.0)), output_row("head", tensor(1.0))],
-        parameters=[parameter("block.conv.weight", 0.0), parameter("block.conv.gain", 1.0, 0.0, shape=(8, 1, 1))],
-    )
-    assert rules(judged) == []
-
-
-def test_a_bias_with_a_zero_gradient_is_no_dead_weight() -> None:
-    judged = chain([1.0] * 4)
-    judged = replace(judged, parameters=(*judged.parameters, parameter("layer2.bias", 0.0, shape=(8,))))
-    assert rules(judged) == []
-
-
 # Unused parameters
 
 
@@ -234,11 +325,41 @@ def test_parameters_that_never_get_a_gradient_are_counted_by_reason() -> None:
     assert "no_grad" in second.message
 
 
-def test_frozen_parameters_are_not_unused() -> None:
-    frozen = parameter("a.weight", None, status="no gradient path", trainable=False)
-    assert rules(inspection(parameters=[parameter("fc.weight", 1.0), frozen])) == []
+# What is sound
+
+OFF_THE_PATH = [
+    output_row("frozen", tensor(None), status="no gradient path"),
+    output_row("aux", tensor(None), status="not reached"),
+]
+NORM = (layer_row("norm", tensor(1.0), "LayerNorm"), output_row("norm", tensor(1.0), "LayerNorm"))
+
+SOUND: dict[str, Gradients] = {
+    "a large loss": inspection(loss=3.4e38),
+    "small gradients of a small loss": inspection(parameters=[parameter("fc.weight", 1e-9, 10.0)], loss=2e-3),
+    "a gradient that reaches the beginning on another way": inspection(
+        [layer_row("stem", tensor(1.0)), layer_row("fc", tensor(1.0)), NORM[0]],
+        [output_row("stem", tensor(1.0)), output_row("fc", tensor(1e-9)), NORM[1]],
+    ),
+    "the smallest gradient is not dead": dead(1.0, 1e-30, 1.0),
+    "layers off the path": replace(dead(1.0, 1.0), gradients=(*dead(1.0, 1.0).gradients, *OFF_THE_PATH)),
+    # As in normaliser-free networks: the kernel is scaled by a gain that starts at zero.
+    "a weight that a gain of zero keeps still": inspection(
+        gradients=[output_row("block.conv", tensor(1.0)), output_row("head", tensor(1.0))],
+        parameters=[parameter("block.conv.weight", 0.0), parameter("block.conv.gain", 1.0, 0.0, shape=(8, 1, 1))],
+    ),
+    "a bias with a zero gradient": replace(
+        chain([1.0] * 4), parameters=(*chain([1.0] * 4).parameters, parameter("layer2.bias", 0.0, shape=(8,)))
+    ),
+    "a frozen parameter": inspection(
+        parameters=[
+            parameter("fc.weight", 1.0),
+            parameter("a.weight", None, status="no gradient path", trainable=False),
+        ]
+    ),
+    "a zero gradient is a gradient": inspection(parameters=[parameter("a.weight", 0.0), parameter("b.weight", 1.0)]),
+}
 
 
-def test_a_zero_gradient_is_a_gradient() -> None:
-    judged = inspection(parameters=[parameter("a.weight", 0.0), parameter("b.weight", 1.0)])
-    assert found("unused-parameter", judged) == []
+@pytest.mark.parametrize("name", SOUND)
+def test_what_is_sound_is_left_alone(name: str) -> None:
+    assert rules(SOUND[name]) == []

@@ -1,20 +1,113 @@
-"""The rule `drift`: does a network give what its baseline says, and if not, which layer is the first to differ?"""
+"""Rules that compare with what is known: what a network must say about pictures, what its baseline says."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import FindingTarget, Limit, Objection, RuleTerms, output_of, rule
-from hookscope.errors import UsageError
+from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
+from hookscope.checks.settings import Expectation
+from hookscope.errors import UsageError, nearest
 from hookscope.text import printable, shape_text
 
 if TYPE_CHECKING:
     from hookscope.checks.baseline import Baseline, BaselineInput, BaselineRow
     from hookscope.results.check import CheckMeasurements
+    from hookscope.results.comparison import Prediction
     from hookscope.results.distribution import Distribution
+
+
+@rule("expectation", "fail", "expectations", ("non-finite-activation",))
+def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A named picture is not classified as expected.
+
+    A picture whose content is known must be classified so: top1, the classes that the first k must contain,
+    min_probability. Nothing else tells shuffled classes, wrong preprocessing or a half-trained network from a good one.
+    It is off until the configuration names expectations.
+    """
+    forward = measured.forward
+    inputs = [record.name for record in forward.inputs] if forward else []
+    predictions = {each.input_index: each for each in forward.predictions} if forward else {}
+    for expected in terms.settings.expectations:
+        named = (*(() if expected.top1 is None else (expected.top1,)), *expected.contains)
+        wanted = {each: _indices(each, measured.model.categories) for each in named}
+        name = str(expected.image)
+        prediction = predictions.get(inputs.index(name)) if name in inputs else None
+        if prediction is not None:
+            messages = _broken(expected, wanted, prediction, measured.model.categories)
+        elif name in inputs:
+            reason = measured.unmeasured.get("expectation", "the network returned no class scores; name the output.")
+            messages = iter([f"cannot be judged: {reason.rstrip('.')}."])
+        else:
+            messages = iter(["is not among the inputs, so nothing is known about it."])
+        for message in messages:
+            yield Objection(FindingTarget(name), f"'{name}' {message}")
+
+
+def _indices(wanted: str | int, categories: tuple[str, ...]) -> frozenset[int]:
+    """Return the indices of a class; two of ImageNet's names, "crane" and "maillot", stand for two classes each."""
+    if isinstance(wanted, int):
+        if wanted < 0 or (categories and wanted >= len(categories)):
+            known = f"the network has 0 to {len(categories) - 1}" if categories else "they count from 0"
+            raise UsageError(f"The expectations name class {wanted}, but {known}.")
+        return frozenset([wanted])
+    if not categories:
+        raise UsageError(
+            f"The expectations name class '{printable(wanted, 80)}', but the names of this network's classes are not"
+            " known; give its index."
+        )
+    found = frozenset(index for index, name in enumerate(categories) if name.casefold() == wanted.casefold())
+    if not found:
+        hint = nearest(wanted, categories)
+        raise UsageError(
+            f"The expectations name class '{printable(wanted, 80)}', which the network does not have.{hint}"
+        )
+    return found
+
+
+def _broken(
+    expected: Expectation,
+    wanted: dict[str | int, frozenset[int]],
+    prediction: Prediction,
+    categories: tuple[str, ...],
+) -> Iterator[str]:
+    ranked = prediction.class_indices
+    first, share = ranked[0], prediction.probabilities[0]
+    if expected.top1 is not None and first not in wanted[expected.top1]:
+        place = next((str(rank) for rank, each in enumerate(ranked, 1) if each in wanted[expected.top1]), "")
+        rank = f"in place {place}" if place else f"not among the first {len(ranked)}"
+        yield (
+            f"is classified as {_class(first, categories)} with probability {share:.3f}; expected first is"
+            f" {_named(expected.top1, categories)}, which is {rank}."
+        )
+    elif expected.min_probability is not None and not share >= expected.min_probability:  # NaN is no probability
+        yield (
+            f"is classified as {_class(first, categories)} with probability {share:.3f} (limit: at least"
+            f" {expected.min_probability:g})."
+        )
+    among = ranked[: expected.k]
+    # A network of three classes has no first five; then all are known.
+    unknown = len(ranked) < expected.k and len(ranked) < len(categories or range(expected.k))
+    for each in expected.contains:
+        if wanted[each].isdisjoint(among):
+            got = ", ".join(_class(index, categories) for index in among[:5])
+            known = f"; only the first {len(ranked)} are known" if unknown else ""
+            yield (
+                f"does not have {_named(each, categories)} among its first {expected.k} classes{known}: they are"
+                f" {got}{', …' if len(among) > 5 else ''}."
+            )
+
+
+def _class(index: int, categories: tuple[str, ...]) -> str:
+    return f"'{categories[index]}' ({index})" if index < len(categories) else f"class {index}"
+
+
+def _named(wanted: str | int | None, categories: tuple[str, ...]) -> str:
+    return _class(wanted, categories) if isinstance(wanted, int) else f"'{wanted}'"
+
 
 # Share of the rows that must have kept name, type and shape. Below it the network is another one (resnet18 and resnet34
 # share 0.5 of theirs), above it a few layers were changed, which are findings. Our choice.
@@ -27,31 +120,29 @@ _LEAST_SPREAD = {"float16": 0.5, "bfloat16": 4.0}
 _LEAST_SPREAD_ELSE = 0.01
 
 
-@rule(
-    "drift",
-    "fail",
-    "baseline",
-    ("non-finite-activation",),
-    max_difference=Limit(
-        0.01,
-        "how far a layer's mean, std or a quantile may move, in units of its spread: its std, but at least 0.01 of its"
-        " greatest magnitude (0.5 in float16, 4 in bfloat16)",
-        "our choice; on 15 networks other threads, kernels or precision move it by up to 3e-5 (bfloat16 3e-3), one"
-        " weight tensor scaled by 1.01 by 0.02 to 0.12, a training step at a rate of 1e-3 by 0.012 or more, and another"
-        " picture decoder, one level more or less in every pixel, would by 0.03 to 0.4",
-    ),
-    max_dead_difference=Limit(
-        0.05,
-        "how far a layer's share of dead channels may move, 0-1",
-        "our choice; on 15 networks other threads or kernels move it by 0 (bfloat16 0.008), one level more or less in"
-        " every pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
-    ),
-    max_gradient_ratio=Limit(
-        1.1,
-        "how many times larger or smaller the L2 norm of a layer's gradient may be",
-        "our choice; on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
-        " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
-    ),
+@rule("drift", "fail", "baseline", ("non-finite-activation",))
+@limit(
+    "max_difference",
+    0.01,
+    "how far a layer's mean, std or a quantile may move, in units of its spread: its std, but at least 0.01 of its"
+    " greatest magnitude (0.5 in float16, 4 in bfloat16)",
+    "our choice; on 15 networks other threads, kernels or precision move it by up to 3e-5 (bfloat16 3e-3), one"
+    " weight tensor scaled by 1.01 by 0.02 to 0.12, a training step at a rate of 1e-3 by 0.012 or more, and another"
+    " picture decoder, one level more or less in every pixel, would by 0.03 to 0.4",
+)
+@limit(
+    "max_dead_difference",
+    0.05,
+    "how far a layer's share of dead channels may move, 0-1",
+    "our choice; on 15 networks other threads or kernels move it by 0 (bfloat16 0.008), one level more or less in"
+    " every pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
+)
+@limit(
+    "max_gradient_ratio",
+    1.1,
+    "how many times larger or smaller the L2 norm of a layer's gradient may be",
+    "our choice; on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
+    " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A layer's statistics differ from the baseline.
@@ -75,8 +166,8 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
         limits = {name: terms.limit(name, target) for name in terms.rule.limits}
         change = "it is not in the baseline"
         if before:
-            resolution = _resolution(row.activation.distribution)
-            change = _change(before, now, limits, resolution, with_gradients=with_gradients)
+            before = before if with_gradients else replace(before, gradient_l2=now.gradient_l2)
+            change = _change(before, now, limits, _resolution(row.activation.distribution))
         drifting.append((target, now.kind, change))
     drifting += [(_gone(row), row.kind, "it is in the baseline and does not run") for row in known.values()]
     drifting = [each for each in drifting if each[2] and terms.is_on(each[0])]
@@ -88,12 +179,11 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
 
 
 def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
-    """Refuse a baseline that says nothing about this run, because network, inputs or loss are others.
+    """Raise UsageError for a baseline that says nothing about this run.
 
-    Raises:
-        UsageError: If the network has another class or fewer than three quarters of the rows are alike by name, type
-            and shape; if the inputs or their preparation differ; if the baseline holds gradients of another loss or
-            mode, or the run was not to take any.
+    That is if the network has another class or fewer than three quarters of the rows are alike by name, type and shape;
+    if the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take
+    none.
     """
     difference = (
         _other_class(baseline, measured)
@@ -108,13 +198,9 @@ def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
 
 
 def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
-    model = measured.model
-    if printable(model.kind) == printable(baseline.kind):
-        return ""
-    return (
-        f"it is of {printable(baseline.model)} ({printable(baseline.kind)}), and this is {printable(model.name)} "
-        f"({printable(model.kind)})"
-    )
+    was, now = printable(baseline.kind), printable(measured.model.kind)
+    named = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
+    return "" if was == now else named
 
 
 def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
@@ -133,7 +219,6 @@ def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _other_input(was: BaselineInput, given: BaselineInput) -> str:
-    """Return how one input differs; a renamed file does not."""
     if (was.sha256, was.count) != (given.sha256, given.count):
         return f"was {_described(was)}, and is {_described(given)}"
     if was.shape != given.shape:
@@ -182,19 +267,11 @@ def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _gone(row: BaselineRow) -> FindingTarget:
-    """Return a layer that is in the baseline alone; its name is what its label says without call and slot."""
     name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
     return FindingTarget(row.label, (name,), row.kind)
 
 
-def _change(
-    before: BaselineRow,
-    now: BaselineRow,
-    limits: Mapping[str, float],
-    resolution: Mapping[str, float],
-    *,
-    with_gradients: bool,
-) -> str:
+def _change(before: BaselineRow, now: BaselineRow, limits: Mapping[str, float], resolution: Mapping[str, float]) -> str:
     """Return what changed by more than is allowed, in words; "" for nothing."""
     for what, was, given in (
         ("type", before.kind, now.kind),
@@ -208,7 +285,7 @@ def _change(
         *(f"its count of {each} went from {_number(a)} to {_number(b)}" for each, a, b in counts if a != b),
         _changed_values(before, now, limits["max_difference"], resolution),
         _changed_share(before.dead_fraction, now.dead_fraction, limits["max_dead_difference"]),
-        _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"]) if with_gradients else "",
+        _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"]),
     ]
     return "; ".join(filter(None, changes))
 
