@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -40,6 +39,7 @@ from hookscope.runs.reading import StoredRun
 from hookscope.text import safe_text
 from tests.render import checked
 from tests.render.conftest import gradient_statistics, printed
+from tests.render.html_page import Page
 from tests.render.stored import HOSTILE_NAMES
 
 NUMBERS = gradient_statistics((1, 4, 2, 2))
@@ -202,21 +202,9 @@ def test_json_holds_the_text_exactly_and_no_command(kind: str, name: str) -> Non
     assert json.dumps(name.encode(errors="backslashreplace").decode()) in json.dumps(json.loads(text))
 
 
-class Tags(HTMLParser):
-    """The elements of a page with the names of their attributes, but for those of plots, and its texts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, ...]] = []
-        self.words: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in {"path", "text"}:  # which have room for some names
-            self.found.append((tag, *(key for key, _ in attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
+def tags(page: Page) -> list[tuple[str, ...]]:
+    """Return elements and their attributes' names; not those of plots, which have room for some names only."""
+    return [(each.tag, *each.attributes) for each in page.elements if each.tag not in {"path", "text"}]
 
 
 @pytest.mark.parametrize("kind", HTML)
@@ -224,8 +212,8 @@ class Tags(HTMLParser):
 def test_no_text_becomes_a_tag(kind: str, name: str) -> None:
     text = HTML[kind](name)
     assert all(line.isprintable() for line in text.replace("\t", " ").split("\n"))
-    page = Tags(text)
-    assert page.found == Tags(HTML[kind](re.sub(r"[^.]", "x", name))).found
+    page = Page(text)
+    assert tags(page) == tags(Page(HTML[kind](re.sub(r"[^.]", "x", name))))
     assert sum(safe_text(name) in words for words in page.words) >= {"report": 15, "maps": 0}.get(kind, 10)
 
 
