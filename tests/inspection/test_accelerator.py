@@ -29,7 +29,7 @@ _BEYOND_IT = {
     *("checkpointing", "DataParallel", "unrolled recurrent"),
 }
 _CHOSEN = (
-    *("resnet18", "googlenet", "mobilenet_v3_small", "convnext_tiny", "swin", "vit", "mvit", "r3d_18"),
+    *("resnet18", "mobilenet_v3_small", "convnext", "swin", "vit", "mvit", "r3d"),
     *(name for name in BY_HAND if name not in _BEYOND_IT),
 )
 _COMPARED = ("mean", "std", "min", "max", "mean_abs", "l2")

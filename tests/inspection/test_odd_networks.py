@@ -138,12 +138,6 @@ def test_a_network_that_asks_whether_two_tensors_are_one_still_shows_gradients(i
     assert inputs == ({"same[0]": "no gradient path"} if include_inputs else {})
 
 
-def test_containers_that_pass_their_input_through_are_marked_under_gradients_too() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Identity(), nn.Dropout()), Twice()).eval()
-    for inspection in (inspect(model, X, ["*"]), inspect_gradients(model, X, total, ["*"])):
-        assert {row.label for row in inspection.rows if "pass-through" in row.flags} == {"1.0", "1.1", "1"}
-
-
 # --- a backward pass that fails by itself ---
 
 

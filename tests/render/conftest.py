@@ -20,6 +20,9 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.results.statistics import TensorStatistics
 
+# Fixtures of the tests in a browser.
+from tests.render.chromium import browser, open_html  # noqa: F401
+
 GOLDEN = Path(__file__).parent / "golden"
 
 HOSTILE_NAME = "=cmd|' /C calc'!A0[/nope]\x1b[31m\n::error::\u202egnp.\ud800"

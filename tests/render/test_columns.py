@@ -8,8 +8,7 @@ from rich.cells import cell_len
 from hookscope.render.columns import fold_name, kept_positions, number_text, percent_text, probability_text, sparkline
 from hookscope.results.distribution import distribution_of
 from hookscope.text import counted, safe_text
-
-anything = st.text(st.characters(exclude_categories=[]), max_size=40)
+from tests.render.checked import anything
 
 
 @given(anything, st.integers(min_value=1, max_value=30))

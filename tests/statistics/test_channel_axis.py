@@ -15,7 +15,16 @@ from torchvision.ops import Permute
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall
 from hookscope.statistics.channel_axis import AxisReader, arrange
-from tests.networks import small_maxvit, small_mvit, small_swin, small_swin_v2, small_video_swin
+from tests.networks import (
+    small_convnext,
+    small_maxvit,
+    small_mvit,
+    small_resnet,
+    small_swin,
+    small_swin_v2,
+    small_video_resnet,
+    small_video_swin,
+)
 
 Seen = tuple[str, nn.Module, tuple[int, ...], int | None, tuple[tuple[int, ...], ...]]
 
@@ -123,10 +132,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "swin_t, not square": (small_swin, (1, 3, 64, 96)),
     "swin_v2, not square": (small_swin_v2, (1, 3, 96, 64)),
     "swin3d, not square": (small_video_swin, (1, 3, 4, 64, 96)),
-    "convnext_tiny, not square": (torchvision.models.convnext_tiny, (1, 3, 96, 64)),
+    "convnext, not square": (small_convnext, (1, 3, 96, 64)),
     "maxvit": (small_maxvit, (1, 3, 128, 128)),
-    "resnet18, not square": (torchvision.models.resnet18, (1, 3, 64, 96)),
-    "r3d_18, not square": (torchvision.models.video.r3d_18, (1, 3, 4, 64, 96)),
+    "resnet, not square": (small_resnet, (1, 3, 64, 96)),
+    "r3d, not square": (small_video_resnet, (1, 3, 4, 64, 96)),
 }
 
 

@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of, key_of
+from hookscope.results.distribution import Distribution, distribution_of, key_of
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics import Pending, Reducer, Reduction, collect, merge, reduce_tensor, summarise
 from hookscope.statistics import tensor_statistics as measure
@@ -286,12 +286,6 @@ def test_without_finite_values_only_counts_remain(value: float, count: int) -> N
     check(measure(torch.full((2, count), value), 0), np.full((2, count), value), 0)
 
 
-def test_quantiles_leave_out_values_that_are_not_finite() -> None:
-    statistics = measure(torch.tensor([math.nan, 1.0, math.inf, 3.0]))
-    assert statistics.distribution.count == 2
-    assert statistics.quantiles == pytest.approx(np.quantile([1.0, 3.0], QUANTILE_LEVELS))
-
-
 # --- sizes ---
 
 
@@ -508,14 +502,6 @@ def test_the_path_without_branches_counts_exactly() -> None:
 # --- distributions ---
 
 
-@settings(max_examples=100, deadline=None)
-@given(seed=seeds, count=st.integers(1, EXACT_LIMIT), dtype=st.sampled_from(FLOATS))
-def test_quantiles_of_few_values_are_exact(seed: int, count: int, dtype: torch.dtype) -> None:
-    tensor = random_tensor([count], seed, dtype)
-    expected = np.quantile(exact(tensor), QUANTILE_LEVELS)
-    assert measure(tensor).quantiles == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
 @pytest.mark.parametrize("count", [0, 7, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_is_counted_that_was_not_asked_for(count: int, dtype: torch.dtype) -> None:
@@ -596,11 +582,6 @@ def test_what_could_not_be_measured_once_stays_unmeasured() -> None:
     for statistics in (measure_merged(parts), measure_merged(parts[::-1])):
         assert statistics.unmeasured == "a meta tensor holds no data"
         assert statistics.mean is None
-
-
-def test_a_small_part_weighs_as_little_as_it_is() -> None:
-    large, small = torch.zeros(1, 200_000), torch.ones(1, 1000)
-    assert measure_merged([large, small], None).quantiles == (0.0,) * len(QUANTILE_LEVELS)
 
 
 # --- one reducer for many tensors ---
