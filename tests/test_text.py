@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hookscope.text import exception_line, one_line, printable, safe_text, shape_text, slug, strict_json
@@ -101,6 +101,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(), json_values))
 def test_json_gives_back_what_went_in(document: dict[str, Any]) -> None:
     text = strict_json(document)

@@ -262,9 +262,13 @@ class Rotary(Stateful):
         return x + bank[: self.size].sum(0)
 
 
-@network("a buffer of another dtype and shape, a buffer gone, a new one")
+@network("a buffer of another dtype and shape, a buffer gone, a new one, one of none, of truth values, empty, widened")
 class ChangesBuffers(Stateful):
     def prepare(self) -> None:
+        self.register_buffer("none", None)
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("empty", torch.empty(0, 3))
+        self.register_buffer("count", torch.tensor(7))
         self.register_buffer("a", torch.ones(4))
         self.register_buffer("b", torch.ones(4))
         self.register_buffer("c", torch.ones(2, 2))
@@ -276,6 +280,11 @@ class ChangesBuffers(Stateful):
             self.register_buffer("d", torch.ones(3), persistent=False)
         self.c.t_()
         self.c[0, 1] += 1
+        self.none = torch.ones(2)
+        self.mask.logical_not_()
+        self.empty = torch.empty(3, 0)
+        self.count.data = self.count.double() + 1
+        self.count.data = self.count.long()
         return self.linear(x) + len(self._buffers) + self.a.numel() + self.c.sum()
 
 

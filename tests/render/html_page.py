@@ -1,5 +1,9 @@
 """An HTML page as a browser would read it: elements with their attributes and the text in each."""
 
+import base64
+import hashlib
+import itertools
+import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
@@ -52,6 +56,29 @@ class Page(HTMLParser):
     def named(self, identifier: str) -> str:
         [text] = [each.text for each in self.elements if each.attributes.get("id") == identifier]
         return text
+
+    def assert_self_contained(self) -> None:
+        """Fail if headings skip a level, anything is loaded, or more is allowed than its own style and script."""
+        levels = [int(each.tag[1]) for each in self.elements if re.fullmatch("h[1-6]", each.tag)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+        [policy] = [
+            each.attributes["content"] for each in self.all("meta", **{"http-equiv": "Content-Security-Policy"})
+        ]
+        allowed = ["default-src 'none'"]
+        for tag in ("style", "script"):
+            for each in self.all(tag):
+                if each.attributes:
+                    continue  # data
+                digest = base64.b64encode(hashlib.sha256("".join(each.words).encode()).digest()).decode()
+                allowed.append(f"{tag}-src 'sha256-{digest}'")
+        assert policy == "; ".join([*allowed, "img-src data:", "base-uri 'none'", "form-action 'none'"])
+        for each in self.elements:
+            assert "style" not in each.attributes
+            assert not any(name.startswith("on") for name in each.attributes)
+            links = (each.attributes.get(name) for name in ("src", "href", "action", "xlink:href"))
+            assert all(link.startswith(("#", "data:")) for link in links if link)
 
     def ids(self) -> list[str]:
         return [each.attributes["id"] or "" for each in self.elements if "id" in each.attributes]

@@ -220,13 +220,6 @@ def test_small_maps_are_enlarged_until_the_shorter_side_is_readable(height: int,
     np.testing.assert_allclose(tile, 120 + 120 * first, atol=0.501)
 
 
-def test_large_maps_are_drawn_pixel_by_pixel() -> None:
-    values = np.random.default_rng(0).random((64, 224, 224))
-    grid = pictures(draw_grid(feature_maps(values)))[0]
-    assert grid.shape == (8 * 226 - 2, 8 * 226 - 2)
-    np.testing.assert_allclose(grid[226:450, 0:224], 240 * values[8] / values[8].max(), atol=0.501)
-
-
 def test_frames_of_a_channel_lie_side_by_side_in_one_tile(written: list[str]) -> None:
     # One value per frame: 1, 2, 3 of 4 for the first channel; its own maximum is 4.
     clip = np.ones((2, 4, 40, 40)) * np.arange(1, 5)[None, :, None, None]
@@ -237,11 +230,6 @@ def test_frames_of_a_channel_lie_side_by_side_in_one_tile(written: list[str]) ->
         assert (grid[:160, frame * 161 : frame * 161 + 160] == index).all()
     assert (grid[:160, 160::161] == palettes.BACKGROUND).all()
     assert "2 channels, 1 per row, 4 frames each, left to right" in written
-
-
-def test_a_single_frame_is_drawn_like_a_map() -> None:
-    as_frames = draw_grid(feature_maps(SIGNED[:, None], "frames"))
-    np.testing.assert_array_equal(pictures(as_frames)[0], pictures(draw_grid(feature_maps(SIGNED)))[0])
 
 
 def test_tokens_apart_from_the_grid_are_a_strip_of_their_own(written: list[str]) -> None:
@@ -273,14 +261,6 @@ def test_a_vector_is_a_strip_in_one_range(written: list[str]) -> None:
     assert grid.shape == (31, 4 * 32 - 1)
     np.testing.assert_array_equal(grid[:, ::32], np.tile([0, 180, 120, 240], (31, 1)))
     assert {"4 values", "values -2 to 2", "one scale for all", "-2", "2"} <= set(written)
-
-
-def test_a_long_vector_wraps_into_rows_of_readable_cells() -> None:
-    values = np.arange(1000, dtype=np.float32)
-    grid = pictures(draw_grid(feature_maps(values, "vector")))[0]
-    # 50 x 20 divides evenly; 960 // 50 = 19 pixels a cell with its gap.
-    assert grid.shape == (20 * 19 - 1, 50 * 19 - 1)
-    np.testing.assert_allclose(grid[::19, ::19].ravel(), values / 999 * 240, atol=0.501)
 
 
 def test_channels_of_one_value_share_one_range() -> None:
