@@ -7,7 +7,8 @@ from pathlib import Path
 from hookscope.checks.measuring import Prepared, measure_layers
 from hookscope.checks.settings import CheckSettings
 from hookscope.render.grids import draw_for_run, encode_png, grid_name
-from hookscope.render.plots import activation_histograms, figure_png
+from hookscope.render.plot_axes import figure_png
+from hookscope.render.plots import activation_histograms
 from hookscope.render.tables import rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport

@@ -1,17 +1,18 @@
 """What every report on checkpoints says in the same words: verdicts, counts, what was skipped and why."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal
 
 from hookscope.errors import gravest
-from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
 from hookscope.text import counted, printable
 
 # Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.
 _NAME_LENGTH = 300
 _MESSAGE_LENGTH = 1000
+_SENTENCES = ("error", "message", "reason", "steps", "warnings")
 
 # Up to this many rules that were skipped for the same reason are named, more are counted. Our choice.
 _FEW_RULES = 4
@@ -85,48 +86,22 @@ def skipped_rules(report: CheckReport) -> Mapping[str, str]:
     }
 
 
-def readable(report: CheckReport) -> CheckReport:
+def readable(value: Any, limit: int = _NAME_LENGTH) -> Any:
     """Return a report in which every text is on one line, cut if it is very long, and safe to show."""
-    model = report.model and replace(
-        report.model,
-        name=name_text(report.model.name),
-        kind=name_text(report.model.kind),
-        weights=name_text(report.model.weights),
-        arguments={name_text(name): name_text(str(value)) for name, value in report.model.arguments.items()},
-    )
-    inputs = (
-        replace(each, name=name_text(each.name), steps=tuple(map(message_text, each.steps))) for each in report.inputs
-    )
-    return replace(
-        report,
-        checkpoint=name_text(report.checkpoint),
-        outcomes=tuple(map(_readable_outcome, report.outcomes)),
-        model=model,
-        inputs=tuple(inputs),
-        error=message_text(report.error),
-        warnings=tuple(map(message_text, report.warnings)),
-        evidence=name_text(report.evidence),
-    )
+    if isinstance(value, str):
+        return printable(value, limit)
+    if isinstance(value, tuple):
+        return tuple(readable(each, limit) for each in value)
+    if isinstance(value, Mapping):
+        texts = {key: each if isinstance(each, int | float) else str(each) for key, each in value.items()}
+        return {readable(key): readable(each) for key, each in texts.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    limits = {each.name: _MESSAGE_LENGTH if each.name in _SENTENCES else _NAME_LENGTH for each in fields(value)}
+    return replace(value, **{name: readable(getattr(value, name), room) for name, room in limits.items()})
 
 
 def finding_text(finding: Finding) -> str:
     """Return where and what on one line; where only once, if the message quotes it."""
     where = "" if f"'{finding.where}'" in finding.message else finding.where
     return ": ".join(filter(None, (where, finding.message)))
-
-
-def _readable_outcome(outcome: RuleOutcome) -> RuleOutcome:
-    findings = (
-        replace(each, where=name_text(each.where), message=message_text(each.message)) for each in outcome.findings
-    )
-    return replace(outcome, findings=tuple(findings), reason=message_text(outcome.reason))
-
-
-def name_text(name: str) -> str:
-    """Return the name of a checkpoint, a layer or a folder on one line that is safe to show."""
-    return printable(name, _NAME_LENGTH)
-
-
-def message_text(message: str) -> str:
-    """Return a sentence on one line that is safe to show."""
-    return printable(message, _MESSAGE_LENGTH)

@@ -78,14 +78,41 @@ def counts_that_vary(columns: Sequence[Column], statistics: Sequence[TensorStati
     return [column for column in columns if not idle.get(column.header)]
 
 
-def fitted(columns: Sequence[Column], remarks: Sequence[Text], width: int) -> list[Column]:
-    """Return the columns that fit `width`, names shortened; remarks join the names when their column finds no room.
+def draw_table(
+    columns: Sequence[Column],
+    width: int,
+    styles: Sequence[str] = (),
+    notable: Sequence[bool] | None = None,
+    *,
+    full: bool = True,
+) -> RenderableType:
+    """Return a table of what fits `width`; a line of its own stands where rows were folded.
 
-    Args:
-        columns: In the order they are shown, the column of remarks last.
-        remarks: One a row, empty where there is nothing to say.
-        width: Columns of the terminal.
+    The last column holds remarks, which join the names if it finds no room. Folding keeps rows that are `notable`,
+    else those that have a style.
     """
+    count = len(columns[0].cells)
+    columns = fitted(columns, width)
+    styles = styles or [""] * count
+    parts: list[RenderableType] = [_section(columns, width, show_header=True)]
+    shown_until = 0
+    for position in (*kept_positions(notable or [bool(style) for style in styles], full=full), count):
+        if position > shown_until:
+            parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
+            parts.append(_section(columns, width, show_header=False))
+        section = parts[-1]
+        if position < count and isinstance(section, Table):
+            section.add_row(*(column.cells[position] for column in columns), style=styles[position])
+        shown_until = position + 1
+    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part.show_header))
+
+
+def fitted(columns: Sequence[Column], width: int) -> list[Column]:
+    """Return the columns that fit `width`, names shortened, each of the last column's remarks beside its name if not.
+
+    Columns stay in their order.
+    """
+    remarks = columns[-1].cells
     name = min(columns, key=lambda column: column.rank)
     kept = {name.header}
     spare = width
@@ -106,21 +133,6 @@ def fitted(columns: Sequence[Column], remarks: Sequence[Text], width: int) -> li
         columns[-1].header: replace(columns[-1], max_width=columns[-1].width + spare - named.width),
     }
     return [wider.get(column.header, column) for column in columns if column.header in kept]
-
-
-def draw_table(columns: Sequence[Column], styles: Sequence[str], kept: Sequence[int], width: int) -> RenderableType:
-    """Return the rows at the positions `kept` as a table that a line of its own interrupts at each gap."""
-    parts: list[RenderableType] = [_section(columns, width, show_header=True)]
-    shown_until = 0
-    for position in (*kept, len(styles)):
-        if position > shown_until:
-            parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
-            parts.append(_section(columns, width, show_header=False))
-        section = parts[-1]
-        if position < len(styles) and isinstance(section, Table):
-            section.add_row(*(column.cells[position] for column in columns), style=styles[position])
-        shown_until = position + 1
-    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part.show_header))
 
 
 def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:

@@ -13,8 +13,6 @@ from hookscope.render.columns import (
     REMARK_WIDTH,
     Column,
     draw_table,
-    fitted,
-    kept_positions,
     number_text,
     percent_text,
     safe_line,
@@ -111,7 +109,6 @@ def _entries(entries: Sequence[StoredEntry], *, full: bool) -> RenderableType:
 def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> RenderableType:
     if not tensors:
         return safe_line("No tensors.")
-    remarks = [_remark(tensor) for tensor in tensors]
     differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line says it
     columns = [
         Column("tensor", [safe_line(tensor.key) for tensor in tensors], 0, words=True),
@@ -123,11 +120,10 @@ def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> Rend
         Column("min", [safe_line(_value_text(tensor.min)) for tensor in tensors], 4),
         Column("max", [safe_line(_value_text(tensor.max)) for tensor in tensors], 5),
         Column("zeros", [safe_line(_zeros_text(tensor)) for tensor in tensors], 7),
-        Column("remarks", remarks, 2, words=True, max_width=REMARK_WIDTH),
+        Column("remarks", [_remark(tensor) for tensor in tensors], 2, words=True, max_width=REMARK_WIDTH),
     ]
     styles = ["bold red" if _oddity(tensor) else "" for tensor in tensors]
-    kept = kept_positions([bool(style) for style in styles], full=full)
-    return draw_table(fitted(columns, remarks, width), styles, kept, width)
+    return draw_table(columns, width, styles, full=full)
 
 
 def _value_text(value: float | None) -> str:

@@ -17,9 +17,7 @@ from hookscope.render.columns import (
     Column,
     counts_that_vary,
     draw_table,
-    fitted,
     integer_text,
-    kept_positions,
     kind_cell,
     number_column,
     number_text,
@@ -128,7 +126,7 @@ def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool =
         _no_remarks(len(labels)),
     ]
     parts: list[RenderableType] = [safe_line("Gradients of each input alone", style="bold")]
-    parts += [_drawn(columns, width, full=full) for columns in (alone, spread) if columns[0].cells]
+    parts += [draw_table(columns, width, full=full) for columns in (alone, spread) if columns[0].cells]
     return Group(*parts)
 
 
@@ -179,8 +177,7 @@ def _flagged_table(
         bool(found) or (odd[position] and not (odd[position - 1] and odd[position + 1]))
         for position, found in enumerate(verdicts, start=1)
     ]
-    kept = kept_positions(notable, full=full)
-    return draw_table(fitted([*columns, last], status, width), styles, kept, width)
+    return draw_table([*columns, last], width, styles, notable, full=full)
 
 
 def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], *, full: bool) -> str:
@@ -226,12 +223,6 @@ def _by_place(verdicts: Iterable[Finding]) -> dict[str, list[Finding]]:
         if verdict.where:  # a verdict on the whole network belongs to no row, not to the row of the model itself
             places.setdefault(verdict.where, []).append(verdict)
     return places
-
-
-def _drawn(columns: Sequence[Column], width: int, *, full: bool) -> RenderableType:
-    count = len(columns[0].cells)
-    kept = kept_positions([False] * count, full=full)
-    return draw_table(fitted(columns, columns[-1].cells, width), [""] * count, kept, width)
 
 
 def _no_remarks(count: int) -> Column:

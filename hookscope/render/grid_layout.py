@@ -23,21 +23,13 @@ MAX_PIXELS = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the tiles of (C, T, H, W) lie on the canvas.
+    """How the tiles of (C, T, H, W) lie on the canvas."""
 
-    Attributes:
-        columns: Tiles beside each other.
-        down: Canvas pixels per map pixel along H.
-        across: Canvas pixels per map pixel along W.
-        gap: Background pixels between tiles. The frames inside a tile are one apart.
-        stride: Map pixels averaged into one, along H and along W; 1 draws each.
-    """
-
-    columns: int
-    down: int
-    across: int
-    gap: int
-    stride: int = 1
+    columns: int  # tiles beside each other
+    down: int  # canvas pixels per map pixel along H
+    across: int  # the same along W
+    gap: int  # background pixels between tiles; the frames inside a tile are one apart
+    stride: int = 1  # map pixels averaged into one, along H and along W
 
     def pitch(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return height and width in pixels of one tile with its gap."""
@@ -75,7 +67,7 @@ def plan(shape: tuple[int, ...], *, single: bool) -> Layout:
         tile_height, tile_width = (pitch - row.gap for pitch in row.pitch(shape))
         return replace(row, columns=_columns(count, tile_width / tile_height))
 
-    factor = _readable_factor(height, width)
+    factor = max(1, -(-_TILE_MIN // min(height, width)))
     rough = laid_out(factor, 1)
     page_factor = (_PAGE_WIDTH // rough.columns - rough.gap) // frames // width
     factor = max(factor, min(page_factor, _TILE_MAX // max(height, width)))
@@ -85,12 +77,8 @@ def plan(shape: tuple[int, ...], *, single: bool) -> Layout:
             factor -= 1
         else:
             stride += max(1, stride // 4)
-            factor = _readable_factor(-(-height // stride), -(-width // stride))
+            factor = max(1, -(-_TILE_MIN // -(-min(height, width) // stride)))
     return plan
-
-
-def _readable_factor(height: int, width: int) -> int:
-    return max(1, -(-_TILE_MIN // min(height, width)))
 
 
 def _columns(count: int, tile_aspect: float) -> int:

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render import conversion, plots, terminal
+from hookscope.render import conversion, plot_axes, plots, terminal
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.gradients import Gradients
@@ -64,7 +64,7 @@ def feature_maps_html(maps: FeatureMaps) -> str:
 
 def _flow(inspection: Gradients) -> str:
     text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
-    return _picture(plots.figure_png(plots.gradient_flow(inspection)), text)
+    return _picture(plot_axes.figure_png(plots.gradient_flow(inspection)), text)
 
 
 def _picture(png: bytes, text: str) -> str:

@@ -74,10 +74,15 @@ class _ShownFigure(Figure):
     """A figure that shows itself where it ends a notebook's cell."""
 
     def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        with our_style():
-            self.savefig(file, format="png")
-        return file.getvalue()
+        return figure_png(self)
+
+
+def figure_png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    with our_style():
+        figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
 
 
 def titled_figure(parts: Sequence[str], height: float) -> Figure:

@@ -22,7 +22,6 @@ from hookscope.render.columns import (
     fitted,
     fold_name,
     integer_text,
-    kept_positions,
     kind_cell,
     number_column,
     percent_text,
@@ -61,11 +60,11 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
     flags = [_flag_words(row, full=full) for row in rows]
     names = [safe_line(row.label) for row in rows]
     flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
-    columns = fitted([*_layer_columns(rows, names), flag_column], flags, width)
-    styles = [_row_style(row) for row in rows]
-    kept = kept_positions([bool(style) for style in styles], full=full)
-    legend = [safe_line(SPARKLINE_MEANING, style="dim")] if any(column.header == _HIST for column in columns) else []
-    return Group(*title_lines(inspection), draw_table(columns, styles, kept, width), *legend, *folded_lines(rows))
+    columns = [*_layer_columns(rows, names), flag_column]
+    table = draw_table(columns, width, [_row_style(row) for row in rows], full=full)
+    has_histograms = any(column.header == _HIST for column in fitted(columns, width))
+    legend = [safe_line(SPARKLINE_MEANING, style="dim")] if has_histograms else []
+    return Group(*title_lines(inspection), table, *legend, *folded_lines(rows))
 
 
 def folded_lines(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[Text]:
@@ -168,9 +167,7 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
     ]
     if all(row.call_count == 1 for row in rows):
         columns = [column for column in columns if column.header != "calls"]
-    table = draw_table(
-        fitted(columns, notes, width), ["green" if row.selected else "" for row in rows], range(len(rows)), width
-    )
+    table = draw_table(columns, width, ["green" if row.selected else "" for row in rows])
     whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
     totals = (
         counted(len(rows), "module"),

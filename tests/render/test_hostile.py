@@ -28,7 +28,8 @@ from hookscope.render.html import report_html
 from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
 from hookscope.render.notebook import result_html
-from hookscope.render.plots import PLOTS, figure_png
+from hookscope.render.plot_axes import figure_png
+from hookscope.render.plots import PLOTS
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, UncalledLayer, Verification
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
@@ -146,7 +147,10 @@ JSON: Mapping[str, Callable[[str], str]] = {
 
 
 def without_plots(name: str) -> str:
-    with patch("hookscope.render.plots.figure_png", lambda _figure: b""), patch("hookscope.render.plots.gradient_flow"):
+    with (
+        patch("hookscope.render.plot_axes.figure_png", lambda _figure: b""),
+        patch("hookscope.render.plots.gradient_flow"),
+    ):
         return result_html(gradients(name))
 
 

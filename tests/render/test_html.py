@@ -235,7 +235,7 @@ def test_tiles_outside_the_picture_are_refused() -> None:
 def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
     figure = logarithmic("g", ["a", "b", "c"], ["a", "b", "c"], [("m", [1.0, 100.0, 10000.0])], [False] * 3, "none")
     assert figure is not None
-    heights = [float(each.split()[1]) for each in re.split("[ML]", figure.shapes[0].path)[1:]]
+    heights = [float(each.split()[1]) for each in re.split("[ML]", figure.shapes[0][1])[1:]]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.11)
     assert all(0 < height < HEIGHT for height in heights)
 
@@ -243,7 +243,7 @@ def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
 def test_a_gap_breaks_the_line_and_a_lone_point_is_a_plus_sign() -> None:
     figure = logarithmic("g", list("abcd"), list("abcd"), [("m", [1.0, 2.0, None, 3.0])], [False] * 4, "none")
     assert figure is not None
-    assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+m-3 0h6m-3 -3v6", figure.shapes[0].path)
+    assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+m-3 0h6m-3 -3v6", figure.shapes[0][1])
     assert logarithmic("g", ["a"], ["a"], [("m", [0.0])], [True], "none") is None
 
 
@@ -252,7 +252,7 @@ def test_a_plot_of_quantiles_stays_in_its_frame(scale: float) -> None:
     rows = [stored(quantiles={f"q{n:02d}": scale * (n - 50) for n in (1, 5, 25, 50, 75, 95, 99)})] * 3
     figure = distributions(["a", "b", "c"], [*rows, stored(quantiles=None)], [False] * 4)
     assert figure is not None
-    numbers = [float(each) for shape in figure.shapes for each in re.findall(r"[\d.]+", shape.path)]
+    numbers = [float(each) for _, path in figure.shapes for each in re.findall(r"[\d.]+", path)]
     assert all(0 <= each <= 1000 for each in numbers)
     assert "0" in [text for _, text in figure.ticks]
 
@@ -261,7 +261,7 @@ def test_marks_stand_where_something_is_flagged() -> None:
     figure = distributions(["a", "b", "c"], [stored()] * 3, [False, True, False])
     assert figure is not None
     assert len(figure.marks) == 1
-    path = figure.shapes[-1].path
+    path = figure.shapes[-1][1]
     assert figure.marks[0] == float(path.split("L")[1].split()[0])
 
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from hookscope.render.plot_axes import plain
-from hookscope.render.plots import PLOTS, figure_png, gradient_flow, gradient_histograms, parameter_ratios
+from hookscope.render.plot_axes import figure_png, plain
+from hookscope.render.plots import PLOTS, gradient_flow, gradient_histograms, parameter_ratios
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from tests.render.checked import anything
@@ -289,7 +289,8 @@ def test_drawing_touches_neither_pyplot_nor_the_users_settings() -> None:
         "matplotlib.rcParams['text.usetex'] = True\n"
         "matplotlib.rcParams['lines.linewidth'] = 33\n"
         "from tests.render.conftest import GRADIENTS\n"
-        "from hookscope.render.plots import PLOTS, figure_png\n"
+        "from hookscope.render.plot_axes import figure_png\n"
+        "from hookscope.render.plots import PLOTS\n"
         "for draw in PLOTS.values(): figure_png(draw(GRADIENTS))\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
         "assert matplotlib.rcParams['text.usetex'] is True and matplotlib.rcParams['lines.linewidth'] == 33\n"

@@ -3,8 +3,8 @@
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from markupsafe import Markup
 
@@ -34,18 +34,6 @@ _STATISTICS = (
     ("zero_fraction", "exact zeros", percent_text),
     ("dead_channel_fraction", "dead channels", percent_text),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One input as the page shows it."""
-
-    number: int
-    name: str
-    steps: Sequence[str]
-    size: str
-    uri: str  # what the network saw; "" if the run does not hold it
-    classes: Sequence[tuple[str, str, float]]  # the best: name and probability, in words and as a number
 
 
 def report_html(run: StoredRun) -> str:
@@ -167,7 +155,7 @@ def _making(run: StoredRun) -> list[tuple[str, str]]:
     return made
 
 
-def _inputs(run: StoredRun) -> list[Given]:
+def _inputs(run: StoredRun) -> list[dict[str, Any]]:
     best = {prediction.input_index: prediction for prediction in run.result.predictions}
     paths = [*run.record.thumbnails, *[None] * len(run.result.inputs)]
     given = []
@@ -176,7 +164,10 @@ def _inputs(run: StoredRun) -> list[Given]:
         uri = thumbnail_uri(run.read_picture(path), path) if path is not None else ""
         before = f"{' × '.join(map(str, each.size))} pixels, " if each.size else ""
         size = f"{before}to the network as {shape_text(each.shape)}"
-        given.append(Given(number, each.name, each.steps, size, uri, _classes(best.get(number))))
+        classes = _classes(best.get(number))
+        given.append(
+            {"number": number, "name": each.name, "steps": each.steps, "size": size, "uri": uri, "classes": classes}
+        )
     return given
 
 

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path, PurePath
+from typing import Any
 
 from hookscope.render.check_summary import (
     by_gravity,
@@ -14,7 +15,7 @@ from hookscope.render.check_summary import (
     untold_error,
     verdict,
 )
-from hookscope.render.html.evidence import Evidence, EvidencePicture, read_evidence
+from hookscope.render.html.evidence import Evidence, read_evidence
 from hookscope.render.html.layers import ShownFinding
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET
@@ -32,24 +33,6 @@ _NO_VERDICTS = ("skipped", "off")
 _STATUS_WORDS = {"fail": "failed", "warn": "warned", "pass": "passed"}
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A checkpoint as the page shows it; `report` is made readable."""
-
-    report: CheckReport
-    name: str
-    model: str  # the network's name without the checkpoint's; "" if it could not be loaded
-    prefix: str  # of identifiers on the page: "checkpoint=model.pt&" among several, "" for one
-    anchor: str
-    facts: Sequence[tuple[str, str, bool]]  # term, words, and whether they call for a look
-    findings: Sequence[ShownFinding]
-    evidence: Evidence
-    pictures: Sequence[tuple[str, EvidencePicture]]  # with their identifiers
-    judged: Sequence[RuleOutcome]  # rules that gave a verdict, the gravest first
-    unjudged: Sequence[RuleOutcome]
-    origin: Sequence[tuple[str, str]]  # weights and inputs, to reproduce the check: term and words
-
-
 def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
     """Return the page of what became of each checkpoint, the gravest first.
 
@@ -62,7 +45,7 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
     """
     ordered = by_gravity(reports)
     several = len(ordered) != 1
-    checked: list[Checked] = []
+    checked: list[dict[str, Any]] = []
     room = BUDGET
     for report, name in zip(ordered, _anchors(ordered), strict=True):
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
@@ -72,7 +55,7 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
     return render_page(
         "checks.html",
         {"level_counts": level_counts, "status_counts": _status_counts, "error": untold_error, "verdict": verdict},
-        title=f"{counted(len(ordered), 'checkpoint')} · check" if several else f"{checked[0].name} · check",
+        title=f"{counted(len(ordered), 'checkpoint')} · check" if several else f"{checked[0]['name']} · check",
         heading=heading,
         summary=" · ".join(rest),
         several=several,
@@ -92,7 +75,8 @@ def _anchors(reports: Sequence[CheckReport]) -> list[str]:
     return names
 
 
-def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> Checked:
+def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> dict[str, Any]:
+    """Return a checkpoint as the page shows it."""
     prefix = f"checkpoint={name}&" if several else ""
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
     by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
@@ -100,21 +84,21 @@ def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: boo
         [each for status in statuses for each in report.outcomes if each.status == status]
         for statuses in (_VERDICTS, _NO_VERDICTS)
     )
-    return Checked(
-        report=report,
+    return {
+        "report": report,
         # A link must have something to click on.
-        name=report.checkpoint if report.checkpoint.strip() else f"'{report.checkpoint}'",
-        model=report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ") if report.model else "",
-        prefix=prefix,
-        anchor=f"checkpoint={name}",
-        facts=_facts(report),
-        findings=_findings(report.outcomes, prefix, by_layer),
-        evidence=evidence,
-        pictures=pictures,
-        judged=judged,
-        unjudged=unjudged,
-        origin=_origin(report),
-    )
+        "name": report.checkpoint if report.checkpoint.strip() else f"'{report.checkpoint}'",
+        "model": report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ") if report.model else "",
+        "prefix": prefix,
+        "anchor": f"checkpoint={name}",
+        "facts": _facts(report),
+        "findings": _findings(report.outcomes, prefix, by_layer),
+        "evidence": evidence,
+        "pictures": pictures,
+        "judged": judged,
+        "unjudged": unjudged,
+        "origin": _origin(report),
+    }
 
 
 def _findings(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str, str]) -> list[ShownFinding]:

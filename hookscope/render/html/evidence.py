@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from hookscope.errors import InputError
-from hookscope.render.check_summary import name_text
+from hookscope.render.check_summary import readable
 from hookscope.runs.reading import read_inside
 from hookscope.runs.serialize import RunRecord, parse_json, record_from_dict
 from hookscope.text import counted
@@ -48,7 +48,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
         record = _contents(folder)
     except InputError as error:
         return Evidence(remarks=(f"Its pictures are not shown. {error}",))
-    names = [name_text(grid.label) for grid in record.grids]
+    names = [readable(grid.label) for grid in record.grids]
     shown = [
         (grid.path, name, f"Feature maps of {name}: {', '.join(grid.caption)}")
         for grid, name in zip(record.grids, names, strict=True)

@@ -57,17 +57,11 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ShownFinding(Finding):
-    """A finding with what it leads to; "" for nothing.
+    """A finding with what it leads to; "" for nothing."""
 
-    Attributes:
-        href: The layer's page or picture, unless that is where the finding stands.
-        anchor: Its own identifier: "rule=dead-channels&finding=2".
-        rule_href: The rule, further down.
-    """
-
-    href: str = ""
-    anchor: str = ""
-    rule_href: str = ""
+    href: str = ""  # the layer's page or picture, unless that is where the finding stands
+    anchor: str = ""  # its own identifier: "rule=dead-channels&finding=2"
+    rule_href: str = ""  # the rule, further down
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +107,8 @@ class Layer:
         state = self.gradient.status if self.gradient else "-"
         dead = values.dead_channel_count
         bad = None if values.nan_count is None else values.nan_count + (values.inf_count or 0)
-        numbers = {
-            "mean": values.mean,
-            "std": values.std,
-            "min": values.min,
-            "max": values.max,
-            "abs": values.mean_abs,
-            "l2": values.l2,
-            "gabs": gradient.mean_abs,
-            "gl2": gradient.l2,
-        }
+        numbers = {name: getattr(values, name) for name in ("mean", "std", "min", "max", "l2")}
+        numbers |= {"abs": values.mean_abs, "gabs": gradient.mean_abs, "gl2": gradient.l2}
         return {
             "kind": (row.kind, row.kind),
             "params": (f"{row.parameter_count:,}", row.parameter_count),
@@ -179,7 +165,10 @@ def layers_of(run: StoredRun) -> list[Layer]:
     owned: dict[str, list[ParameterRow]] = defaultdict(list)
     for parameter in run.parameters:
         owned[parameter_owner(parameter.name, parameter.kind)].append(parameter)
-    grids = _grids_by_label(run)
+    labels = {row.index: row.label for row in (run.gradients if run.record.verb == "grads" else run.result.rows)}
+    grids: dict[str, list[int]] = defaultdict(list)
+    for position, grid in enumerate(run.record.grids):
+        grids[labels[grid.row]].append(position)
     verdicts: dict[str, list[ShownFinding]] = defaultdict(list)
     for verdict in run.verdicts:
         verdicts[verdict.where].append(ShownFinding(**asdict(verdict)))
@@ -212,11 +201,3 @@ def tree_of(layers: Sequence[Layer]) -> Node:
             node = node.children.setdefault(part, Node(part))
         node.layers.append(layer)
     return root
-
-
-def _grids_by_label(run: StoredRun) -> dict[str, list[int]]:
-    labels = {row.index: row.label for row in (run.gradients if run.record.verb == "grads" else run.result.rows)}
-    grids: dict[str, list[int]] = defaultdict(list)
-    for position, grid in enumerate(run.record.grids):
-        grids[labels[grid.row]].append(position)
-    return grids
