@@ -28,10 +28,7 @@ _LONGEST_TEXT = 200
 
 
 def contents_to_dict(contents: CheckpointContents) -> dict[str, Any]:
-    """Return all of `contents` as dicts, lists, text and numbers; each tensor says in `part` where it is.
-
-    Names are those of `CheckpointContents` and what it holds.
-    """
+    """Return all of `contents` under its own names, as dicts, lists, text and numbers; tensors name their `part`."""
     document = asdict(contents)
     parts = [
         {**asdict(part), "tensors": len(part.tensors), "nonfinite_count": part.nonfinite_count}
@@ -99,9 +96,8 @@ def _entries(entries: Sequence[StoredEntry], *, full: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     shown = entries if full else entries[:_MOST_ENTRIES]
     for entry in shown:
-        grid.add_row(
-            safe_line(f"  {_cut(entry.key)}"), safe_line(entry.kind, style="cyan"), safe_line(_cut(entry.summary))
-        )
+        kind = safe_line(entry.kind, style="cyan")
+        grid.add_row(safe_line(f"  {_cut(entry.key)}"), kind, safe_line(_cut(entry.summary)))
     hidden = len(entries) - len(shown)
     return Group(grid, safe_line(f"  … {hidden} more entries, --full shows all", style="dim")) if hidden else grid
 
@@ -178,11 +174,8 @@ def _style(of: StoredPart | CheckpointContents) -> str:
 
 def bytes_text(count: int) -> str:
     """Return a number of bytes for people, in powers of 1024: "97.8 MiB"."""
-    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        del units[0]
-    return f"{count:,} bytes" if units[0] == "bytes" else f"{size:,.1f} {units[0]}"
+    power = min(max(0, count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:,.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if power else f"{count:,} bytes"
 
 
 def _cut(text: str) -> str:

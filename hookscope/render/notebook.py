@@ -52,14 +52,9 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
 
 def feature_maps_html(maps: FeatureMaps) -> str:
     """Return the grid as a picture, and what it shows in words."""
-    about = [
-        f"{maps.label} ({maps.kind})",
-        f"input {maps.input_index}",
-        f"shape {shape_text(maps.shape)}",
-        counted(maps.channel_count, "channel"),
-        *([maps.note] if maps.note else []),
-    ]
-    return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(about)}")
+    about = f"{maps.label} ({maps.kind}), input {maps.input_index}, shape {shape_text(maps.shape)}"
+    parts = (about, counted(maps.channel_count, "channel"), maps.note)
+    return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(filter(None, parts))}")
 
 
 def _flow(inspection: Gradients) -> str:

@@ -49,11 +49,7 @@ _ALARMS: dict[Flag, str] = {
 
 
 def layer_table(inspection: Activations, *, width: int, full: bool = False) -> RenderableType:
-    """Return the layer rows in execution order as one table under a title, fitted to `width`.
-
-    The wider the terminal, the more columns. Numbers are never cut or wrapped; over-long names lose their middle. A
-    flagged row says so in words, in a column of their own when there is room, else beside or below the name.
-    """
+    """Return the layer rows in execution order as one table under a title, fitted to `width`."""
     rows = inspection.rows
     if not rows:
         return Group(*title_lines(inspection), safe_line("No layer finished."))
@@ -89,9 +85,8 @@ def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> 
         by_reason.setdefault(layer.reason, []).append(fold_name(layer.layer or "(model)", 48))
     if not by_reason:
         return Group()
-    lines: list[RenderableType] = [
-        safe_line(f"Never called: {counted(len(uncalled), 'selected layer')}", style="yellow")
-    ]
+    title = f"Never called: {counted(len(uncalled), 'selected layer')}"
+    lines: list[RenderableType] = [safe_line(title, style="yellow")]
     for reason, layers in by_reason.items():
         shown = layers if full else layers[:6]
         more = f" … and {len(layers) - len(shown)} more, --full names all" if len(shown) < len(layers) else ""
@@ -127,10 +122,13 @@ def note_lines(notes: Sequence[str]) -> RenderableType:
 def failure_panel(failure: Failure) -> RenderableType:
     """Return where and how the forward pass broke off, in a frame."""
     grid = Table.grid(padding=(0, 1))
-    grid.add_row("module", safe_line(f"{failure.layer or '(model)'} ({failure.kind})", overflow="fold"))
-    shapes = ", ".join(failure.input_shapes)
-    grid.add_row("inputs", safe_line(shapes or "none", overflow="fold"))
-    grid.add_row("error", safe_line(failure.error, overflow="fold"))
+    facts = {
+        "module": f"{failure.layer or '(model)'} ({failure.kind})",
+        "inputs": ", ".join(failure.input_shapes) or "none",
+        "error": failure.error,
+    }
+    for name, words in facts.items():
+        grid.add_row(name, safe_line(words, overflow="fold"))
     return Panel(grid, title="The model raised", title_align="left", style="red")
 
 
@@ -138,18 +136,17 @@ def predictions_lines(inspection: Activations | Gradients, *, full: bool = False
     """Return the top classes of every input, a line each: "cat.jpg: Egyptian cat 0.40 · tiger cat 0.23"."""
     predictions = inspection.predictions
     shown = predictions if full else predictions[:10]
+    if not shown:
+        return Group()
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column()
     for prediction in shown:
         name = fold_name(inspection.inputs[prediction.input_index].name, 30)
         grid.add_row(safe_line(f"{name}:"), safe_line(classes_text(prediction.classes)))
-    if not shown:
-        return Group()
     hidden = len(predictions) - len(shown)
-    return (
-        Group(grid, safe_line(f"… {counted(hidden, 'more input')}, --full shows all", style="dim")) if hidden else grid
-    )
+    more = safe_line(f"… {counted(hidden, 'more input')}, --full shows all", style="dim")
+    return Group(grid, more) if hidden else grid
 
 
 def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> RenderableType:
@@ -169,12 +166,9 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
         columns = [column for column in columns if column.header != "calls"]
     table = draw_table(columns, width, ["green" if row.selected else "" for row in rows])
     whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
-    totals = (
-        counted(len(rows), "module"),
-        f"{sum(row.selected for row in rows)} selected",
-        counted(whole[0], "parameter"),
-    )
-    return Group(safe_line(title, style="bold"), table, safe_line(" · ".join(totals)))
+    selected = sum(row.selected for row in rows)
+    totals = f"{counted(len(rows), 'module')} · {selected} selected · {counted(whole[0], 'parameter')}"
+    return Group(safe_line(title, style="bold"), table, safe_line(totals))
 
 
 def title_lines(inspection: Activations | Gradients) -> list[Text]:
@@ -194,7 +188,6 @@ def title_lines(inspection: Activations | Gradients) -> list[Text]:
 def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Column]:
     """Return the columns of the layer table but the flags, in the order they are shown."""
     all_statistics = [row.activation for row in rows]
-
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", names, 0, words=True),
