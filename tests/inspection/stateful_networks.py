@@ -191,17 +191,20 @@ class ClassState(Stateful):
         return self.linear(x) * self.calls * len(self.cache)
 
 
-@network("an attribute is renamed, another replaced by an equal one of another type")
+@network("an attribute is renamed, another replaced by an equal one of another type, a mode switched, a graph kept")
 class Renames(Stateful):
     def prepare(self) -> None:
         self.on, self.first = True, None
+        self.norm, self.hidden = nn.BatchNorm1d(4), torch.zeros(2, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         self.on = 1
+        self.norm.train(not self.norm.training)
+        self.hidden = torch.tanh(self.norm(self.linear(x)) + self.hidden)
         if "first" in vars(self):
             self.second = vars(self).pop("first")
-            return self.linear(x)
-        return self.linear(x) * 2
+            return self.hidden
+        return self.hidden * 2
 
 
 @network("its dict of attributes is replaced, and its class changes")
@@ -216,26 +219,6 @@ class Becomes(Stateful):
 class Became(Becomes):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x) * 3
-
-
-@network("a hidden state that keeps its graph")
-class KeepsItsGraph(Stateful):
-    def prepare(self) -> None:
-        self.hidden = torch.zeros(2, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.hidden = torch.tanh(self.linear(x) + self.hidden)
-        return self.hidden
-
-
-@network("a mode that forward itself switches")
-class SwitchesItself(Stateful):
-    def prepare(self) -> None:
-        self.norm = nn.BatchNorm1d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.norm.train(not self.norm.training)
-        return self.norm(self.linear(x))
 
 
 # --- buffers ---
@@ -370,29 +353,21 @@ class JoinsTheGraph(Stateful):
         return x - self.get_buffer("mean") + self.get_buffer("view")
 
 
-@network("a buffer made in inference mode")
-class Inferred(Stateful):
+@network("a buffer made in inference mode, and memory that is given back and taken again")
+class Emptied(Stateful):
     def prepare(self) -> None:
+        self.register_buffer("table", torch.arange(20_000.0))
         with torch.inference_mode():
             self.register_buffer("count", torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode():
             self.get_buffer("count").add_(1)
-        return self.linear(x) * self.get_buffer("count").tolist()[0]
-
-
-@network("memory that is given back and taken again")
-class Emptied(Stateful):
-    def prepare(self) -> None:
-        self.register_buffer("table", torch.arange(20_000.0))
-
-    def forward(self, x: Tensor) -> Tensor:
         storage = self.get_buffer("table").untyped_storage()
         if storage.nbytes():
             x = x * self.get_buffer("table").mean()
         storage.resize_(0)
-        return self.linear(x)
+        return self.linear(x) * self.get_buffer("count").tolist()[0]
 
 
 # --- parameters ---
@@ -491,28 +466,23 @@ class Adapts(Stateful):
         return self.norm(self.linear(x)) + (inner.grad if inner.grad is not None else 0)
 
 
-@network("attributes and hooks that it puts on its parameters")
-class MarksParameters(Stateful):
-    def forward(self, x: Tensor) -> Tensor:
-        self.linear.weight.calls = getattr(self.linear.weight, "calls", 0) + 1
-        if self.linear.weight.requires_grad:
-            self.linear.weight.register_hook(lambda gradient: gradient * 2)
-        return self.linear(x) * self.linear.weight.calls
-
-
 # --- hooks and modes ---
 
 
-@network("a cast to double and back, hooks that it registers, removes, and leaves")
+@network("a cast to double and back, hooks that it registers, removes and leaves, marks and hooks on its parameters")
 class Hooks(Stateful):
     def forward(self, x: Tensor) -> Tensor:
+        weight = self.linear.weight
+        weight.calls = getattr(weight, "calls", 0) + 1
+        if weight.requires_grad:
+            weight.register_hook(lambda gradient: gradient * 2)
         x = self.linear.double()(x.double()).float()
         self.linear.float()
         handle = self.linear.register_forward_hook(lambda _module, _args, output: output * 2)
         self.linear.register_forward_pre_hook(lambda _module, _args: None)
         x = self.linear(x)
         handle.remove()
-        return x
+        return x * weight.calls
 
 
 @network("a hook of the user's that clamps a weight and counts")

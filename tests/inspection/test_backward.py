@@ -214,9 +214,12 @@ def test_tied_parameters_are_one_row_with_aliases_and_the_sum_of_both_gradients(
 
 
 def test_parameters_that_the_forward_pass_registers_are_measured_and_those_it_drops_are_not() -> None:
+    made: list[nn.Parameter] = []
+
     def forward(net: Any, x: Tensor) -> Tensor:
         del net.dropped
         net.late = nn.Parameter(torch.tensor([6.0, 8.0]))
+        made.append(net.late)
         return x * net.early * net.late
 
     model = Written(forward, early=nn.Parameter(torch.tensor([3.0, 4.0])), dropped=nn.Parameter(torch.ones(2)))
@@ -226,6 +229,7 @@ def test_parameters_that_the_forward_pass_registers_are_measured_and_those_it_dr
     assert rows["late"].weight_l2 == pytest.approx(10)
     assert rows["early"].gradient.l2 == pytest.approx(math.hypot(6, 16))  # x * late
     assert rows["late"].gradient.l2 == pytest.approx(math.hypot(3, 8))  # x * early
+    assert made[-1].grad is None
 
 
 def test_a_module_called_twice_has_a_row_for_each_call() -> None:

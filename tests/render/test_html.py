@@ -110,10 +110,6 @@ def test_a_histogram_of_one_value_is_one_bar(value: float) -> None:
         assert (counted.below, counted.above) == (0, 0)
 
 
-def test_without_a_distribution_there_is_no_histogram() -> None:
-    assert histogram(None) is None
-
-
 def test_a_histogram_bears_the_widest_range_there_is() -> None:
     largest = float(np.finfo(np.float64).max)
     for times in (1, 1000):
@@ -165,19 +161,6 @@ def test_the_page_says_how_good_quantiles_are(values: dict[str, Any], says: str,
 
 
 # --- tiles and pictures
-
-
-@pytest.mark.parametrize("down", [1, 2])
-@pytest.mark.parametrize("gap", [0, 2])
-@pytest.mark.parametrize("columns", [1, 2, 3, 5])
-def test_a_picture_holds_every_map_pixel_once(down: int, gap: int, columns: int) -> None:
-    levels = maps(5, 3, 4)
-    picture = shrunk(drawn(levels, columns, down, 3, gap))
-    canvas = indices(picture.png)
-    assert (picture.count, picture.height, picture.width, picture.columns) == (5, 3, 4, columns)
-    for channel in range(5):
-        top, left = channel // columns * 3, channel % columns * 4
-        assert np.array_equal(canvas[top : top + 3, left : left + 4], levels[channel])
 
 
 def test_fewer_colours_keep_zero_and_the_ends_and_what_is_no_level() -> None:

@@ -32,7 +32,6 @@ from tests.render.conftest import (
     INSPECTION,
     MODULES,
     ROWS,
-    statistics,
 )
 
 STATISTICS = (
@@ -71,21 +70,6 @@ def test_golden_files(assert_golden: Callable[[str, str], None]) -> None:
 
 
 # JSON
-
-
-def test_json_holds_a_histogram_where_there_is_a_distribution() -> None:
-    activation = statistics((1, 2, 8), distribution=distribution_of(np.arange(1001.0)))
-    document = parsed(rows_to_json(with_rows(replace(ROWS[0], activation=activation), ROWS[1])))
-    first, second = (row["activation"] for row in document["rows"])
-    assert "distribution" not in first
-    assert {name: first["histogram"][name] for name in ("low", "high", "below", "above")} == {
-        "low": 10.0,
-        "high": 990.0,
-        "below": 10,
-        "above": 10,
-    }
-    assert sum(first["histogram"]["counts"]) == 981
-    assert second["histogram"] is None
 
 
 def test_quantile_names_follow_the_levels() -> None:

@@ -61,16 +61,6 @@ def test_what_an_unselected_module_returned_is_repeated_by_nothing() -> None:
     assert repeats(inspect(network, X, ["1"])) == {}
 
 
-def test_a_container_that_returns_what_its_last_child_returned_repeats_nothing() -> None:
-    network = nn.Sequential(nn.Sequential(linear()), nn.Sequential(nn.Identity(), nn.Identity()))
-    assert repeats(inspect(network, X, ["*"])) == {"1.0": "0.0", "1.1": "0.0", "1": "0.0"}
-
-
-def test_what_was_overwritten_since_is_not_the_tensor_that_was_shown() -> None:
-    network = nn.Sequential(linear(), nn.ReLU(inplace=True), nn.Identity())
-    assert repeats(inspect(network, X)) == {"2": "1"}
-
-
 class AtFirst(nn.Module):
     """Pass the input through at the first call only."""
 
@@ -108,14 +98,6 @@ def test_a_row_that_was_not_there_in_every_batch_repeats_nothing() -> None:
             return torch.as_tensor(self.second(x))
 
     assert repeats(inspect(Skips(), batches())) == {}
-
-
-def test_of_two_outputs_the_one_that_is_passed_through_repeats_its_row() -> None:
-    class Pair(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, x + 1
-
-    assert repeats(inspect(nn.Sequential(linear(), Pair()), X)) == {"1[0]": "0"}
 
 
 # --- gradients ---

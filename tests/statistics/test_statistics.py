@@ -347,16 +347,6 @@ def test_the_order_in_memory_does_not_matter(
     check(measure(tensor, axis), exact(tensor), axis)
 
 
-def test_channels_last_memory_is_measured_by_logical_channels() -> None:
-    tensor = random_tensor([2, 6, 9, 11], seed=6)
-    tensor[:, 4] = 0
-    tensor = tensor.to(memory_format=torch.channels_last)
-    statistics = measure(tensor, 1)
-    check(statistics, exact(tensor), 1)
-    assert statistics.shape == (2, 6, 9, 11)
-    assert statistics.dead_channel_count == 1
-
-
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("to_layout", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
 def test_a_sparse_tensor_is_measured_with_the_zeros_it_implies(to_layout: str) -> None:
@@ -552,12 +542,6 @@ def test_merging_values_of_different_magnitude(scales: tuple[float, float]) -> N
 def test_a_deviation_survives_many_merges_around_a_huge_mean() -> None:
     parts = [(1e4 + random_tensor([1, 2, 700], seed, torch.float64)).float() for seed in range(40)]
     check(measure_merged(parts), exact(torch.cat(parts)), 1)
-
-
-def test_a_channel_is_dead_only_if_it_is_zero_in_every_part() -> None:
-    first, second = torch.zeros(1, 3, 4), torch.zeros(1, 3, 4)
-    first[0, 0, 0], second[0, 2, 3] = 1, -1
-    assert measure_merged([first, second]).dead_channel_count == 1
 
 
 def test_channels_are_dropped_where_their_number_differs() -> None:
