@@ -165,13 +165,6 @@ def test_hostile_names_are_read_as_text_and_stay_readable() -> None:
         assert found[3].data == f"{safe_text(name)}\n{safe_text(f'Warning: {name}')}"
 
 
-def test_a_name_with_colons_needs_no_escape_but_where_a_line_could_start_with_it() -> None:
-    (error, _failure, *_rest) = commands(annotations([hostile("aten::relu")]))
-    assert error.data == "Error: aten::relu"
-    (error, failure, *_rest) = commands(annotations([hostile("x\n::error::pwned")]))
-    assert failure.data == r"x\n::error::pwned: It says: x\n::error::pwned."
-
-
 @given(name=escaped, message=escaped)
 def test_any_text_at_all_makes_one_command_a_line(name: str, message: str) -> None:
     rule = RuleOutcome("forward", "fail", (Finding("forward", "fail", name, message),))
