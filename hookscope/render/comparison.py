@@ -18,13 +18,10 @@ _FEW_CLASSES = 5
 
 
 def comparison_report(comparison: Comparison, *, width: int, full: bool = False) -> RenderableType:
-    """Return what edits changed: rows whose statistics differ, loss and top classes, without edits and with them.
-
-    Of many rows those that changed most are shown, in the order of the run, and a line for each kind of row says how
-    far all of them did.
-    """
+    """Return what edits changed: the rows that changed most, in the order of the run, and how far all of them did."""
     changes = comparison.changes
-    shown = changes if full or len(changes) <= _FEW_ROWS else _most_changed(changes)
+    most = sorted(range(len(changes)), key=lambda position: _amount(changes[position]), reverse=True)
+    shown = changes if full else [changes[position] for position in sorted(most[:_FEW_ROWS])]
     parts: list[RenderableType] = [safe_line(f"Effect of {', '.join(comparison.edits)}", style="bold", overflow="fold")]
     if shown:
         parts.append(_table(shown, width))
@@ -55,11 +52,6 @@ def _table(rows: Sequence[Change], width: int) -> RenderableType:
         Column("remarks", [Text()] * len(rows), 11, words=True),
     ]
     return draw_table(columns, width)
-
-
-def _most_changed(changes: Sequence[Change]) -> list[Change]:
-    most = sorted(range(len(changes)), key=lambda position: _amount(changes[position]), reverse=True)
-    return [changes[position] for position in sorted(most[:_FEW_ROWS])]
 
 
 def _amount(change: Change) -> float:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
-from hookscope.render.check_summary import (
+from hookscope.render.check_report import (
     by_gravity,
     finding_text,
     readable,

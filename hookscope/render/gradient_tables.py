@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
-from hookscope.render.check_summary import level_counts
+from hookscope.render.check_report import level_counts
 from hookscope.render.columns import (
     REMARK_WIDTH,
     Column,
@@ -92,9 +92,13 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
         if inspection.loss is None or inspection.failure is not None:
             return safe_line("Gradients were not judged: the pass broke off.", style="yellow")
         return safe_line("No issues found.", style="green")
-    lines = Group(*(_verdict_lines(verdict) for verdict in verdicts))
+    lines: list[RenderableType] = []
+    for each in verdicts:
+        heading = f"{each.level.upper()} {each.rule}{f' at {each.where}' if each.where else ''}"
+        lines.append(safe_line(heading, style=_LEVEL_STYLES[each.level], overflow="fold"))
+        lines.append(Padding(safe_line(each.message, overflow="fold"), (0, 0, 0, 2)))
     title, style = f"Verdict: {level_counts(verdicts)}", _LEVEL_STYLES[verdicts[0].level]
-    return Panel(lines, title=title, title_align="left", border_style=style)
+    return Panel(Group(*lines), title=title, title_align="left", border_style=style)
 
 
 def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool = False) -> RenderableType:
@@ -117,15 +121,6 @@ def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool =
     parts: list[RenderableType] = [safe_line("Gradients of each input alone", style="bold")]
     parts += [draw_table(columns, width, full=full) for columns in (alone, spread) if columns[0].cells]
     return Group(*parts)
-
-
-def _verdict_lines(verdict: Finding) -> RenderableType:
-    place = f" at {verdict.where}" if verdict.where else ""
-    heading = f"{verdict.level.upper()} {verdict.rule}{place}"
-    return Group(
-        safe_line(heading, style=_LEVEL_STYLES[verdict.level], overflow="fold"),
-        Padding(safe_line(verdict.message, overflow="fold"), (0, 0, 0, 2)),
-    )
 
 
 def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:

@@ -45,8 +45,9 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
     if isinstance(result, Activations):
         pictures = _grids(result.feature_maps, "feature_maps")
     elif isinstance(result, Gradients):
-        flow = [_flow(result)] if result.gradients else []
-        pictures = [*flow, *_grids(result.gradient_maps, "gradient_maps")]
+        text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
+        flow = [plot_axes.figure_png(plots.gradient_flow(result))] if result.gradients else []
+        pictures = [*(_picture(png, text) for png in flow), *_grids(result.gradient_maps, "gradient_maps")]
     return "".join([*_blocks(parts), *pictures])
 
 
@@ -55,11 +56,6 @@ def feature_maps_html(maps: FeatureMaps) -> str:
     about = f"{maps.label} ({maps.kind}), input {maps.input_index}, shape {shape_text(maps.shape)}"
     parts = (about, counted(maps.channel_count, "channel"), maps.note)
     return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(filter(None, parts))}")
-
-
-def _flow(inspection: Gradients) -> str:
-    text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
-    return _picture(plot_axes.figure_png(plots.gradient_flow(inspection)), text)
 
 
 def _picture(png: bytes, text: str) -> str:

@@ -178,11 +178,7 @@ def name_places(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _named_places(names: Sequence[str]) -> dict[int, str]:
-    """Return which positions get which name.
-
-    Where there are too many for all of them, a name is that of the block of layers that begins there: those of the
-    outermost blocks first, the longest before the others, then those of inner ones where there is room left.
-    """
+    """Return which positions get which name: of many, those where a block of layers begins, the outermost first."""
     if len(names) <= _MOST_NAMES:
         return dict(enumerate(names))
     taken: dict[int, str] = {}

@@ -49,14 +49,13 @@ def save_run(
     Args:
         result: What `hookscope.activations` or `hookscope.grads` returned.
         path: The run directory: nothing yet, an empty folder, or an earlier run, which is replaced.
-        cmap: Matplotlib colour map of the grids; "auto": one for maps from 0 up, another, centred, for signed ones.
+        cmap: Matplotlib colour map of the grids; "auto" as in `draw_grid`.
         scale: Colour range of each channel by itself, or one for the layer.
         histogram: Labels of outputs whose gradients to draw histograms of, twelve at most; none: twelve over depth.
         command: What `run.json` says the command was; "" for none.
 
     Raises:
-        UsageError: If the run broke off, or `histogram` has too many labels or is given for activations.
-        LayerNotFoundError: If a label in `histogram` is no output with a gradient.
+        UsageError: If the run broke off, or for a `histogram` that `check_histograms` refuses.
         OutputError: If something cannot be written.
     """
     provenance = result.provenance

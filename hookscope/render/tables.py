@@ -41,9 +41,8 @@ _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
 def rows_to_csv(inspection: Activations | Gradients) -> str:
     """Return the layer rows as CSV with a header, one line a row.
 
-    Shapes read "1x64x112x112"; a missing value is an empty cell; flags, aliases and labels are joined by ";". A name
-    that a spreadsheet would take for a formula starts with an apostrophe, and control characters are spelled out, so
-    the exact names of hostile layers are in the JSON only.
+    A name that a spreadsheet would take for a formula starts with an apostrophe, and control characters are spelled
+    out, so the exact names of hostile layers are in the JSON only.
     """
     shapeless = ({"shape": ""} if "not a tensor" in row.flags else {} for row in inspection.rows)
     return _csv(_LAYER_COLUMNS, (_record(row) | blank for row, blank in zip(inspection.rows, shapeless, strict=True)))

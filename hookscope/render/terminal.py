@@ -188,17 +188,19 @@ def title_lines(inspection: Activations | Gradients) -> list[Text]:
 def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Column]:
     """Return the columns of the layer table but the flags, in the order they are shown."""
     all_statistics = [row.activation for row in rows]
+    shapes = ["-" if "not a tensor" in row.flags else shape_text(row.activation.shape) for row in rows]
+    medians = [(each.quantiles[_MEDIAN] if each.quantiles else None, each.element_count) for each in all_statistics]
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", names, 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
-        Column("shape", [_activation_shape(row) for row in rows], 6),
+        Column("shape", [safe_line(shape) for shape in shapes], 6),
         Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
         Column("parameters", [safe_line(f"{row.parameter_count:,}") for row in rows], 21),
         number_column("mean", (each.mean for each in all_statistics), 1),
         number_column("std", (each.std for each in all_statistics), 2),
         number_column("min", (each.min for each in all_statistics), 3),
-        Column("median", [safe_line(_median_text(each)) for each in all_statistics], 18),
+        Column("median", [safe_line(quantile_text(*each)) for each in medians], 18),
         number_column("max", (each.max for each in all_statistics), 4),
         number_column("mean |x|", (each.mean_abs for each in all_statistics), 19),
         number_column("L2", (each.l2 for each in all_statistics), 20),
@@ -214,11 +216,6 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
         "dead": not any(each.channel_count for each in all_statistics),
     }
     return [column for column in counts_that_vary(columns, all_statistics) if not idle.get(column.header)]
-
-
-def _median_text(statistics: TensorStatistics) -> str:
-    median = statistics.quantiles[_MEDIAN] if statistics.quantiles else None
-    return quantile_text(median, statistics.element_count)
 
 
 def _flag_words(row: LayerRow, *, full: bool) -> Text:
@@ -248,10 +245,6 @@ def _tree_names(layers: Sequence[str]) -> list[str]:
         own = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
         names.append("  " * len(ancestors) + own)
     return names
-
-
-def _activation_shape(row: LayerRow) -> Text:
-    return safe_line("-" if "not a tensor" in row.flags else shape_text(row.activation.shape))
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> Text:

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 
 from hookscope.render import gradient_tables, tables, terminal
-from hookscope.render.check_terminal import check_report
+from hookscope.render.check_report import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report
 from hookscope.render.github import annotations, checks_to_markdown

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Any
 
-from hookscope.render.check_summary import (
+from hookscope.render.check_report import (
     by_gravity,
     level_counts,
     readable,
@@ -36,12 +36,9 @@ _STATUS_WORDS = {"fail": "failed", "warn": "warned", "pass": "passed"}
 def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
     """Return the page of what became of each checkpoint, the gravest first.
 
-    A rule can be linked as `#rule=dead-channels`, a finding as `#rule=dead-channels&finding=2`, a picture as
-    `#picture=1`; among several checkpoints, `#checkpoint=model.pt&rule=dead-channels` and so on. Pictures are read from
-    the folders that the reports name; one that cannot be read leaves a remark.
-
-    `meanings` has what each rule says, by its name; that of a rule that is not there is left out. `seconds` is as in
-    `summary`.
+    A rule, a finding and a picture can be linked as `#rule=dead-channels`, `#rule=dead-channels&finding=2` and
+    `#picture=1`, among several checkpoints behind `checkpoint=model.pt&`. A picture that cannot be read leaves a
+    remark. `meanings` has what each rule says, by its name; `seconds` is as in `summary`.
     """
     ordered = by_gravity(reports)
     several = len(ordered) != 1

@@ -7,13 +7,13 @@ folder is read, and no link is followed.
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image
 
 from hookscope.errors import InputError
-from hookscope.render.check_summary import readable
+from hookscope.render.check_report import readable
 from hookscope.runs.reading import read_inside
 from hookscope.runs.serialize import RunRecord, parse_json, record_from_dict
 from hookscope.text import counted
@@ -22,9 +22,8 @@ _MAX_RECORD_BYTES = 64 * 2**20
 _HISTOGRAMS = "plots/histograms.png"
 
 
-@dataclass(frozen=True, slots=True)
-class EvidencePicture:
-    """One picture as the page shows it: what it shows in words, the file as a data URI, its size in pixels."""
+class EvidencePicture(NamedTuple):
+    """One picture as the page shows it."""
 
     layer: str  # whose feature maps it shows; "" for the histograms of all layers
     alternative: str
@@ -33,8 +32,7 @@ class EvidencePicture:
     height: int
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What a folder holds to be shown: grids in execution order, then histograms."""
 
     pictures: Sequence[EvidencePicture] = ()

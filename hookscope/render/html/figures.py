@@ -46,10 +46,9 @@ class Bars:
 
 
 def bars(statistics: TensorStatistics) -> Bars | None:
-    """Draw how values are distributed between the 1st and the 99th percentile; None without values.
+    """Draw the square roots of the densities between the 1st and the 99th percentile; None without values.
 
-    Heights are the square root of the density, so that the few can be seen beside the many. Without a histogram of
-    its own, the quantiles give one: the share between two of them, spread evenly.
+    Without a histogram, the quantiles give one: the share between two of them, spread evenly.
     """
     stored = statistics.histogram
     quantiles = list(statistics.quantiles or ())
@@ -120,8 +119,7 @@ def logarithmic(
 ) -> Figure | None:
     """Draw positive values over depth on a logarithmic axis; None if there are none.
 
-    `lines` are meaning and values; what is missing or not positive breaks a line. A click on a place leads to its
-    label; a `missing` place gets a mark at the foot.
+    `lines` are meaning and values; what has none breaks a line. A `missing` place gets a mark at the foot.
     """
     values = [value for _, line in lines for value in line if value and value > 0]
     if not values:
@@ -168,7 +166,8 @@ class _Asinh:
     def ticks(self) -> list[tuple[float, str]]:
         chosen = [(self.height(0.0), "0")]
         for end, sign in ((self._top, 1), (self._bottom, -1)):
-            for power in range(_exponent(end), _exponent(end) - 8, -1) if end else ():
+            greatest = math.floor(math.log10(end)) if end else 0
+            for power in range(greatest, greatest - 8, -1) if end else ():
                 value = 10.0**power
                 if value >= self._linear / 3:
                     chosen += [(self.height(sign * value), f"{'-' * (sign < 0)}{_power_text(power)}")]
@@ -198,10 +197,6 @@ class _Log:
 
 def _scaled(share: float) -> float:
     return round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1)
-
-
-def _exponent(value: float) -> int:
-    return math.floor(math.log10(value))
 
 
 def _power_text(power: int) -> str:

@@ -92,7 +92,7 @@ class Layer:
     @property
     def href(self) -> str:
         """Its place on the page."""
-        return layer_href(self.label)
+        return f"#layer={quote(safe_text(self.label), safe='')}"
 
     @property
     def bars(self) -> Bars | None:
@@ -139,11 +139,6 @@ class Node:
     def flagged(self) -> int:
         """Rows in and below it that call for a look."""
         return sum(layer.flagged for layer in self.layers) + sum(child.flagged for child in self.children.values())
-
-
-def layer_href(label: str) -> str:
-    """Return the link to a layer's page."""
-    return f"#layer={quote(safe_text(label), safe='')}"
 
 
 def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:

@@ -132,8 +132,12 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
     tops = tiles.top + np.arange(rows) * (tile_height + tiles.gap)
     lefts = tiles.left + np.arange(tiles.columns) * (tile_width + tiles.gap)
     maps = canvas[np.ix_(np.add.outer(tops, downs).ravel(), np.add.outer(lefts, acrosses).ravel())]
+    if fidelity.step > 1:  # what is no level of the colour map stays
+        table = np.arange(256)
+        table[:LEVEL_COUNT] = (table[:LEVEL_COUNT] + fidelity.step // 2) // fidelity.step * fidelity.step
+        maps = table.clip(0, 255).astype(np.uint8)[maps]
     return Picture(
-        _encode(_fewer_colours(maps, fidelity.step), palette),
+        _encode(maps, palette),
         *(tiles.columns, count, len(downs), len(acrosses), tiles.frames),
         tuple(f"#{palette[3 * at : 3 * at + 3].hex()}" for at in np.linspace(0, LEVEL_COUNT - 1, 9).astype(int)),
         (*grid.caption, *_left_out(grid, tiles.count, stride, count)),
@@ -186,15 +190,6 @@ def _opened(png: bytes, name: str) -> Iterator[Image.Image]:
         raise InputError(
             f"Cannot read '{printable(name)}': it is no picture of a run. Run the command that made it again."
         ) from error
-
-
-def _fewer_colours(maps: NDArray[np.uint8], step: int) -> NDArray[np.uint8]:
-    """Keep every `step`-th level; what is no level stays."""
-    if step == 1:
-        return maps
-    table = np.arange(256)
-    table[:LEVEL_COUNT] = (table[:LEVEL_COUNT] + step // 2) // step * step
-    return table.clip(0, 255).astype(np.uint8)[maps]
 
 
 def _encode(maps: NDArray[np.uint8], palette: bytes) -> bytes:
