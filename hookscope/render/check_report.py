@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -29,10 +29,8 @@ _FEW_FINDINGS = 10
 _STYLES = {"failed": "bold red", "could not be checked": "bold red", "passed": "green"}
 _LEVELS = {"fail": ("FAIL", "red"), "warn": ("warn", "yellow")}
 
-Verdict = Literal["failed", "could not be checked", "passed"]
 
-
-def verdict(report: CheckReport) -> Verdict:
+def verdict(report: CheckReport) -> str:
     """Return what became of a checkpoint, in words: it failed if a rule did, whatever else happened."""
     if any(finding.level == "fail" for finding in report.findings):
         return "failed"
@@ -51,13 +49,9 @@ def by_gravity(reports: Sequence[CheckReport]) -> list[CheckReport]:
 
 
 def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str:
-    """Return one line on all checkpoints: "3 checkpoints: 1 failed, 2 passed · 2 failures, 1 warning · 4.1 s".
-
-    `seconds` is how long all of it took; None for the sum over the checkpoints.
-    """
+    """Return one line: "3 checkpoints: 1 failed, 2 passed · 2 failures, 1 warning · 4.1 s", their sum by default."""
     verdicts = [verdict(report) for report in reports]
-    wordings: tuple[Verdict, ...] = ("failed", "could not be checked", "passed")
-    became = [f"{verdicts.count(each):,} {each}" for each in wordings if each in verdicts]
+    became = [f"{verdicts.count(each):,} {each}" for each in _STYLES if each in verdicts]
     spent = sum(map(total_seconds, reports)) if seconds is None else seconds
     parts = (
         ": ".join(filter(None, (counted(len(reports), "checkpoint"), ", ".join(became)))),
@@ -70,8 +64,7 @@ def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str
 def level_counts(findings: Sequence[Finding]) -> str:
     """Return "2 failures, 1 warning", without what there is none of."""
     failures = sum(finding.level == "fail" for finding in findings)
-    warnings = len(findings) - failures
-    counts = ((failures, "failure"), (warnings, "warning"))
+    counts = ((failures, "failure"), (len(findings) - failures, "warning"))
     return ", ".join(counted(count, noun) for count, noun in counts if count)
 
 

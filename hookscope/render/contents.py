@@ -40,10 +40,7 @@ def contents_to_dict(contents: CheckpointContents) -> dict[str, Any]:
 
 
 def contents_report(contents: CheckpointContents, *, width: int, full: bool = False) -> RenderableType:
-    """Return what a weights file holds: what it is, what lies beside the weights, every tensor, and a summary.
-
-    Of what is no set of weights, such as an optimiser's state, only tensors that are not finite are listed.
-    """
+    """Return what a weights file holds; of what is no set of weights, only tensors that are not finite are listed."""
     weights = [part for part in contents.parts if part.is_weights]
     shown: list[RenderableType] = [_facts(contents, weights)]
     if contents.entries:

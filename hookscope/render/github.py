@@ -113,8 +113,7 @@ def _file(checkpoint: str, repository: Path) -> str:
 def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None) -> str:
     """Return a table of the checkpoints, the gravest first, then a list for each that has something to say.
 
-    Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either. A text that
-    would be too long for a step summary is cut, and says how much is missing.
+    Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either.
     """
     ordered = [readable(report) for report in by_gravity(reports)]
     lines = [

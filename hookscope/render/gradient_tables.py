@@ -1,7 +1,4 @@
-"""Gradients as Rich renderables, for people: a table of outputs, a table of parameters, the loss and the verdicts.
-
-`width` is that of the terminal, in columns; `full` shows every row of a long table instead of folding it.
-"""
+"""Gradients as Rich renderables, for people: a table of outputs, a table of parameters, the loss and the verdicts."""
 
 from collections.abc import Sequence
 from statistics import median

@@ -48,8 +48,7 @@ class Layout:
 def plan(shape: tuple[int, ...], *, single: bool) -> Layout:
     """Choose the layout for (C, T, H, W): near-square, filling a page, within the limits.
 
-    A map far longer than wide (a signal of shape 1 x W) is enlarged less along its long side: its pixels are not
-    square then, but it can be seen.
+    A map far longer than wide (a signal of shape 1 x W) is enlarged less along its long side, to be seen at all.
     """
     count, frames, height, width = shape
     if 0 in shape:

@@ -1,13 +1,9 @@
-"""Draw feature maps: one picture per activation and input, every channel a tile, with a caption and a colour bar.
-
-The whole canvas is one array of palette indices, put together by array operations and handed to Pillow once.
-"""
+"""Draw feature maps: one picture per activation and input, every channel a tile, with a caption and a colour bar."""
 
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +42,7 @@ _TITLE_LIMIT = 300  # characters
 _REMARK_LIMIT = 200  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
+class _Extent(NamedTuple):
     """What the values of each channel span, non-finite ones left out."""
 
     magnitudes: NDArray[np.float32]  # largest per channel, 0 where no value is finite, (C,)

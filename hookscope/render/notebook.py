@@ -1,7 +1,6 @@
-"""Results as HTML for notebooks: the tables of the terminal with every row and column, and the grids.
+"""Results as HTML for notebooks: the tables of the terminal, taken apart, with every row and column, and the grids.
 
-The tables are built once, for the terminal, and taken apart here, so that both show the same. Plain semantic HTML with
-all text escaped, no script, nothing loaded from elsewhere: a notebook shows it however little it trusts the file.
+Without a script or anything loaded from elsewhere: a notebook shows it however little it trusts the file.
 """
 
 import base64

@@ -1,13 +1,9 @@
-"""What all plots share: matplotlib in one style, logarithmic axes, marks for what they cannot show, names of layers.
-
-Figures are built without pyplot and in matplotlib's own default style, whatever the user's settings say; names of
-layers are drawn as they are, never read as mathematics.
-"""
+"""What all plots share: matplotlib without pyplot and in one style, logarithmic axes, marks, names as they are."""
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 
@@ -63,11 +59,9 @@ _MARKS: Mapping[GradientStatus, tuple[str, str]] = {
 }
 
 
-@contextmanager
-def our_style() -> Iterator[None]:
+def our_style() -> AbstractContextManager[None]:
     """Draw in matplotlib's default style with our changes: a user's file could ask for LaTeX or white on white."""
-    with style.context(["default", dict(_STYLE)]):
-        yield
+    return style.context(["default", dict(_STYLE)])
 
 
 class _ShownFigure(Figure):

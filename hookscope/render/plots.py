@@ -1,7 +1,4 @@
-"""Plots of gradients: gradient flow over depth, histograms, ‖g‖/‖w‖ of every parameter; and histograms of outputs.
-
-Importing this imports matplotlib.
-"""
+"""Plots of gradients: flow over depth, histograms, ‖g‖/‖w‖ of parameters; and of outputs. Imports matplotlib."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

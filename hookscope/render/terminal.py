@@ -1,7 +1,4 @@
-"""Results as Rich renderables, for people. Every name is a `Text`, so nothing in it is read as markup.
-
-`width` is that of the terminal, in columns; `full` shows what is folded else: every row, input and name.
-"""
+"""Results as Rich renderables, for people; `full` shows what is folded else. No name is read as markup."""
 
 from collections.abc import Sequence
 from pathlib import PurePath

@@ -18,7 +18,7 @@ from PIL import Image
 from hookscope.checks.rules import RULES
 from hookscope.render.grids import draw_for_run, encode_png
 from hookscope.render.html import checks
-from hookscope.render.html.evidence import read_evidence
+from hookscope.render.html.checks import read_evidence
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.runs.reports import MARK

@@ -1,7 +1,4 @@
-"""Vector graphics for a page, as the numbers that a template draws: paths, ticks and names. Colours are the page's.
-
-A path is rounded to a tenth of a unit; a unit is a pixel where a figure is drawn at its own size.
-"""
+"""Vector graphics for a page, as the numbers that a template draws: paths, to a tenth of a pixel, ticks and names."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -142,11 +142,10 @@ class Node:
 
 
 def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
-    """Return all findings, each with a link to the layer that it names."""
+    """Return all findings, each with a link to the first layer that it names."""
     pages: dict[str, str] = {}
-    for layer in layers:
-        for place in (layer.label, *(parameter.name for parameter in layer.parameters)):
-            pages.setdefault(place, layer.href)
+    for layer in reversed(layers):
+        pages |= dict.fromkeys((layer.label, *(parameter.name for parameter in layer.parameters)), layer.href)
     return [ShownFinding(**asdict(verdict), href=pages.get(verdict.where, "")) for verdict in run.verdicts]
 
 

@@ -1,7 +1,6 @@
-"""What all pages have in common: one file that asks for nothing, in which text of any origin stays text.
+"""What all pages have in common: one file that asks for nothing; its own policy forbids whatever is not in it.
 
-Every text is escaped where it enters the page, and none enters the style or the script. The page's own policy forbids
-whatever is not in it.
+Every text is escaped where it enters the page, and none enters the style or the script.
 """
 
 import base64
@@ -21,10 +20,7 @@ from hookscope.text import counted, safe_text, shape_text
 
 
 def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script: str = "", **values: Any) -> str:
-    """Return the page of a template, which includes "head.html", with filters of its own.
-
-    `script` is a file name, "" for a page without one; the values hold a `title`.
-    """
+    """Return the page of a template; `script` is a file name, "" for a page without one; values hold a `title`."""
     environment = Environment(
         loader=PackageLoader("hookscope.render.html"),
         autoescape=True,
