@@ -115,9 +115,8 @@ def finding_text(finding: Finding) -> str:
 def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float | None = None) -> RenderableType:
     """Return what became of each checkpoint, the gravest first, and a line on all of them last.
 
-    Lines are broken between words, never within a name: print with `soft_wrap=True`, and a name that is longer than
-    the terminal stays whole; without it, Rich folds such a name. A single checkpoint that passes takes a line, and
-    another for what was skipped.
+    Lines are broken between words, never within a name: print with `soft_wrap=True`, or Rich folds a name that is
+    longer than the terminal.
     """
     ordered = [readable(report) for report in by_gravity(reports)]
     if len(ordered) == 1 and ordered[0].passed and not ordered[0].findings:

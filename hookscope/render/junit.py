@@ -6,8 +6,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from hookscope.render.check_report import finding_text, readable, total_seconds
 from hookscope.results.check import CheckReport, RuleOutcome
 
-# The test that says whether a checkpoint could be checked at all. Rules are judged from one examination, so the time
-# of a checkpoint is this test's; the sum over its tests is then what a server expects: the time of the suite.
+# The test that says whether a checkpoint could be checked at all. All time is its own: rules are judged afterwards.
 _EXAMINATION = "examination"
 
 
