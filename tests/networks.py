@@ -32,6 +32,9 @@ from torchvision.models.video.resnet import BasicBlock as VideoBlock
 from torchvision.models.video.resnet import BasicStem, Conv3DSimple, VideoResNet
 from torchvision.models.video.swin_transformer import SwinTransformer3d
 
+from hookscope.inputs import Batch
+from hookscope.results.inputs import InputRecord
+
 
 @dataclass(frozen=True)
 class Network:
@@ -39,6 +42,12 @@ class Network:
 
     build: Callable[[], nn.Module]
     args: Callable[[], tuple[Any, ...]]
+
+
+def batch_of(*args: Any, first: int = 0, count: int = 1) -> Batch:
+    """Return a batch of so many inputs, numbered from `first`."""
+    record = InputRecord("tensor", None, None, (), ())
+    return Batch(args, tuple(range(first, first + count)), (record,) * count)
 
 
 def image(*shape: int) -> Callable[[], tuple[Any, ...]]:

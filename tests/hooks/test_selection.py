@@ -295,17 +295,11 @@ def test_a_position_out_of_range_says_which_there_are(pattern: str) -> None:
     assert f"from {-count} to {count - 1}" in str(caught.value)
 
 
-def test_a_position_among_layers_that_never_run_says_so() -> None:
+def test_a_position_counts_only_what_runs() -> None:
+    assert names("conv@0", order=["head.conv", "head", ""]) == ["head.conv"]
     with pytest.raises(LayerNotFoundError, match="0 matching layers run") as caught:
         names("relu@0", order=["stem.conv", ""])
     assert "-1" not in str(caught.value)
-
-
-def test_a_position_counts_only_what_runs() -> None:
-    assert names("conv@0", order=["head.conv", "head", ""]) == ["head.conv"]
-
-
-def test_a_position_without_an_execution_order_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="'conv@1' chooses by execution order"):
         select_layers(network(), ["conv@1"])
 

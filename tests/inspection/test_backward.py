@@ -15,9 +15,8 @@ from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.losses import LossValue
 from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord
 from tests.inspection.test_networks import assert_unchanged, seeded, snapshot
-from tests.networks import Apply, Written, conv_net
+from tests.networks import Apply, Written, batch_of, conv_net
 
 
 def total(output: Tensor, _batch: Batch) -> Tensor:
@@ -42,12 +41,6 @@ def with_kept(model: nn.Module, x: Tensor, *args: Any, **options: Any) -> tuple[
 
 def remarks(inspection: Gradients) -> dict[str, str]:
     return {row.label: row.remark for row in inspection.gradients}
-
-
-def batch_of(values: Tensor, begin: int = 0) -> Batch:
-    count = len(values)
-    record = InputRecord("tensor", None, None, tuple(values.shape[1:]), ())
-    return Batch((values,), tuple(range(begin, begin + count)), (record,) * count)
 
 
 # --- four statuses ---
@@ -282,7 +275,9 @@ def test_autocast_reaches_the_model_and_not_the_measuring() -> None:
 
 def test_batches_are_merged_and_parameters_summed_as_training_does() -> None:
     model, values = chain(3, 4, 2), torch.randn(5, 3)
-    inspection = inspect_gradients(model, [batch_of(values[:2]), batch_of(values[2:], 2)], total)
+    inspection = inspect_gradients(
+        model, [batch_of(values[:2], count=2), batch_of(values[2:], first=2, count=3)], total
+    )
     whole = inspect_gradients(model, values, total)
     assert inspection.loss.value == pytest.approx(whole.loss.value, rel=1e-5)
     assert len(inspection.inputs) == 5
@@ -302,7 +297,7 @@ def test_batches_in_training_draw_new_random_numbers() -> None:
     x = torch.ones(1, 64)
     inspect_gradients(
         model,
-        [batch_of(x), batch_of(x, 1)],
+        [batch_of(x), batch_of(x, first=1)],
         total,
         mode="train",
         on_tensor=lambda label, gradient: kept.append(gradient.clone()) if label == "0 grad_output" else None,

@@ -17,7 +17,6 @@ from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord
 from tests.inspection.test_networks import (
     assert_unchanged,
     copied,
@@ -28,7 +27,7 @@ from tests.inspection.test_networks import (
     seeded,
     snapshot,
 )
-from tests.networks import NETWORKS, TRAINED, Cache
+from tests.networks import NETWORKS, TRAINED, Cache, batch_of
 
 SEED = 3
 # Where gradients of several uses are added in another order than on copies: three digits of the largest element.
@@ -53,7 +52,7 @@ class Case:
 
     @property
     def batch(self) -> Batch:
-        return Batch(tuple(map(copied, self.args)), (0,), (InputRecord("tensor", None, None, (), ()),))
+        return batch_of(*map(copied, self.args))
 
     def inspect(self, **options: Any) -> Gradients:
         options = {"loss": projection, "layers": ["*"], "mode": self.mode, "seed": SEED} | options

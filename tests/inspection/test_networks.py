@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations
-from hookscope.results.inputs import InputRecord
 from hookscope.statistics import reduce_tensor
-from tests.networks import NETWORKS, conv_net
+from tests.networks import NETWORKS, batch_of, conv_net
 from tests.statistics.test_statistics import check
 
 SEED = 3
@@ -69,8 +67,7 @@ class Case:
         return tuple(copied(arg) for arg in self.args)
 
     def inspect(self) -> Activations:
-        record = InputRecord("tensor", None, None, (), ())
-        return inspect(self.model, Batch(self.fresh_args(), (0,), (record,)), ["*"], seed=SEED, distributions=True)
+        return inspect(self.model, batch_of(*self.fresh_args()), ["*"], seed=SEED, distributions=True)
 
 
 def copied(value: Any) -> Any:

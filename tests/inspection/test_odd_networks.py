@@ -11,7 +11,7 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.results.gradients import Gradients
 from tests.inspection.odd_networks import ODD, Block, Twice
-from tests.networks import Written
+from tests.networks import Written, batch_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`?torch.jit"),
@@ -232,22 +232,12 @@ def test_the_loss_is_that_of_the_first_call() -> None:
 
 
 def test_verifying_costs_one_pass_and_leaves_no_trace_in_what_follows() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
-    with_, without = (
-        inspect_gradients(model, [*batches()], total, mode="train", verify=verify) for verify in (True, False)
-    )
+    model, batches = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), [batch_of(X[:1]), batch_of(X[1:], first=1)]
+    with_, without = (inspect_gradients(model, batches, total, mode="train", verify=verify) for verify in (True, False))
     assert with_.verification.status == "same"
     assert with_.loss == without.loss
     assert [row.activation for row in with_.rows] == [row.activation for row in without.rows]
     assert [row.gradient for row in with_.parameters] == [row.gradient for row in without.parameters]
-
-
-def batches() -> list[Any]:
-    from hookscope.inputs import Batch
-    from hookscope.results.inputs import InputRecord
-
-    record = InputRecord("tensor", None, None, (3,), ())
-    return [Batch((X[index : index + 1],), (index,), (record,)) for index in range(2)]
 
 
 def test_reduction_under_the_callers_autocast_is_exact() -> None:

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.inputs import Batch, load_batches
+from hookscope.inputs import load_batches
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.models import load_model
@@ -32,10 +32,9 @@ from hookscope.results.distribution import (
     quantile_resolution,
     quantiles,
 )
-from hookscope.results.inputs import InputRecord
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics import tensor_statistics
-from tests.networks import TORCHVISION, Network
+from tests.networks import TORCHVISION, Network, batch_of
 
 CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 RANK_ERROR = 0.005
@@ -186,8 +185,7 @@ def test_a_distribution_depends_on_the_values_alone(name: str, count: int, cuts:
 
 def rows_of(parts: list[Tensor]) -> tuple[LayerRow, ...]:
     """Return the rows of a network that treats every value alike, over batches."""
-    record = InputRecord("made", None, None, (), ())
-    batches = [Batch((part,), tuple(range(len(part))), (record,) * len(part)) for part in parts]
+    batches = [batch_of(part, count=len(part)) for part in parts]
     return inspect(nn.Sequential(nn.Identity(), nn.ReLU(), nn.Tanh()), batches, distributions=True).rows
 
 

@@ -13,10 +13,9 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord
 from hookscope.results.labels import row_label
 from hookscope.results.repeats import fold_repeats
-from tests.networks import BY_HAND, TORCHVISION, Network
+from tests.networks import BY_HAND, TORCHVISION, Network, batch_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -74,8 +73,7 @@ class AtFirst(nn.Module):
 
 
 def batches() -> list[Batch]:
-    record = InputRecord("tensor", None, None, (4,), ())
-    return [Batch((X[index : index + 1],), (index,), (record,)) for index in range(2)]
+    return [batch_of(X[:1]), batch_of(X[1:], first=1)]
 
 
 def test_a_row_that_differs_in_one_batch_repeats_nothing() -> None:
@@ -261,12 +259,11 @@ MANY = {**BY_HAND, **{name: each for name, each in TORCHVISION.items() if name i
 @pytest.mark.parametrize("name", MANY)
 def test_rows_repeat_what_plain_hooks_see_to_be_the_same_tensor(name: str) -> None:
     model, args = arguments(MANY[name])
-    record = InputRecord("tensor", None, None, (), ())
     values: dict[str, Tensor] = {}
     try:
         run = inspect(
             model,
-            Batch(args, (0,), (record,)),
+            batch_of(*args),
             ["*"],
             on_tensor=lambda label, tensor, _: values.update({label: tensor.clone()}),
         )
@@ -289,16 +286,15 @@ def passing(rows: tuple[LayerRow, ...]) -> list[tuple[str, bool, str]]:
 
 @pytest.mark.parametrize("name", MANY)
 def test_the_same_rows_pass_through_with_gradients_as_without(name: str) -> None:
-    record = InputRecord("tensor", None, None, (), ())
     model, args = arguments(MANY[name])
     try:
-        plain = inspect(model, Batch(args, (0,), (record,)), ["*"])
+        plain = inspect(model, batch_of(*args), ["*"])
     except ForwardError as error:
         plain = error.inspection
     for include_inputs in (False, True):
         model, args = arguments(MANY[name])
         try:
-            run = inspect_gradients(model, Batch(args, (0,), (record,)), layers=["*"], include_inputs=include_inputs)
+            run = inspect_gradients(model, batch_of(*args), layers=["*"], include_inputs=include_inputs)
         except PassError as error:
             run = error.inspection
         assert passing(run.rows) == passing(plain.rows)
