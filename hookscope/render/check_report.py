@@ -49,7 +49,10 @@ def by_gravity(reports: Sequence[CheckReport]) -> list[CheckReport]:
 
 
 def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str:
-    """Return one line: "3 checkpoints: 1 failed, 2 passed · 2 failures, 1 warning · 4.1 s", their sum by default."""
+    """Return one line on all checkpoints: "3 checkpoints: 1 failed, 2 passed · 2 failures, 1 warning · 4.1 s".
+
+    The time is the sum over the checkpoints unless `seconds` says otherwise.
+    """
     verdicts = [verdict(report) for report in reports]
     became = [f"{verdicts.count(each):,} {each}" for each in _STYLES if each in verdicts]
     spent = sum(map(total_seconds, reports)) if seconds is None else seconds
@@ -92,7 +95,7 @@ def skipped_rules(report: CheckReport) -> Mapping[str, str]:
 
 
 def readable(value: Any, limit: int = _NAME_LENGTH) -> Any:
-    """Return a report in which every text is on one line, cut if it is very long, and safe to show."""
+    """Return a report, or a part of it, with every text on one line, cut if it is very long, and safe to show."""
     if isinstance(value, str):
         return printable(value, limit)
     if isinstance(value, tuple):
