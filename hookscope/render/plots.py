@@ -115,12 +115,12 @@ def activation_histograms(rows: Sequence[LayerRow], title: str) -> Figure:
     return figure
 
 
+# By the name of its file.
 PLOTS: Mapping[str, Callable[[Gradients], Figure]] = {
     "gradient-flow": gradient_flow,
     "gradient-histograms": gradient_histograms,
     "parameter-ratios": parameter_ratios,
 }
-"""Every plot of a gradient inspection by the name of its file."""
 
 
 def _draw_flow(

@@ -220,14 +220,13 @@ def test_the_alternative_text_holds_what_the_grid_says_of_itself(kept: Callable[
 
 
 def test_what_is_gone_or_damaged_is_counted_and_the_rest_is_shown(kept: Callable[..., Path]) -> None:
-    good = PNG
     names = [f"grids/{name}" for name in ("gone", "cut", "text", "good")]
-    folder = kept(dict(zip(names, (good, good[: len(good) // 2], b"<svg onload=alert(1)>", good), strict=True)))
+    folder = kept(dict(zip(names, (PNG, PNG[: len(PNG) // 2], b"<svg onload=alert(1)>", PNG), strict=True)))
     (folder / names[0]).unlink()
     evidence = read_evidence(folder, ROOM)
     assert [each.layer for each in evidence.pictures] == ["good"]
     assert evidence.remarks == ("3 pictures of the folder cannot be read any more.",)
-    assert evidence.byte_count == len(good)
+    assert evidence.byte_count == len(PNG)
 
 
 @pytest.mark.parametrize("name", ["grids/../../secret.png", "../secret.png", "/secret.png", "grids/\\0.png", ""])
@@ -283,13 +282,12 @@ def test_a_folder_without_a_sound_record_leaves_a_remark(kept: Callable[..., Pat
 def test_pictures_beyond_the_room_stay_in_the_folder(
     kept: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    png = PNG
-    folder = kept({"grids/a": png, "grids/b": png})
-    evidence = read_evidence(folder, 2 * len(png) - 1)
+    folder = kept({"grids/a": PNG, "grids/b": PNG})
+    evidence = read_evidence(folder, 2 * len(PNG) - 1)
     assert [each.layer for each in evidence.pictures] == ["a"]
     assert evidence.remarks == ("1 picture did not fit here and are in the folder only.",)
     # All checkpoints of a page share it.
-    monkeypatch.setattr("hookscope.render.html.checks.BUDGET", 3 * len(png))
+    monkeypatch.setattr("hookscope.render.html.checks.BUDGET", 3 * len(PNG))
     failed = replace(FAILED, evidence=str(folder))
     page = checks_html([failed, replace(failed, checkpoint="other.pt")])
     assert page.count("<img ") == 3

@@ -358,15 +358,11 @@ def test_a_sparse_tensor_is_measured_with_the_zeros_it_implies(to_layout: str) -
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_measures_block_sparse_and_hybrid_tensors() -> None:
+def test_measures_block_sparse_and_hybrid_tensors_and_sums_entries_at_one_place_first() -> None:
     dense = torch.zeros(8, 6)
     dense[2:4, 0:3] = random_tensor([2, 3], seed=9)
     check(measure(dense.to_sparse_bsr((2, 3))), exact(dense))
     check(measure(dense.to_sparse(1), 1), exact(dense))
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_entries_of_a_sparse_tensor_at_one_place_are_summed_first() -> None:
     tensor = torch.sparse_coo_tensor(torch.tensor([[0, 0, 1]]), [1.0, 2.0, -3.0], (4,))
     assert not tensor.is_coalesced()
     check(measure(tensor), np.array([3.0, -3.0, 0.0, 0.0]))
