@@ -14,14 +14,26 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torchvision.models import detection
+from torchvision.models._utils import IntermediateLayerGetter
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.segmentation.fcn import FCN, FCNHead
 from torchvision.models.swin_transformer import (
     PatchMerging,
     PatchMergingV2,
     SwinTransformer,
     SwinTransformerBlockV2,
 )
+from torchvision.models.vgg import make_layers
 from torchvision.models.video.mvit import MSBlockConfig, MViT
+from torchvision.models.video.resnet import BasicBlock as VideoBlock
+from torchvision.models.video.resnet import BasicStem, Conv3DSimple, VideoResNet
 from torchvision.models.video.swin_transformer import SwinTransformer3d
+
+from hookscope.inputs import Batch
+from hookscope.results.inputs import InputRecord
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,12 @@ class Network:
 
     build: Callable[[], nn.Module]
     args: Callable[[], tuple[Any, ...]]
+
+
+def batch_of(*args: Any, first: int = 0, count: int = 1) -> Batch:
+    """Return a batch of so many inputs, numbered from `first`."""
+    record = InputRecord("tensor", None, None, (), ())
+    return Batch(args, tuple(range(first, first + count)), (record,) * count)
 
 
 def image(*shape: int) -> Callable[[], tuple[Any, ...]]:
@@ -97,16 +115,34 @@ def small_mvit() -> nn.Module:
 
 
 def vgg_with_a_small_head() -> nn.Module:
-    vgg: nn.Module = torchvision.models.vgg11_bn(init_weights=False)
-    vgg.classifier = nn.Sequential(nn.Dropout(), nn.Linear(512 * 7 * 7, 8), nn.ReLU(inplace=True), nn.Linear(8, 5))
+    with torch.device("meta"):  # its own head would have 120 million parameters
+        vgg: nn.Module = torchvision.models.VGG(nn.Identity(), init_weights=False)
+    vgg.features = make_layers([16, "M", 16, "M", 32, 32, "M", 32, 32, "M", 64, 64, "M"], batch_norm=True)
+    vgg.classifier = nn.Sequential(nn.Dropout(), nn.Linear(64 * 7 * 7, 8), nn.ReLU(inplace=True), nn.Linear(8, 5))
     return vgg
 
 
-def s3d_of_any_size() -> nn.Module:
-    """Return S3D with a pooling that does not insist on 224 x 224."""
-    s3d: nn.Module = torchvision.models.video.s3d()
-    s3d.avgpool = nn.AdaptiveAvgPool3d(1)
-    return s3d
+def small_resnet(block: Any = BasicBlock, **options: Any) -> nn.Module:
+    """Return a ResNet of one block a stage."""
+    return torchvision.models.ResNet(block, [1, 1, 1, 1], **options)
+
+
+def small_convnext() -> nn.Module:
+    return ConvNeXt([CNBlockConfig(24, 48, 1), CNBlockConfig(48, None, 2)], stochastic_depth_prob=0.1, num_classes=7)
+
+
+def small_video_resnet() -> nn.Module:
+    return VideoResNet(VideoBlock, [Conv3DSimple] * 4, [1, 1, 1, 1], BasicStem, num_classes=7)
+
+
+def small_fcn() -> nn.Module:
+    layers = IntermediateLayerGetter(small_resnet(), {"layer4": "out", "layer3": "aux"})
+    return FCN(layers, FCNHead(512, 3), FCNHead(256, 3))
+
+
+def pyramid() -> BackboneWithFPN:
+    """Return what detectors look at: a small ResNet, and its four stages in 32 channels each."""
+    return BackboneWithFPN(small_resnet(), {f"layer{n + 1}": str(n) for n in range(4)}, [64, 128, 256, 512], 32)
 
 
 def vision(name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -122,7 +158,7 @@ FEW_PROPOSALS = {"rpn_post_nms_top_n_train": 20, "rpn_post_nms_top_n_test": 20, 
 
 TORCHVISION: dict[str, Network] = {
     "resnet18": Network(vision("resnet18"), image(2, 3, 64, 64)),
-    "resnext50_32x4d": Network(vision("resnext50_32x4d"), image(1, 3, 32, 32)),
+    "resnext": Network(lambda: small_resnet(Bottleneck, groups=32, width_per_group=4), image(1, 3, 32, 32)),
     "vgg11_bn": Network(vgg_with_a_small_head, image(1, 3, 32, 48)),
     "densenet121": Network(vision("densenet121"), image(1, 3, 32, 32)),
     "mobilenet_v2": Network(vision("mobilenet_v2"), image(1, 3, 32, 48)),
@@ -130,11 +166,9 @@ TORCHVISION: dict[str, Network] = {
     "shufflenet_v2_x0_5": Network(vision("shufflenet_v2_x0_5"), image(1, 3, 64, 64)),
     "squeezenet1_1": Network(vision("squeezenet1_1"), image(1, 3, 64, 64)),
     "googlenet": Network(vision("googlenet", init_weights=False, aux_logits=True), image(1, 3, 64, 64)),
-    "inception_v3": Network(vision("inception_v3", init_weights=False, aux_logits=True), image(1, 3, 96, 96)),
     "efficientnet_b0": Network(vision("efficientnet_b0"), image(1, 3, 64, 64)),
-    "convnext_tiny": Network(vision("convnext_tiny"), image(1, 3, 32, 64)),
+    "convnext": Network(small_convnext, image(1, 3, 32, 64)),
     "regnet_y_400mf": Network(vision("regnet_y_400mf"), image(1, 3, 64, 64)),
-    "mnasnet0_5": Network(vision("mnasnet0_5"), image(1, 3, 64, 64)),
     "swin": Network(small_swin, image(1, 3, 64, 96)),
     "swin_v2": Network(small_swin_v2, image(1, 3, 64, 64)),
     "vit": Network(small_vit, image(2, 3, 112, 112)),
@@ -142,12 +176,11 @@ TORCHVISION: dict[str, Network] = {
     "deeplabv3_mobilenet_v3_large": Network(
         detector("deeplabv3_mobilenet_v3_large", aux_loss=True), image(1, 3, 64, 64)
     ),
-    "fcn_resnet50": Network(detector("fcn_resnet50", aux_loss=True), image(1, 3, 32, 32)),
+    "fcn": Network(small_fcn, image(1, 3, 32, 32)),
     "lraspp_mobilenet_v3_large": Network(detector("lraspp_mobilenet_v3_large"), image(1, 3, 64, 64)),
-    "r3d_18": Network(vision("r3d_18"), image(1, 3, 4, 32, 32)),
+    "r3d": Network(small_video_resnet, image(1, 3, 4, 32, 32)),
     "mvit": Network(small_mvit, image(1, 3, 4, 64, 96)),
     "swin3d": Network(small_video_swin, image(1, 3, 4, 64, 64)),
-    "s3d": Network(s3d_of_any_size, image(1, 3, 14, 64, 64)),
     "raft_small": Network(
         vision("raft_small"), lambda: (torch.rand(1, 3, 128, 128) - 0.5, torch.rand(1, 3, 128, 128) - 0.5, 2)
     ),
@@ -158,11 +191,9 @@ TORCHVISION: dict[str, Network] = {
     "ssdlite320_mobilenet_v3_large": Network(
         detector("ssdlite320_mobilenet_v3_large", detections_per_img=5), images_in_a_list
     ),
-    "retinanet_resnet50_fpn": Network(
-        detector("retinanet_resnet50_fpn", detections_per_img=5, **SMALL), images_in_a_list
-    ),
-    "maskrcnn_resnet50_fpn": Network(
-        detector("maskrcnn_resnet50_fpn", box_detections_per_img=3, **FEW_PROPOSALS, **SMALL), images_in_a_list
+    "retinanet": Network(lambda: detection.RetinaNet(pyramid(), 3, detections_per_img=5, **SMALL), images_in_a_list),
+    "maskrcnn": Network(
+        lambda: detection.MaskRCNN(pyramid(), 3, box_detections_per_img=3, **FEW_PROPOSALS, **SMALL), images_in_a_list
     ),
     "quantized resnet18": Network(
         lambda: torchvision.models.quantization.resnet18(weights=None, quantize=True), image(1, 3, 64, 64)
@@ -608,16 +639,15 @@ def pictures_with_boxes() -> tuple[Any, ...]:
 TRAINED: dict[str, Callable[[], tuple[Any, ...]]] = {
     name: image(2, 3, 64, 64)
     for name in (
-        *("resnext50_32x4d", "vgg11_bn", "densenet121", "mobilenet_v2"),
+        *("resnext", "vgg11_bn", "densenet121", "mobilenet_v2"),
         *("mobilenet_v3_small", "shufflenet_v2_x0_5", "googlenet", "efficientnet_b0"),
-        *("convnext_tiny", "regnet_y_400mf", "mnasnet0_5"),
-        *("deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large"),
+        *("convnext", "regnet_y_400mf"),
+        *("deeplabv3_mobilenet_v3_large", "fcn", "lraspp_mobilenet_v3_large"),
     )
 } | {
-    "r3d_18": image(2, 3, 4, 32, 32),
-    "s3d": image(2, 3, 14, 64, 64),
+    "r3d": image(2, 3, 4, 32, 32),
     "fasterrcnn_mobilenet_v3_large_320_fpn": pictures_with_boxes,
     "ssdlite320_mobilenet_v3_large": pictures_with_boxes,
-    "retinanet_resnet50_fpn": pictures_with_boxes,
-    "maskrcnn_resnet50_fpn": pictures_with_boxes,
+    "retinanet": pictures_with_boxes,
+    "maskrcnn": pictures_with_boxes,
 }

@@ -110,20 +110,20 @@ def test_a_peer_is_imported_only_when_it_is_prepared(name: str) -> None:
     assert name in WAYS  # and this file was imported without the peers
 
 
-def test_a_known_line_is_fitted() -> None:
-    fit = fitted("resnets", "layer", "ms", {x: 0.25 * x + 3 for x in (1.0, 4.0, 9.0, 30.0)})
-    assert (fit.slope, fit.intercept, fit.r_squared) == pytest.approx((0.25, 3, 1))
-
-
-def test_the_fit_is_the_least_squares_line_and_its_r_squared() -> None:
-    # By hand: means 1 and 4/3, Σ(x-x̄)(y-ȳ) = 2, Σ(x-x̄)² = 2, residuals -1/3, 2/3, -1/3, total 8/3.
-    fit = fitted("three points", "x", "y", {0.0: 0.0, 1.0: 2.0, 2.0: 2.0})
-    assert (fit.slope, fit.intercept, fit.r_squared) == pytest.approx((1, 1 / 3, 1 - (6 / 9) / (24 / 9)))
-
-
-def test_what_does_not_grow_has_slope_0() -> None:
-    fit = fitted("memory", "picture", "MB", {1.0: 7.0, 500.0: 7.0})
-    assert (fit.slope, fit.intercept, fit.r_squared) == pytest.approx((0, 7, 1), abs=1e-12)
+@pytest.mark.parametrize(
+    ("points", "line"),
+    [
+        ({x: 0.25 * x + 3 for x in (1.0, 4.0, 9.0, 30.0)}, (0.25, 3, 1)),
+        # By hand: means 1 and 4/3, Σ(x-x̄)(y-ȳ) = 2, Σ(x-x̄)² = 2, residuals -1/3, 2/3, -1/3, total 8/3.
+        ({0.0: 0.0, 1.0: 2.0, 2.0: 2.0}, (1, 1 / 3, 1 - (6 / 9) / (24 / 9))),
+        ({1.0: 7.0, 500.0: 7.0}, (0, 7, 1)),  # what does not grow
+    ],
+)
+def test_the_fit_is_the_least_squares_line_and_its_r_squared(
+    points: dict[float, float], line: tuple[float, float, float]
+) -> None:
+    fit = fitted("resnets", "layer", "ms", points)
+    assert (fit.slope, fit.intercept, fit.r_squared) == pytest.approx(line, abs=1e-12)
 
 
 def test_ways_take_turns_and_those_of_fewer_rounds_sit_out_evenly() -> None:

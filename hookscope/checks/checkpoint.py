@@ -133,7 +133,8 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
 
 def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Activations) -> list[Grid]:
     from hookscope.render.grids import draw_for_run, encode_png, grid_name  # noqa: PLC0415 (likewise)
-    from hookscope.render.plots import activation_histograms, figure_png  # noqa: PLC0415 (likewise)
+    from hookscope.render.plot_axes import figure_png  # noqa: PLC0415 (likewise)
+    from hookscope.render.plots import activation_histograms  # noqa: PLC0415 (likewise)
 
     rows = forward.rows[:_MOST_DRAWN]
     (folder / "plots").mkdir()

@@ -322,7 +322,7 @@ def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", s
 
         typer.echo(checks_to_markdown(reports, seconds=seconds), nl=False)
     else:
-        from hookscope.render.check_terminal import check_report
+        from hookscope.render.check_report import check_report
 
         tables.print(check_report(reports, tables.width, seconds=seconds), soft_wrap=True)
     if chosen == "github":

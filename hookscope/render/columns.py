@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Group, OverflowMethod, RenderableType
+from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -43,18 +43,15 @@ SPARKLINE_MEANING = (
 class Column:
     """A column before it is drawn, with a cell for each row. Its header is unlike any other column's.
 
-    Attributes:
-        rank: The lowest stays longest when the terminal is narrow. 0 is the name column, which gives way to others;
-            columns below 10 matter so much that names are shortened for them.
-        words: Whether it holds words, aligned left and wrapped if need be, or numbers, aligned right and never wrapped.
-        max_width: Wider words are shortened or wrapped.
+    The lowest rank stays longest when the terminal is narrow. 0 is the name column, which gives way to others; columns
+    below 10 matter so much that names are shortened for them.
     """
 
     header: str
     cells: Sequence[Text]
     rank: int
-    words: bool = False
-    max_width: int = 1000
+    words: bool = False  # aligned left and wrapped if need be; numbers are aligned right and never wrapped
+    max_width: int = 1000  # wider words are shortened or wrapped
 
     @property
     def width(self) -> int:
@@ -78,14 +75,41 @@ def counts_that_vary(columns: Sequence[Column], statistics: Sequence[TensorStati
     return [column for column in columns if not idle.get(column.header)]
 
 
-def fitted(columns: Sequence[Column], remarks: Sequence[Text], width: int) -> list[Column]:
-    """Return the columns that fit `width`, names shortened; remarks join the names when their column finds no room.
+def draw_table(
+    columns: Sequence[Column],
+    width: int,
+    styles: Sequence[str] = (),
+    notable: Sequence[bool] | None = None,
+    *,
+    full: bool = True,
+) -> RenderableType:
+    """Return a table of what fits `width`; a line of its own stands where rows were folded.
 
-    Args:
-        columns: In the order they are shown, the column of remarks last.
-        remarks: One a row, empty where there is nothing to say.
-        width: Columns of the terminal.
+    The last column holds remarks, which join the names if it finds no room. Folding keeps rows that are `notable`,
+    else those that have a style.
     """
+    count = len(columns[0].cells)
+    columns = fitted(columns, width)
+    styles = styles or [""] * count
+    parts: list[RenderableType] = [_section(columns, width, show_header=True)]
+    shown_until = 0
+    for position in (*kept_positions(notable or [bool(style) for style in styles], full=full), count):
+        if position > shown_until:
+            parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
+            parts.append(_section(columns, width, show_header=False))
+        section = parts[-1]
+        if position < count and isinstance(section, Table):
+            section.add_row(*(column.cells[position] for column in columns), style=styles[position])
+        shown_until = position + 1
+    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part.show_header))
+
+
+def fitted(columns: Sequence[Column], width: int) -> list[Column]:
+    """Return the columns that fit `width`, names shortened, each of the last column's remarks beside its name if not.
+
+    Columns stay in their order.
+    """
+    remarks = columns[-1].cells
     name = min(columns, key=lambda column: column.rank)
     kept = {name.header}
     spare = width
@@ -108,34 +132,14 @@ def fitted(columns: Sequence[Column], remarks: Sequence[Text], width: int) -> li
     return [wider.get(column.header, column) for column in columns if column.header in kept]
 
 
-def draw_table(columns: Sequence[Column], styles: Sequence[str], kept: Sequence[int], width: int) -> RenderableType:
-    """Return the rows at the positions `kept` as a table that a line of its own interrupts at each gap."""
-    parts: list[RenderableType] = [_section(columns, width, show_header=True)]
-    shown_until = 0
-    for position in (*kept, len(styles)):
-        if position > shown_until:
-            parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
-            parts.append(_section(columns, width, show_header=False))
-        section = parts[-1]
-        if position < len(styles) and isinstance(section, Table):
-            section.add_row(*(column.cells[position] for column in columns), style=styles[position])
-        shown_until = position + 1
-    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part.show_header))
-
-
 def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
     """Return the positions of the rows to show. A gap of one row is not worth its line."""
     last = len(notable) - 1
     if full or last < _FOLD_ABOVE_ROWS:
         return range(len(notable))
-    shown = [
-        position < _FOLD_KEEP_ROWS or position > last - _FOLD_KEEP_ROWS or each for position, each in enumerate(notable)
-    ]
-    return [
-        position
-        for position in range(len(notable))
-        if shown[position] or (shown[position - 1] and shown[min(position + 1, last)])
-    ]
+    ends = {*range(_FOLD_KEEP_ROWS), *range(last + 1 - _FOLD_KEEP_ROWS, last + 1)}
+    shown = [at in ends or each for at, each in enumerate(notable)]
+    return [at for at, each in enumerate(shown) if each or (shown[at - 1] and shown[min(at + 1, last)])]
 
 
 def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
@@ -193,12 +197,10 @@ def integer_text(value: int | None) -> str:
 
 
 def sparkline(distribution: Distribution | None) -> str:
-    """Draw how values are distributed, as `_SPARK_WIDTH` characters; "-" without a distribution.
+    """Draw how values are distributed, as `SPARKLINE_MEANING` says; "-" without a distribution.
 
-    The bars divide the range from the 1st to the 99th percentile evenly; what lies beyond is counted in the bars at the
-    ends. A height is the square root of the share, so that the few can be seen beside the many: an empty bin is blank,
-    one with any value at all has the lowest block at least. Where both percentiles are one value, a single bar stands
-    in the middle.
+    An empty bin is blank, one with any value at all has the lowest block at least. Where both percentiles are one
+    value, a single bar stands in the middle.
     """
     counted = histogram(distribution)
     if counted is None:
@@ -241,21 +243,11 @@ def _with_remark(name: str, remark: Text, width: int) -> Text:
 
 
 def _section(columns: Sequence[Column], width: int, *, show_header: bool) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, _gap(width) - 1, 0, 0),
-        show_header=show_header,
-    )
+    padding = (0, _gap(width) - 1, 0, 0)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding, show_header=show_header)
     for column in columns:
-        table.add_column(
-            column.header,
-            justify="left" if column.words else "right",
-            width=column.width,
-            no_wrap=not column.words,
-            overflow="fold",
-        )
+        justify: JustifyMethod = "left" if column.words else "right"
+        table.add_column(column.header, justify=justify, width=column.width, no_wrap=not column.words, overflow="fold")
     return table
 
 

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render.columns import Column, classes_text, draw_table, fitted, number_text, safe_line
+from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.text import counted
 
@@ -18,13 +18,10 @@ _FEW_CLASSES = 5
 
 
 def comparison_report(comparison: Comparison, *, width: int, full: bool = False) -> RenderableType:
-    """Return what edits changed: rows whose statistics differ, loss and top classes, without edits and with them.
-
-    Of many rows those that changed most are shown, in the order of the run, and a line for each kind of row says how
-    far all of them did.
-    """
+    """Return what edits changed: the rows that changed most, in the order of the run, and how far all of them did."""
     changes = comparison.changes
-    shown = changes if full or len(changes) <= _FEW_ROWS else _most_changed(changes)
+    most = sorted(range(len(changes)), key=lambda position: _amount(changes[position]), reverse=True)
+    shown = changes if full else [changes[position] for position in sorted(most[:_FEW_ROWS])]
     parts: list[RenderableType] = [safe_line(f"Effect of {', '.join(comparison.edits)}", style="bold", overflow="fold")]
     if shown:
         parts.append(_table(shown, width))
@@ -46,21 +43,15 @@ def comparison_report(comparison: Comparison, *, width: int, full: bool = False)
 
 
 def _table(rows: Sequence[Change], width: int) -> RenderableType:
-    none = [Text()] * len(rows)
     columns = [
         Column("changed", [safe_line(row.label) for row in rows], 0, words=True),
         Column("what", [safe_line(row.what) for row in rows], 2, words=True),
         Column("L2", [_both(row, "l2") for row in rows], 3),
         Column("ratio", [safe_line(number_text(row.l2_ratio)) for row in rows], 1),
         Column("mean", [_both(row, "mean") for row in rows], 10),
-        Column("remarks", none, 11, words=True),
+        Column("remarks", [Text()] * len(rows), 11, words=True),
     ]
-    return draw_table(fitted(columns, none, width), [""] * len(rows), range(len(rows)), width)
-
-
-def _most_changed(changes: Sequence[Change]) -> list[Change]:
-    most = sorted(range(len(changes)), key=lambda position: _amount(changes[position]), reverse=True)
-    return [changes[position] for position in sorted(most[:_FEW_ROWS])]
+    return draw_table(columns, width)
 
 
 def _amount(change: Change) -> float:

@@ -13,8 +13,6 @@ from hookscope.render.columns import (
     REMARK_WIDTH,
     Column,
     draw_table,
-    fitted,
-    kept_positions,
     number_text,
     percent_text,
     safe_line,
@@ -30,10 +28,7 @@ _LONGEST_TEXT = 200
 
 
 def contents_to_dict(contents: CheckpointContents) -> dict[str, Any]:
-    """Return all of `contents` as dicts, lists, text and numbers; each tensor says in `part` where it is.
-
-    Names are those of `CheckpointContents` and what it holds.
-    """
+    """Return all of `contents` under its own names, as dicts, lists, text and numbers; tensors name their `part`."""
     document = asdict(contents)
     parts = [
         {**asdict(part), "tensors": len(part.tensors), "nonfinite_count": part.nonfinite_count}
@@ -45,10 +40,7 @@ def contents_to_dict(contents: CheckpointContents) -> dict[str, Any]:
 
 
 def contents_report(contents: CheckpointContents, *, width: int, full: bool = False) -> RenderableType:
-    """Return what a weights file holds: what it is, what lies beside the weights, every tensor, and a summary.
-
-    Of what is no set of weights, such as an optimiser's state, only tensors that are not finite are listed.
-    """
+    """Return what a weights file holds; of what is no set of weights, only tensors that are not finite are listed."""
     weights = [part for part in contents.parts if part.is_weights]
     shown: list[RenderableType] = [_facts(contents, weights)]
     if contents.entries:
@@ -101,9 +93,8 @@ def _entries(entries: Sequence[StoredEntry], *, full: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     shown = entries if full else entries[:_MOST_ENTRIES]
     for entry in shown:
-        grid.add_row(
-            safe_line(f"  {_cut(entry.key)}"), safe_line(entry.kind, style="cyan"), safe_line(_cut(entry.summary))
-        )
+        kind = safe_line(entry.kind, style="cyan")
+        grid.add_row(safe_line(f"  {_cut(entry.key)}"), kind, safe_line(_cut(entry.summary)))
     hidden = len(entries) - len(shown)
     return Group(grid, safe_line(f"  … {hidden} more entries, --full shows all", style="dim")) if hidden else grid
 
@@ -111,7 +102,6 @@ def _entries(entries: Sequence[StoredEntry], *, full: bool) -> RenderableType:
 def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> RenderableType:
     if not tensors:
         return safe_line("No tensors.")
-    remarks = [_remark(tensor) for tensor in tensors]
     differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line says it
     columns = [
         Column("tensor", [safe_line(tensor.key) for tensor in tensors], 0, words=True),
@@ -123,11 +113,10 @@ def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> Rend
         Column("min", [safe_line(_value_text(tensor.min)) for tensor in tensors], 4),
         Column("max", [safe_line(_value_text(tensor.max)) for tensor in tensors], 5),
         Column("zeros", [safe_line(_zeros_text(tensor)) for tensor in tensors], 7),
-        Column("remarks", remarks, 2, words=True, max_width=REMARK_WIDTH),
+        Column("remarks", [_remark(tensor) for tensor in tensors], 2, words=True, max_width=REMARK_WIDTH),
     ]
     styles = ["bold red" if _oddity(tensor) else "" for tensor in tensors]
-    kept = kept_positions([bool(style) for style in styles], full=full)
-    return draw_table(fitted(columns, remarks, width), styles, kept, width)
+    return draw_table(columns, width, styles, full=full)
 
 
 def _value_text(value: float | None) -> str:
@@ -182,11 +171,8 @@ def _style(of: StoredPart | CheckpointContents) -> str:
 
 def bytes_text(count: int) -> str:
     """Return a number of bytes for people, in powers of 1024: "97.8 MiB"."""
-    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        del units[0]
-    return f"{count:,} bytes" if units[0] == "bytes" else f"{size:,.1f} {units[0]}"
+    power = min(max(0, count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:,.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if power else f"{count:,} bytes"
 
 
 def _cut(text: str) -> str:

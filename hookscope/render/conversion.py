@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, terminal
-from hookscope.render.check_terminal import check_report
+from hookscope.render.check_report import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
 from hookscope.results.activations import Activations
@@ -94,12 +94,9 @@ def result_dict(result: Result) -> dict[str, Any]:
 
 
 def result_frame(result: Result) -> Any:
-    """Return the rows of a result as a `pandas.DataFrame`, statistics and quantiles as columns.
+    """Return the rows of a result as a `pandas.DataFrame`; of gradients with a column `role`, of a check the findings.
 
-    Of gradients, outputs, inputs and parameters are rows: the column `role` says which. Of a check, findings.
-
-    Raises:
-        UsageError: If pandas is not installed.
+    A UsageError is raised if pandas is not installed.
     """
     try:
         import pandas as pd  # noqa: PLC0415 - an optional package

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
 
-from hookscope.render.check_summary import (
+from hookscope.render.check_report import (
     by_gravity,
     finding_text,
     readable,
@@ -42,59 +41,50 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
 
     GitHub makes annotations of the first 10 errors, warnings and notices of a step and only logs the rest. So a rule's
     findings share an annotation, errors come before warnings, what could not be checked before what failed, and the
-    gravest of every checkpoint before the second of any. What is only worth knowing is a `::notice`.
+    gravest of every checkpoint before the second of any. What is only worth knowing is a `::notice`. `file` is given
+    if the checkpoint is a file below `repository`.
 
     Print it as it is: a line that somebody wraps is no command any more.
-
-    Args:
-        reports: What to say.
-        repository: What the annotated files are relative to. `file` is given if the checkpoint is a file below it.
     """
-    ordered = [(readable(report), _file(report.checkpoint, repository)) for report in by_gravity(reports)]
-    errors = [list(_errors(report, file)) for report, file in ordered]
-    warnings = [list(_objections(report, "warn", file)) for report, file in ordered]
-    notices = [list(_notices(report, file)) for report, file in ordered]
-    turns = (*zip_longest(*errors), *zip_longest(*warnings), *zip_longest(*notices))
+    said = [_commands(readable(report), _file(report.checkpoint, repository)) for report in by_gravity(reports)]
+    turns = (turn for name in ("error", "warning", "notice") for turn in zip_longest(*(each[name] for each in said)))
     return "".join(f"{line}\n" for turn in turns for line in turn if line)
 
 
 def escaped_data(text: str) -> str:
     """Return `text` so that the runner reads just that after the second "::".
 
-    Source:
-        The inverse of what actions/runner undoes, percent signs last (`_escapeDataMappings` in
-        src/Runner.Common/ActionCommand.cs).
+    Source: what actions/runner undoes, percent signs last (`_escapeDataMappings`, src/Runner.Common/ActionCommand.cs).
     """
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def escaped_property(text: str) -> str:
-    """Return `text` so that the runner reads just that as the value of a property.
-
-    Source:
-        Likewise (`_escapePropertyMappings`): as data, and then colons and commas.
-    """
+    """Return `text` so that the runner reads just that as the value of a property (`_escapePropertyMappings`)."""
     return escaped_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _errors(report: CheckReport, file: str) -> Iterator[str]:
-    if error := untold_error(report):
-        yield _command("error", report, "could not be checked", error, file)
-    yield from _objections(report, "fail", file)
+def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
+    """Return the lines about a checkpoint by the name of their command."""
 
+    def line(name: str, what: str, message: str) -> str:
+        properties = {"title": f"hookscope · {printable(report.checkpoint)} · {what}"}  # GitHub takes 255 characters
+        properties |= {"file": file} if file else {}
+        listed = ",".join(f"{key}={escaped_property(value)}" for key, value in properties.items())
+        return f"::{name} {listed}::{escaped_data(message)}"
 
-def _notices(report: CheckReport, file: str) -> Iterator[str]:
-    if report.warnings:
-        text = "\n".join(report.warnings)
-        yield _command("notice", report, "note", text, file)
-
-
-def _objections(report: CheckReport, level: Literal["fail", "warn"], file: str) -> Iterator[str]:
-    name: Literal["error", "warning"] = "error" if level == "fail" else "warning"
+    error = untold_error(report)
+    lines = {
+        "error": [line("error", "could not be checked", error)] if error else [],
+        "warning": [],
+        "notice": [line("notice", "note", "\n".join(report.warnings))] if report.warnings else [],
+    }
     for outcome in report.outcomes:
-        findings = [finding for finding in outcome.findings if finding.level == level]
-        if findings:
-            yield _command(name, report, outcome.rule, _message(findings), file)
+        for level, name in (("fail", "error"), ("warn", "warning")):
+            findings = [finding for finding in outcome.findings if finding.level == level]
+            if findings:
+                lines[name].append(line(name, outcome.rule, _message(findings)))
+    return lines
 
 
 def _message(findings: Sequence[Finding]) -> str:
@@ -111,15 +101,6 @@ def _message(findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, f"… and {more:,} more"] if more else lines)
 
 
-def _command(
-    name: Literal["error", "warning", "notice"], report: CheckReport, what: str, message: str, file: str
-) -> str:
-    properties = {"title": f"hookscope · {printable(report.checkpoint)} · {what}"}  # GitHub takes 255 characters
-    properties |= {"file": file} if file else {}
-    listed = ",".join(f"{key}={escaped_property(value)}" for key, value in properties.items())
-    return f"::{name} {listed}::{escaped_data(message)}"
-
-
 def _file(checkpoint: str, repository: Path) -> str:
     """Return the path of a checkpoint below the repository; "" if it is no file there, or its name is not printable."""
     path = Path(checkpoint)
@@ -132,8 +113,7 @@ def _file(checkpoint: str, repository: Path) -> str:
 def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None) -> str:
     """Return a table of the checkpoints, the gravest first, then a list for each that has something to say.
 
-    Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either. A text that
-    would be too long for a step summary is cut, and says how much is missing.
+    Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either.
     """
     ordered = [readable(report) for report in by_gravity(reports)]
     lines = [

@@ -1,9 +1,6 @@
-"""Gradients as Rich renderables, for people: a table of outputs, a table of parameters, the loss and the verdicts.
+"""Gradients as Rich renderables, for people: a table of outputs, a table of parameters, the loss and the verdicts."""
 
-`width` is that of the terminal, in columns; `full` shows every row of a long table instead of folding it.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from rich.console import Group, RenderableType
@@ -11,15 +8,13 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
-from hookscope.render.check_summary import level_counts
+from hookscope.render.check_report import level_counts
 from hookscope.render.columns import (
     REMARK_WIDTH,
     Column,
     counts_that_vary,
     draw_table,
-    fitted,
     integer_text,
-    kept_positions,
     kind_cell,
     number_column,
     number_text,
@@ -37,15 +32,10 @@ _LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
 
 
 def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> RenderableType:
-    """Return the gradients of outputs, and of inputs if measured, in forward order under a title, fitted to `width`.
-
-    A row says in words what is not plain about it: no gradient, zero, NaN or Inf, the verdicts that name it.
-    """
+    """Return the gradients of outputs, and of inputs if measured, in forward order under a title, fitted to `width`."""
     rows = inspection.gradients
-    title = [
-        *title_lines(inspection),
-        safe_line(f"Gradients of the loss by layer, {inspection.mode} mode, in forward order"),
-    ]
+    mode = safe_line(f"Gradients of the loss by layer, {inspection.mode} mode, in forward order")
+    title = [*title_lines(inspection), mode]
     if not rows:
         return Group(*title, safe_line("No layer finished."))
     names = [safe_line(row.label + (" (input)" if row.role == "input" else "")) for row in rows]
@@ -57,8 +47,7 @@ def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> 
         Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
     ]
-    verdicts = _by_place(inspection.verdicts)
-    found = [verdicts.get(row.label, ()) if row.role == "output" else () for row in rows]
+    found = [_about(inspection, row.label) if row.role == "output" else [] for row in rows]
     return Group(*title, _flagged_table(columns, rows, found, width, full=full), *folded_lines(rows))
 
 
@@ -78,8 +67,7 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
         number_column("‖w‖", (row.weight_l2 for row in rows), 6),
         number_column("‖g‖/‖w‖", (row.ratio for row in rows), 1),
     ]
-    verdicts = _by_place(inspection.verdicts)
-    found = [verdicts.get(row.name, ()) for row in rows]
+    found = [_about(inspection, row.name) for row in rows]
     return Group(title, _flagged_table(columns, rows, found, width, full=full))
 
 
@@ -101,13 +89,13 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
         if inspection.loss is None or inspection.failure is not None:
             return safe_line("Gradients were not judged: the pass broke off.", style="yellow")
         return safe_line("No issues found.", style="green")
-    lines = Group(*(_verdict_lines(verdict) for verdict in verdicts))
-    return Panel(
-        lines,
-        title=f"Verdict: {level_counts(verdicts)}",
-        title_align="left",
-        border_style=_LEVEL_STYLES[verdicts[0].level],
-    )
+    lines: list[RenderableType] = []
+    for each in verdicts:
+        heading = f"{each.level.upper()} {each.rule}{f' at {each.where}' if each.where else ''}"
+        lines.append(safe_line(heading, style=_LEVEL_STYLES[each.level], overflow="fold"))
+        lines.append(Padding(safe_line(each.message, overflow="fold"), (0, 0, 0, 2)))
+    title, style = f"Verdict: {level_counts(verdicts)}", _LEVEL_STYLES[verdicts[0].level]
+    return Panel(Group(*lines), title=title, title_align="left", border_style=style)
 
 
 def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool = False) -> RenderableType:
@@ -128,17 +116,8 @@ def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool =
         _no_remarks(len(labels)),
     ]
     parts: list[RenderableType] = [safe_line("Gradients of each input alone", style="bold")]
-    parts += [_drawn(columns, width, full=full) for columns in (alone, spread) if columns[0].cells]
+    parts += [draw_table(columns, width, full=full) for columns in (alone, spread) if columns[0].cells]
     return Group(*parts)
-
-
-def _verdict_lines(verdict: Finding) -> RenderableType:
-    place = f" at {verdict.where}" if verdict.where else ""
-    heading = f"{verdict.level.upper()} {verdict.rule}{place}"
-    return Group(
-        safe_line(heading, style=_LEVEL_STYLES[verdict.level], overflow="fold"),
-        Padding(safe_line(verdict.message, overflow="fold"), (0, 0, 0, 2)),
-    )
 
 
 def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
@@ -179,31 +158,24 @@ def _flagged_table(
         bool(found) or (odd[position] and not (odd[position - 1] and odd[position + 1]))
         for position, found in enumerate(verdicts, start=1)
     ]
-    kept = kept_positions(notable, full=full)
-    return draw_table(fitted([*columns, last], status, width), styles, kept, width)
+    return draw_table([*columns, last], width, styles, notable, full=full)
 
 
 def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], *, full: bool) -> str:
-    """Return what is not plain about a gradient; nothing for one that is.
-
-    In full, with the rows that it repeats or stands for.
-    """
+    """Return what is not plain about a gradient; in full, with the rows that it repeats or stands for."""
     statistics = row.gradient
-    words = [row.source] if isinstance(row, GradientRow) and row.source else []
-    words += [verdict.rule for verdict in verdicts]
-    if row.status != "gradient":
-        words.append(row.status)
-    if isinstance(row, ParameterRow) and not row.trainable:
-        words.append("frozen")
-    if statistics.nan_count or statistics.inf_count:
-        words.append(f"{integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf")
-    if statistics.unmeasured:
-        words.append(f"unmeasured: {statistics.unmeasured}")
-    if isinstance(row, GradientRow) and row.remark:
-        words.append(row.remark)
-    if isinstance(row, GradientRow) and full:
-        words += repeats_words(row)
-    return "; ".join(words)
+    counts = f"{integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf"
+    words = [
+        row.source if isinstance(row, GradientRow) else "",
+        *(verdict.rule for verdict in verdicts),
+        row.status if row.status != "gradient" else "",
+        "frozen" if isinstance(row, ParameterRow) and not row.trainable else "",
+        counts if statistics.nan_count or statistics.inf_count else "",
+        f"unmeasured: {statistics.unmeasured}" if statistics.unmeasured else "",
+    ]
+    if isinstance(row, GradientRow):
+        words += [row.remark, *(repeats_words(row) if full else ())]
+    return "; ".join(filter(None, words))
 
 
 def _row_style(row: GradientRow | ParameterRow, verdicts: Sequence[Finding]) -> str:
@@ -221,18 +193,9 @@ def _is_odd(statistics: TensorStatistics) -> bool:
     return bool(statistics.nan_count or statistics.inf_count or statistics.unmeasured)
 
 
-def _by_place(verdicts: Iterable[Finding]) -> dict[str, list[Finding]]:
-    places: dict[str, list[Finding]] = {}
-    for verdict in verdicts:
-        if verdict.where:  # a verdict on the whole network belongs to no row, not to the row of the model itself
-            places.setdefault(verdict.where, []).append(verdict)
-    return places
-
-
-def _drawn(columns: Sequence[Column], width: int, *, full: bool) -> RenderableType:
-    count = len(columns[0].cells)
-    kept = kept_positions([False] * count, full=full)
-    return draw_table(fitted(columns, columns[-1].cells, width), [""] * count, kept, width)
+def _about(inspection: Gradients, place: str) -> list[Finding]:
+    """Return the verdicts on a row: one on the whole network, without a place, is on none."""
+    return [verdict for verdict in inspection.verdicts if verdict.where == place and place]
 
 
 def _no_remarks(count: int) -> Column:

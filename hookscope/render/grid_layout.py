@@ -23,21 +23,13 @@ MAX_PIXELS = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the tiles of (C, T, H, W) lie on the canvas.
+    """How the tiles of (C, T, H, W) lie on the canvas."""
 
-    Attributes:
-        columns: Tiles beside each other.
-        down: Canvas pixels per map pixel along H.
-        across: Canvas pixels per map pixel along W.
-        gap: Background pixels between tiles. The frames inside a tile are one apart.
-        stride: Map pixels averaged into one, along H and along W; 1 draws each.
-    """
-
-    columns: int
-    down: int
-    across: int
-    gap: int
-    stride: int = 1
+    columns: int  # tiles beside each other
+    down: int  # canvas pixels per map pixel along H
+    across: int  # the same along W
+    gap: int  # background pixels between tiles; the frames inside a tile are one apart
+    stride: int = 1  # map pixels averaged into one, along H and along W
 
     def pitch(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return height and width in pixels of one tile with its gap."""
@@ -56,8 +48,7 @@ class Layout:
 def plan(shape: tuple[int, ...], *, single: bool) -> Layout:
     """Choose the layout for (C, T, H, W): near-square, filling a page, within the limits.
 
-    A map far longer than wide (a signal of shape 1 x W) is enlarged less along its long side: its pixels are not
-    square then, but it can be seen.
+    A map far longer than wide (a signal of shape 1 x W) is enlarged less along its long side, to be seen at all.
     """
     count, frames, height, width = shape
     if 0 in shape:
@@ -75,7 +66,7 @@ def plan(shape: tuple[int, ...], *, single: bool) -> Layout:
         tile_height, tile_width = (pitch - row.gap for pitch in row.pitch(shape))
         return replace(row, columns=_columns(count, tile_width / tile_height))
 
-    factor = _readable_factor(height, width)
+    factor = max(1, -(-_TILE_MIN // min(height, width)))
     rough = laid_out(factor, 1)
     page_factor = (_PAGE_WIDTH // rough.columns - rough.gap) // frames // width
     factor = max(factor, min(page_factor, _TILE_MAX // max(height, width)))
@@ -85,19 +76,12 @@ def plan(shape: tuple[int, ...], *, single: bool) -> Layout:
             factor -= 1
         else:
             stride += max(1, stride // 4)
-            factor = _readable_factor(-(-height // stride), -(-width // stride))
+            factor = max(1, -(-_TILE_MIN // -(-min(height, width) // stride)))
     return plan
 
 
-def _readable_factor(height: int, width: int) -> int:
-    return max(1, -(-_TILE_MIN // min(height, width)))
-
-
 def _columns(count: int, tile_aspect: float) -> int:
-    """Return how many tiles of width / height `tile_aspect` to put in a row.
-
-    A full rectangle between square and about 2:1 is preferred (8 x 8 for 64, 16 x 8 for 128); else as square as can be.
-    """
+    """Return how many tiles of width / height `tile_aspect` to put in a row: 8 for 64 squares, 16 for 128."""
     square = math.sqrt(count / tile_aspect)
     candidates = range(max(1, math.ceil(square - 1e-9)), math.floor(square * 1.5) + 1)
     full = next((columns for columns in candidates if count % columns == 0), None)

@@ -1,13 +1,9 @@
-"""Draw feature maps: one picture per activation and input, every channel a tile, with a caption and a colour bar.
-
-The whole canvas is one array of palette indices, put together by array operations and handed to Pillow once.
-"""
+"""Draw feature maps: one picture per activation and input, every channel a tile, with a caption and a colour bar."""
 
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +42,7 @@ _TITLE_LIMIT = 300  # characters
 _REMARK_LIMIT = 200  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
+class _Extent(NamedTuple):
     """What the values of each channel span, non-finite ones left out."""
 
     magnitudes: NDArray[np.float32]  # largest per channel, 0 where no value is finite, (C,)
@@ -91,12 +86,9 @@ def draw_grid(maps: FeatureMaps, *, cmap: str = "auto", scale: Scale = "channel"
 def draw_for_run(
     maps: FeatureMaps, path: str, *, cmap: str = "auto", scale: Scale = "channel", input_name: str = ""
 ) -> tuple[Image.Image, Grid]:
-    """Draw a grid as `draw_grid` does; return it with what a run says of it.
-
-    Raises:
-        UsageError: If `cmap` is unknown.
-    """
-    channels, extra = _channels(maps), _extra_tokens(maps)  # (C, T, H, W), (K, C)
+    """Draw a grid as `draw_grid` does, with its errors; return it with what a run says of it."""
+    tokens = np.empty((0, 0), np.float32) if maps.extra_tokens is None else maps.extra_tokens
+    channels, extra = _channels(maps), tokens[:_MAX_EXTRA_TOKENS, :_MAX_TILES]  # (C, T, H, W), (K, C)
     single = channels[:1].size == 1
     one_range = single or len(channels) == 1 or scale == "layer"
     extent, extra_extent = _extent(channels), _extent(extra)
@@ -121,8 +113,8 @@ def draw_for_run(
         left = grid.shape[1] - composed.shape[1]
         width = max(width, grid.shape[1])
         pictures.append((12, grid))
-    if maps.extra_tokens is not None and extra.size:
-        pictures += _strips(levels(extra, extra_extent), width, len(maps.extra_tokens))
+    if extra.size:
+        pictures += _strips(levels(extra, extra_extent), width, len(tokens))
 
     def remarks(per_row: str) -> list[str]:
         values = f"values {lowest:.4g} to {highest:.4g}" if lowest <= highest else "no finite values"
@@ -159,8 +151,7 @@ def draw_for_run(
         sizes = (count, frames, height, width, layout.down, layout.across, layout.gap)
         where = Tiles(MARGIN + left, top, min(layout.columns, count), *sizes)
     about = (*remarks(""), *(text for _, text in marks))
-    extra_count = len(maps.extra_tokens) if maps.extra_tokens is not None else 0
-    return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, extra_count, where)
+    return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, len(tokens), where)
 
 
 def check_cmap(cmap: str) -> None:
@@ -180,12 +171,7 @@ def encode_png(image: Image.Image) -> bytes:
 def grid_name(maps: FeatureMaps, total: int, *, input_count: int = 1) -> str:
     """Return the file name of a grid: "007-layer1.0.conv2.png", with several inputs "007-layer1.0.conv2-input2.png".
 
-    Both numbers count from 0 and have leading zeros, so that names sort in execution order, then by input.
-
-    Args:
-        maps: What is drawn.
-        total: Rows in the whole table.
-        input_count: Inputs in the whole run.
+    Both numbers have leading zeros for `total` rows and `input_count` inputs, so that names sort in execution order.
     """
     index = f"{maps.row:0{max(3, len(str(total - 1)))}d}"
     several = input_count > 1 or maps.input_index > 0
@@ -194,7 +180,7 @@ def grid_name(maps: FeatureMaps, total: int, *, input_count: int = 1) -> str:
 
 
 def _channels(maps: FeatureMaps) -> NDArray[np.float32]:
-    """Return the values to draw as (C, T, H, W), a vector as (F, 1, 1, 1), cut to what a canvas can hold."""
+    """Return what a canvas can hold of the values, as (C, T, H, W); a vector as (F, 1, 1, 1)."""
     values = maps.values
     if maps.arrangement == "vector":
         return values[:_MAX_CELLS, None, None, None]
@@ -202,13 +188,6 @@ def _channels(maps: FeatureMaps) -> NDArray[np.float32]:
         values = values[:, :_MAX_FRAMES]
         return np.ascontiguousarray(values[: max(1, _MAX_TILES // max(1, values.shape[1]))])
     return np.ascontiguousarray(values[:_MAX_TILES, None])
-
-
-def _extra_tokens(maps: FeatureMaps) -> NDArray[np.float32]:
-    """Return the tokens apart from the grid, (K, C); K is 0 without any."""
-    if maps.extra_tokens is None:
-        return np.empty((0, 0), np.float32)
-    return maps.extra_tokens[:_MAX_EXTRA_TOKENS, :_MAX_TILES]
 
 
 def _extent(values: NDArray[np.float32]) -> _Extent:

@@ -3,26 +3,21 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from hookscope.render.check_summary import finding_text, readable, total_seconds
+from hookscope.render.check_report import finding_text, readable, total_seconds
 from hookscope.results.check import CheckReport, RuleOutcome
 
-# The test that says whether a checkpoint could be checked at all. Rules are judged from one examination, so the time
-# of a checkpoint is this test's; the sum over its tests is then what a server expects: the time of the suite.
+# The test that says whether a checkpoint could be checked at all. All time is its own: rules are judged afterwards.
 _EXAMINATION = "examination"
 
 
 def checks_to_junit(reports: Sequence[CheckReport]) -> str:
     """Return `reports` as JUnit XML: a suite for each checkpoint, in it a test for each rule that is not off.
 
-    A rule that failed is a `failure`, one that could not be judged is `skipped` with the reason, one that warned passes
-    with the warnings in `system-out`. The first test of a suite, "examination", holds the checkpoint's seconds and
-    what a reader must see, and is an `error` where the checkpoint could not be checked to the end.
+    Warnings of a rule that passes are its `system-out`. The first test of a suite, "examination", holds the
+    checkpoint's seconds and what a reader must see, and is an `error` where it could not be checked to the end.
 
-    The text declares UTF-8, so write it so. What XML 1.0 cannot hold (control characters, lone surrogates) is spelled
-    out as `safe_text` does.
-
-    Source:
-        The dialect is that of `junit-10.xsd` of Jenkins' xunit plugin, which pytest and Maven Surefire write too.
+    The text declares UTF-8, so write it so. What XML 1.0 cannot hold is spelled out as `safe_text` does. The dialect
+    is that of `junit-10.xsd` of Jenkins' xunit plugin, which pytest and Maven Surefire write too.
     """
     root = Element("testsuites", name="hookscope check")
     for report in reports:

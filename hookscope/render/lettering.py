@@ -48,13 +48,9 @@ def paragraph(texts: Sequence[str], size: int, width: int, *, separator: str = "
 
 
 def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[list[str]]:
-    """Return the lines, each in pieces, that `texts` joined by `separator` fill. No character of a text is lost.
+    """Return the lines, each in pieces, that `texts` fill; `separator` stands between texts, but where a line ends.
 
-    Args:
-        texts: One too long for a line breaks after a space, dot, slash or underscore, else anywhere.
-        size: Of the font.
-        width: Of a line, in pixels.
-        separator: Left out where a line ends.
+    A text too long for a line, `width` pixels, breaks after a space, dot, slash or underscore, else anywhere.
     """
     lines: list[list[str]] = [[]]
     for text in texts:
@@ -84,14 +80,14 @@ def line_height(size: int) -> int:
     return sum(_font(size).getmetrics())
 
 
-@lru_cache(maxsize=1024)
-def _length(text: str, size: int) -> int:
-    return math.ceil(_font(size).getlength(text))
-
-
 def text_width(pieces: Sequence[str], size: int) -> int:
     """Return the width in pixels of text drawn in pieces: letters may reach one pixel out on either side."""
     return sum(_length(piece, size) for piece in pieces) + 2
+
+
+@lru_cache(maxsize=1024)
+def _length(text: str, size: int) -> int:
+    return math.ceil(_font(size).getlength(text))
 
 
 @lru_cache(maxsize=1024)

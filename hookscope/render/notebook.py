@@ -1,7 +1,6 @@
-"""Results as HTML for notebooks: the tables of the terminal with every row and column, and the grids.
+"""Results as HTML for notebooks: the tables of the terminal, taken apart, with every row and column, and the grids.
 
-The tables are built once, for the terminal, and taken apart here, so that both show the same. Plain semantic HTML with
-all text escaped, no script, nothing loaded from elsewhere: a notebook shows it however little it trusts the file.
+Without a script or anything loaded from elsewhere: a notebook shows it however little it trusts the file.
 """
 
 import base64
@@ -14,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render import conversion, plots, terminal
+from hookscope.render import conversion, plot_axes, plots, terminal
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.gradients import Gradients
@@ -45,26 +44,17 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
     if isinstance(result, Activations):
         pictures = _grids(result.feature_maps, "feature_maps")
     elif isinstance(result, Gradients):
-        flow = [_flow(result)] if result.gradients else []
-        pictures = [*flow, *_grids(result.gradient_maps, "gradient_maps")]
+        text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
+        flow = [plot_axes.figure_png(plots.gradient_flow(result))] if result.gradients else []
+        pictures = [*(_picture(png, text) for png in flow), *_grids(result.gradient_maps, "gradient_maps")]
     return "".join([*_blocks(parts), *pictures])
 
 
 def feature_maps_html(maps: FeatureMaps) -> str:
     """Return the grid as a picture, and what it shows in words."""
-    about = [
-        f"{maps.label} ({maps.kind})",
-        f"input {maps.input_index}",
-        f"shape {shape_text(maps.shape)}",
-        counted(maps.channel_count, "channel"),
-        *([maps.note] if maps.note else []),
-    ]
-    return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(about)}")
-
-
-def _flow(inspection: Gradients) -> str:
-    text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
-    return _picture(plots.figure_png(plots.gradient_flow(inspection)), text)
+    about = f"{maps.label} ({maps.kind}), input {maps.input_index}, shape {shape_text(maps.shape)}"
+    parts = (about, counted(maps.channel_count, "channel"), maps.note)
+    return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(filter(None, parts))}")
 
 
 def _picture(png: bytes, text: str) -> str:

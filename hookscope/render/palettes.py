@@ -93,12 +93,7 @@ def is_diverging(name: str) -> bool:
 def colour_levels(name: str, count: int) -> NDArray[np.uint8]:
     """Return `count` colours at even steps of a colour map, (count, 3), red, green, blue.
 
-    Args:
-        name: A colour map of matplotlib; "viridis" and "berlin" do not import it.
-        count: Levels; an odd number has one exactly in the middle.
-
-    Raises:
-        UsageError: If matplotlib knows no such map.
+    Only "viridis" and "berlin" do not import matplotlib; a UsageError is raised if that knows no such map.
     """
     positions = np.linspace(0, 1, count)
     if name in _TABLES:

@@ -1,13 +1,9 @@
-"""What all plots share: matplotlib in one style, logarithmic axes, marks for what they cannot show, names of layers.
-
-Figures are built without pyplot and in matplotlib's own default style, whatever the user's settings say; names of
-layers are drawn as they are, never read as mathematics.
-"""
+"""What all plots share: matplotlib without pyplot and in one style, logarithmic axes, marks, names as they are."""
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 
@@ -63,21 +59,24 @@ _MARKS: Mapping[GradientStatus, tuple[str, str]] = {
 }
 
 
-@contextmanager
-def our_style() -> Iterator[None]:
+def our_style() -> AbstractContextManager[None]:
     """Draw in matplotlib's default style with our changes: a user's file could ask for LaTeX or white on white."""
-    with style.context(["default", dict(_STYLE)]):
-        yield
+    return style.context(["default", dict(_STYLE)])
 
 
 class _ShownFigure(Figure):
     """A figure that shows itself where it ends a notebook's cell."""
 
     def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        with our_style():
-            self.savefig(file, format="png")
-        return file.getvalue()
+        return figure_png(self)
+
+
+def figure_png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    with our_style():
+        figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
 
 
 def titled_figure(parts: Sequence[str], height: float) -> Figure:
@@ -173,11 +172,7 @@ def name_places(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _named_places(names: Sequence[str]) -> dict[int, str]:
-    """Return which positions get which name.
-
-    Where there are too many for all of them, a name is that of the block of layers that begins there: those of the
-    outermost blocks first, the longest before the others, then those of inner ones where there is room left.
-    """
+    """Return which positions get which name: of many, those where a block of layers begins, the outermost first."""
     if len(names) <= _MOST_NAMES:
         return dict(enumerate(names))
     taken: dict[int, str] = {}

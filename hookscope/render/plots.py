@@ -1,12 +1,7 @@
-"""Plots of gradients: gradient flow over depth, histograms, ‖g‖/‖w‖ of every parameter; and histograms of outputs.
+"""Plots of gradients: flow over depth, histograms, ‖g‖/‖w‖ of parameters; and of outputs. Imports matplotlib."""
 
-Importing this imports matplotlib.
-"""
-
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -35,9 +30,8 @@ from hookscope.render.plot_axes import (
 )
 from hookscope.results.activations import LayerRow
 from hookscope.results.distribution import Distribution
-from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, ParameterRow
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.histogram import even_edges
-from hookscope.results.statistics import TensorStatistics
 
 _MOST_HISTOGRAMS = 12
 _MOST_BINS = 41
@@ -46,27 +40,13 @@ _WIDE_TAIL = 30.0
 _LARGEST = 1e299  # beyond it the width of the range overflows
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """What a plot over depth shows of one gradient; a minor one has no part in the line."""
-
-    name: str
-    status: GradientStatus
-    statistics: TensorStatistics
-    minor: bool = False
-
-
 def gradient_flow(inspection: Gradients) -> Figure:
     """Draw mean and greatest |gradient| over depth: of the layers' outputs above, of the parameters below.
 
-    Biases and scales are pale marks beside the line of the weights. The axis is logarithmic. What it has no place for
-    stands at its foot, told apart by shape: exactly zero, no gradient path, not reached. NaN or Inf is a star at the
-    top. What a failing verdict names has a red ground.
+    Biases and scales are pale marks beside the line of the weights; what a failing verdict names has a red ground.
     """
-    outputs = [_Point(row.label, row.status, row.gradient) for row in inspection.gradients if row.role == "output"]
-    parameters = [
-        _Point(row.name, row.status, row.gradient, minor=not _is_weight(row)) for row in inspection.parameters
-    ]
+    outputs = [(row.label, row) for row in inspection.gradients if row.role == "output"]
+    parameters = [(row.name, row) for row in inspection.parameters]
     with our_style():
         figure = titled_figure(_title(inspection, "Gradient flow"), 7.2)
         axes = figure.subplots(2, 1)
@@ -77,14 +57,11 @@ def gradient_flow(inspection: Gradients) -> Figure:
 
 
 def gradient_histograms(inspection: Gradients, layers: Sequence[str] = ()) -> Figure:
-    """Draw how the gradients of some layers' outputs are distributed, at most twelve panels.
-
-    Exact zeros are left out of the bars and counted in the title. Where the tails are long the axis is logarithmic on
-    both sides of zero.
+    """Draw how the gradients of some layers' outputs are distributed, at most twelve panels, without exact zeros.
 
     `layers` are labels of rows; none means twelve rows spread evenly over depth, from those with a gradient.
     """
-    known = [row for row in inspection.gradients if row.role == "output" and _nonzero(row.gradient) is not None]
+    known = [row for row in inspection.gradients if row.role == "output" and _nonzero(row) is not None]
     rows = [row for row in known if row.label in layers] if layers else known
     places = np.unique(np.linspace(0, len(rows) - 1, _MOST_HISTOGRAMS).round().astype(int)) if rows else ()
     with our_style():
@@ -99,11 +76,7 @@ def gradient_histograms(inspection: Gradients, layers: Sequence[str] = ()) -> Fi
 
 
 def parameter_ratios(inspection: Gradients) -> Figure:
-    """Draw ‖g‖/‖w‖ of every parameter in the order they are defined, weights apart from biases and scales.
-
-    The axis is logarithmic; a dashed line is the median of the weights. What has no ratio stands at the foot: a zero
-    gradient, none at all, or a parameter that is zero itself.
-    """
+    """Draw ‖g‖/‖w‖ of every parameter in the order they are defined, weights apart from biases and scales."""
     rows = inspection.parameters
     with our_style():
         figure = titled_figure(_title(inspection, "‖g‖/‖w‖ of parameters"), 4.6)
@@ -134,10 +107,7 @@ def parameter_ratios(inspection: Gradients) -> Figure:
 
 
 def activation_histograms(rows: Sequence[LayerRow], title: str) -> Figure:
-    """Draw how the outputs of some layers are distributed, a panel each.
-
-    Bars are shares of the finite values; what is not finite is counted above the panel.
-    """
+    """Draw how the outputs of some layers are distributed, a panel each: bars are shares of the finite values."""
     with our_style():
         figure, grid = panels(("Outputs of layers", title), len(rows), 4)
         for axes, row in zip(grid, rows, strict=False):
@@ -145,38 +115,33 @@ def activation_histograms(rows: Sequence[LayerRow], title: str) -> Figure:
     return figure
 
 
+# By the name of its file.
 PLOTS: Mapping[str, Callable[[Gradients], Figure]] = {
     "gradient-flow": gradient_flow,
     "gradient-histograms": gradient_histograms,
     "parameter-ratios": parameter_ratios,
 }
-"""Every plot of a gradient inspection by the name of its file."""
 
 
-def figure_png(figure: Figure) -> bytes:
-    """Return a figure of this module as a PNG file; the same figure gives the same bytes."""
-    file = io.BytesIO()
-    with our_style():
-        figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
-
-
-def _draw_flow(axes: Axes, title: str, points: Sequence[_Point], failing: Mapping[str, str]) -> None:
+def _draw_flow(
+    axes: Axes, title: str, named: Sequence[tuple[str, GradientRow | ParameterRow]], failing: Mapping[str, str]
+) -> None:
     axes.set_title(title)
-    if not points:
+    if not named:
         say(axes, "Nothing was measured.")
         return
-    means = _positive([point.statistics.mean_abs for point in points])
-    greatest = _positive([point.statistics.max_abs for point in points])
-    minor = np.array([point.minor for point in points])
+    names, rows = zip(*named, strict=True)
+    points = [row.gradient for row in rows]
+    means, greatest = (_positive([getattr(each, name) for each in points]) for name in ("mean_abs", "max_abs"))
+    minor = np.array([isinstance(row, ParameterRow) and not _is_weight(row) for row in rows])
     for label, values, colour, marker in (("max", greatest, ORANGE, "^"), ("mean", means, BLUE, "o")):
         _draw_line(axes, values, minor, f"{label} |gradient|", (marker, colour))
     log_axis(axes, np.concatenate([means, greatest]))
-    mark_missing(axes, [point.status for point in points])
-    broken = [place for place, each in enumerate(points) if each.statistics.nan_count or each.statistics.inf_count]
+    mark_missing(axes, [row.status for row in rows])
+    broken = [place for place, each in enumerate(points) if each.nan_count or each.inf_count]
     add_marks(axes, broken, TOP, ("*", VERMILION), "NaN or Inf")
-    mark_failing(axes, [point.name for point in points], failing)
-    name_places(axes, [point.name for point in points])
+    mark_failing(axes, names, failing)
+    name_places(axes, names)
     axes.set_ylabel("|gradient|")
 
 
@@ -205,7 +170,7 @@ def _draw_line(
 
 def _draw_histogram(axes: Axes, row: GradientRow) -> None:
     """Draw one panel: shares of the values other than zero, on an axis that suits their spread."""
-    values = _nonzero(row.gradient)
+    values = _nonzero(row)
     if values is None:
         return
     typical, reach = _median_magnitude(values), max(values.high, -values.low)
@@ -271,8 +236,8 @@ def _positive(values: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array([value if value and math.isfinite(value) else math.nan for value in values], np.float64)
 
 
-def _nonzero(statistics: TensorStatistics) -> Distribution | None:
-    return None if statistics.distribution is None else statistics.distribution.nonzero()
+def _nonzero(row: GradientRow) -> Distribution | None:
+    return None if row.gradient.distribution is None else row.gradient.distribution.nonzero()
 
 
 def _median_magnitude(distribution: Distribution) -> float:

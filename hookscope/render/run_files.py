@@ -4,9 +4,9 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
@@ -27,8 +27,7 @@ MOST_HISTOGRAMS = 12
 _IN_FILES = ("rows", "gradients", "parameters", "uncalled")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedRun:
+class SavedRun(NamedTuple):
     """A run directory that was written."""
 
     folder: Path
@@ -50,14 +49,13 @@ def save_run(
     Args:
         result: What `hookscope.activations` or `hookscope.grads` returned.
         path: The run directory: nothing yet, an empty folder, or an earlier run, which is replaced.
-        cmap: Matplotlib colour map of the grids; "auto": one for maps from 0 up, another, centred, for signed ones.
+        cmap: Matplotlib colour map of the grids; "auto" as in `draw_grid`.
         scale: Colour range of each channel by itself, or one for the layer.
         histogram: Labels of outputs whose gradients to draw histograms of, twelve at most; none: twelve over depth.
         command: What `run.json` says the command was; "" for none.
 
     Raises:
-        UsageError: If the run broke off, or `histogram` has too many labels or is given for activations.
-        LayerNotFoundError: If a label in `histogram` is no output with a gradient.
+        UsageError: If the run broke off, or for a `histogram` that `check_histograms` refuses.
         OutputError: If something cannot be written.
     """
     provenance = result.provenance
@@ -77,7 +75,13 @@ def save_run(
         record = {
             "verb": "grads" if isinstance(result, Gradients) else "activations",
             "command": command,
-            **_circumstances(provenance),
+            "versions": dict(provenance.versions),
+            "platform": platform.platform(),
+            "threads": provenance.threads,
+            "patterns": list(provenance.patterns),
+            "preprocessing": asdict(provenance.preprocessing),
+            "named_inputs": dict(provenance.named_inputs),
+            "unusable_inputs": list(provenance.unusable_inputs),
             "grids": [asdict(grid) for grid in drawn],
             **{name: value for name, value in conversion.result_dict(result).items() if name not in _IN_FILES},
             **provenance.settings,
@@ -88,12 +92,7 @@ def save_run(
 
 
 def check_histograms(labels: Sequence[str], result: Gradients) -> None:
-    """Refuse labels that cannot be drawn.
-
-    Raises:
-        LayerNotFoundError: If a label is of no output with a gradient.
-        UsageError: If there are more than a picture holds.
-    """
+    """Raise the LayerNotFoundError of a label without a gradient, or a UsageError for more than a picture holds."""
     if len(labels) > MOST_HISTOGRAMS:
         raise UsageError(f"--histogram is given {len(labels)} times: a picture holds {MOST_HISTOGRAMS}.")
     outputs = [row for row in result.gradients if row.role == "output"]
@@ -151,14 +150,14 @@ def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
 def _draw_plots(folder: Path, result: Activations | Gradients, histogram: Sequence[str]) -> list[str]:
     if not isinstance(result, Gradients):
         return []
-    from hookscope.render import plots  # noqa: PLC0415 - loads Matplotlib, which activations do without
+    from hookscope.render import plot_axes, plots  # noqa: PLC0415 - load Matplotlib, which activations do without
 
     (folder / "plots").mkdir()
     drawn = {f"plots/{name}.png": draw(result) for name, draw in plots.PLOTS.items()}
     if histogram:
         drawn["plots/gradient-histograms.png"] = plots.gradient_histograms(result, histogram)
     for name, figure in drawn.items():
-        (folder / name).write_bytes(plots.figure_png(figure))
+        (folder / name).write_bytes(plot_axes.figure_png(figure))
     return list(drawn)
 
 
@@ -183,15 +182,3 @@ def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Pro
             name = names[index] = f"inputs/{index:03d}.png"
             Image.fromarray(provenance.pictures[record]).save(folder / name)
     return names
-
-
-def _circumstances(provenance: Provenance) -> dict[str, Any]:
-    return {
-        "versions": dict(provenance.versions),
-        "platform": platform.platform(),
-        "threads": provenance.threads,
-        "patterns": list(provenance.patterns),
-        "preprocessing": asdict(provenance.preprocessing),
-        "named_inputs": dict(provenance.named_inputs),
-        "unusable_inputs": list(provenance.unusable_inputs),
-    }

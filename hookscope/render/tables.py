@@ -8,7 +8,6 @@ from dataclasses import fields
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.comparison import Comparison
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
-from hookscope.results.statistics import TensorStatistics
 from hookscope.runs.serialize import QUANTILE_NAMES
 from hookscope.text import safe_text, shape_text
 
@@ -42,9 +41,8 @@ _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
 def rows_to_csv(inspection: Activations | Gradients) -> str:
     """Return the layer rows as CSV with a header, one line a row.
 
-    Shapes read "1x64x112x112"; a missing value is an empty cell; flags, aliases and labels are joined by ";". A name
-    that a spreadsheet would take for a formula starts with an apostrophe, and control characters are spelled out, so
-    the exact names of hostile layers are in the JSON only.
+    A name that a spreadsheet would take for a formula starts with an apostrophe, and control characters are spelled
+    out, so the exact names of hostile layers are in the JSON only.
     """
     shapeless = ({"shape": ""} if "not a tensor" in row.flags else {} for row in inspection.rows)
     return _csv(_LAYER_COLUMNS, (_record(row) | blank for row, blank in zip(inspection.rows, shapeless, strict=True)))
@@ -95,19 +93,13 @@ def _csv(columns: Sequence[str], records: Iterable[Mapping[str, object]]) -> str
 
 def _record(row: LayerRow | GradientRow | ParameterRow) -> dict[str, object]:
     statistics = row.activation if isinstance(row, LayerRow) else row.gradient
-    return {**_own(statistics), **_statistics_entries(statistics), **_own(row)}
+    derived = {"shape": shape_text(statistics.shape), "dead_channel_fraction": statistics.dead_channel_fraction}
+    quantiles = zip(QUANTILE_NAMES, statistics.quantiles or (), strict=False)
+    return {**_own(statistics), **derived, **dict(quantiles), **_own(row)}
 
 
 def _own(result: object) -> dict[str, object]:
     return {each.name: getattr(result, each.name) for each in fields(result)}  # type: ignore[arg-type]
-
-
-def _statistics_entries(statistics: TensorStatistics) -> dict[str, object]:
-    return {
-        "shape": shape_text(statistics.shape),
-        "dead_channel_fraction": statistics.dead_channel_fraction,
-        **dict(zip(QUANTILE_NAMES, statistics.quantiles or (), strict=False)),
-    }
 
 
 def _cell(value: object) -> str:

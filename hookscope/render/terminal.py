@@ -1,7 +1,4 @@
-"""Results as Rich renderables, for people. Every name is a `Text`, so nothing in it is read as markup.
-
-`width` is that of the terminal, in columns; `full` shows what is folded else: every row, input and name.
-"""
+"""Results as Rich renderables, for people; `full` shows what is folded else. No name is read as markup."""
 
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -22,7 +19,6 @@ from hookscope.render.columns import (
     fitted,
     fold_name,
     integer_text,
-    kept_positions,
     kind_cell,
     number_column,
     percent_text,
@@ -50,22 +46,18 @@ _ALARMS: dict[Flag, str] = {
 
 
 def layer_table(inspection: Activations, *, width: int, full: bool = False) -> RenderableType:
-    """Return the layer rows in execution order as one table under a title, fitted to `width`.
-
-    The wider the terminal, the more columns. Numbers are never cut or wrapped; over-long names lose their middle. A
-    flagged row says so in words, in a column of their own when there is room, else beside or below the name.
-    """
+    """Return the layer rows in execution order as one table under a title, fitted to `width`."""
     rows = inspection.rows
     if not rows:
         return Group(*title_lines(inspection), safe_line("No layer finished."))
     flags = [_flag_words(row, full=full) for row in rows]
     names = [safe_line(row.label) for row in rows]
     flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
-    columns = fitted([*_layer_columns(rows, names), flag_column], flags, width)
-    styles = [_row_style(row) for row in rows]
-    kept = kept_positions([bool(style) for style in styles], full=full)
-    legend = [safe_line(SPARKLINE_MEANING, style="dim")] if any(column.header == _HIST for column in columns) else []
-    return Group(*title_lines(inspection), draw_table(columns, styles, kept, width), *legend, *folded_lines(rows))
+    columns = [*_layer_columns(rows, names), flag_column]
+    table = draw_table(columns, width, [_row_style(row) for row in rows], full=full)
+    has_histograms = any(column.header == _HIST for column in fitted(columns, width))
+    legend = [safe_line(SPARKLINE_MEANING, style="dim")] if has_histograms else []
+    return Group(*title_lines(inspection), table, *legend, *folded_lines(rows))
 
 
 def folded_lines(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[Text]:
@@ -90,9 +82,8 @@ def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> 
         by_reason.setdefault(layer.reason, []).append(fold_name(layer.layer or "(model)", 48))
     if not by_reason:
         return Group()
-    lines: list[RenderableType] = [
-        safe_line(f"Never called: {counted(len(uncalled), 'selected layer')}", style="yellow")
-    ]
+    title = f"Never called: {counted(len(uncalled), 'selected layer')}"
+    lines: list[RenderableType] = [safe_line(title, style="yellow")]
     for reason, layers in by_reason.items():
         shown = layers if full else layers[:6]
         more = f" … and {len(layers) - len(shown)} more, --full names all" if len(shown) < len(layers) else ""
@@ -128,10 +119,13 @@ def note_lines(notes: Sequence[str]) -> RenderableType:
 def failure_panel(failure: Failure) -> RenderableType:
     """Return where and how the forward pass broke off, in a frame."""
     grid = Table.grid(padding=(0, 1))
-    grid.add_row("module", safe_line(f"{failure.layer or '(model)'} ({failure.kind})", overflow="fold"))
-    shapes = ", ".join(failure.input_shapes)
-    grid.add_row("inputs", safe_line(shapes or "none", overflow="fold"))
-    grid.add_row("error", safe_line(failure.error, overflow="fold"))
+    facts = {
+        "module": f"{failure.layer or '(model)'} ({failure.kind})",
+        "inputs": ", ".join(failure.input_shapes) or "none",
+        "error": failure.error,
+    }
+    for name, words in facts.items():
+        grid.add_row(name, safe_line(words, overflow="fold"))
     return Panel(grid, title="The model raised", title_align="left", style="red")
 
 
@@ -139,18 +133,17 @@ def predictions_lines(inspection: Activations | Gradients, *, full: bool = False
     """Return the top classes of every input, a line each: "cat.jpg: Egyptian cat 0.40 · tiger cat 0.23"."""
     predictions = inspection.predictions
     shown = predictions if full else predictions[:10]
+    if not shown:
+        return Group()
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column()
     for prediction in shown:
         name = fold_name(inspection.inputs[prediction.input_index].name, 30)
         grid.add_row(safe_line(f"{name}:"), safe_line(classes_text(prediction.classes)))
-    if not shown:
-        return Group()
     hidden = len(predictions) - len(shown)
-    return (
-        Group(grid, safe_line(f"… {counted(hidden, 'more input')}, --full shows all", style="dim")) if hidden else grid
-    )
+    more = safe_line(f"… {counted(hidden, 'more input')}, --full shows all", style="dim")
+    return Group(grid, more) if hidden else grid
 
 
 def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> RenderableType:
@@ -168,18 +161,13 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
     ]
     if all(row.call_count == 1 for row in rows):
         columns = [column for column in columns if column.header != "calls"]
-    table = draw_table(
-        fitted(columns, notes, width), ["green" if row.selected else "" for row in rows], range(len(rows)), width
-    )
+    table = draw_table(columns, width, ["green" if row.selected else "" for row in rows])
     whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
     operation_count = sum(row.owner is not None for row in rows)
-    totals = (
-        counted(len(rows) - operation_count, "module"),
-        *([counted(operation_count, "operation")] if operation_count else ()),
-        f"{sum(row.selected for row in rows)} selected",
-        counted(whole[0], "parameter"),
-    )
-    return Group(safe_line(title, style="bold"), table, safe_line(" · ".join(totals)))
+    parts = [counted(len(rows) - operation_count, "module")]
+    parts += [counted(operation_count, "operation")] if operation_count else []
+    totals = " · ".join([*parts, f"{sum(row.selected for row in rows)} selected", counted(whole[0], "parameter")])
+    return Group(safe_line(title, style="bold"), table, safe_line(totals))
 
 
 def title_lines(inspection: Activations | Gradients) -> list[Text]:
@@ -199,18 +187,19 @@ def title_lines(inspection: Activations | Gradients) -> list[Text]:
 def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Column]:
     """Return the columns of the layer table but the flags, in the order they are shown."""
     all_statistics = [row.activation for row in rows]
-
+    shapes = ["-" if "not a tensor" in row.flags else shape_text(row.activation.shape) for row in rows]
+    medians = [(each.quantiles[_MEDIAN] if each.quantiles else None, each.element_count) for each in all_statistics]
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", names, 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
-        Column("shape", [_activation_shape(row) for row in rows], 6),
+        Column("shape", [safe_line(shape) for shape in shapes], 6),
         Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
         Column("parameters", [safe_line(f"{row.parameter_count:,}") for row in rows], 21),
         number_column("mean", (each.mean for each in all_statistics), 1),
         number_column("std", (each.std for each in all_statistics), 2),
         number_column("min", (each.min for each in all_statistics), 3),
-        Column("median", [safe_line(_median_text(each)) for each in all_statistics], 18),
+        Column("median", [safe_line(quantile_text(*each)) for each in medians], 18),
         number_column("max", (each.max for each in all_statistics), 4),
         number_column("mean |x|", (each.mean_abs for each in all_statistics), 19),
         number_column("L2", (each.l2 for each in all_statistics), 20),
@@ -226,11 +215,6 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
         "dead": not any(each.channel_count for each in all_statistics),
     }
     return [column for column in counts_that_vary(columns, all_statistics) if not idle.get(column.header)]
-
-
-def _median_text(statistics: TensorStatistics) -> str:
-    median = statistics.quantiles[_MEDIAN] if statistics.quantiles else None
-    return quantile_text(median, statistics.element_count)
 
 
 def _flag_words(row: LayerRow, *, full: bool) -> Text:
@@ -265,10 +249,6 @@ def _tree_names(rows: Sequence[ModuleRow]) -> list[str]:
         own = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
         names.append("  " * len(ancestors) + own if row.owner is None else "  " * (len(ancestors) + 1) + f":{row.kind}")
     return names
-
-
-def _activation_shape(row: LayerRow) -> Text:
-    return safe_line("-" if "not a tensor" in row.flags else shape_text(row.activation.shape))
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> Text:

@@ -22,15 +22,25 @@ from tests.networks import Cache, CachingModel, Entry
 OLD, OTHER, NEW = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
 
 
-class Pair(NamedTuple):
-    left: Tensor
-    right: Tensor | None
+class Pair(NamedTuple):  # keys() and items() would belong to a mapping
+    keys: Tensor
+    items: Tensor | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frozen:
-    logits: Tensor
-    hidden: tuple[Tensor, ...]
+    keys: tuple[Tensor, ...] | Tensor
+    items: tuple[Tensor, ...]
+
+
+class Grumpy:
+    """Holds a tensor, and raises on any question it does not know."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
 
 
 class Holder:
@@ -55,38 +65,45 @@ class Looped(Cache):
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "paths"),
     [
-        OLD,
-        (OLD,),
-        [OTHER, [OLD, None]],
-        {"out": OLD, "note": "text"},
-        OrderedDict(aux=OTHER, out=OLD),
-        UserDict({"out": OLD}),
-        Pair(OLD, None),
-        Frozen(OTHER, (OTHER, OLD)),
-        BaseModelOutput(last_hidden_state=OLD, hidden_states=(OTHER, OLD)),
-        ImageList(OLD, [(4, 4)]),
-        Holder(OLD),
-        Looped(Entry(OTHER, OTHER), Entry(OLD, OTHER)),
-        BaseModelOutput(last_hidden_state=OTHER, hidden_states=Looped(Entry(OLD, OLD))),
-        Slotted(OTHER, [Slotted(OLD)]),
-        SimpleNamespace(boxes={"a": OLD}),
-        UserList([OTHER, OLD]),
-        deque([OTHER, (OLD,)], maxlen=3),
-        {OLD, "text"},
-        frozenset({(OLD, OTHER), OTHER, 3}),
-        torch.distributions.Normal(OLD, OTHER),
-        nn.utils.rnn.PackedSequence(OLD, torch.tensor([1])),
-        (OLD, "text", 3, nn.Linear(1, 1)),
+        (OLD, [""]),
+        ((OLD,), ["[0]"]),
+        ([OTHER, [OLD, None]], ["[1][0]"]),
+        ({"out": OLD, "note": "text"}, ["['out']"]),
+        ({0: {"a": (OLD, None)}}, ["[0]['a'][0]"]),
+        (OrderedDict(aux=OTHER, out=OLD), ["['out']"]),
+        (UserDict({"out": OLD}), ["['out']"]),
+        (Pair(OLD, None), [".keys"]),
+        (Frozen(OTHER, (OTHER, OLD)), [".items[1]"]),
+        (
+            BaseModelOutput(last_hidden_state=OLD, hidden_states=(OTHER, OLD)),
+            ["['last_hidden_state']", "['hidden_states'][1]"],
+        ),
+        (ImageList(OLD, [(4, 4)]), [".tensors"]),
+        (Holder(OLD), [".tensor"]),
+        (Grumpy(OLD), [".tensor"]),
+        (Looped(Entry(OTHER, OTHER), Entry(OLD, OTHER)), [".layers[1].keys"]),
+        (
+            BaseModelOutput(last_hidden_state=OTHER, hidden_states=Looped(Entry(OLD, OTHER))),
+            ["['hidden_states'].layers[0].keys"],
+        ),
+        (Slotted(OTHER, [Slotted(OLD)]), [".beside[0].given"]),
+        (SimpleNamespace(boxes={"a": OLD}), [".boxes['a']"]),
+        (UserList([OTHER, OLD]), [".data[1]"]),
+        (deque([OTHER, (OLD,)], maxlen=3), ["[1][0]"]),
+        ({OLD, "text"}, ["{0}"]),
+        (frozenset({(OLD, OTHER), OTHER, 3}), ["{1}[0]"]),
+        (torch.distributions.Normal(OLD, OTHER), [".loc"]),
+        (nn.utils.rnn.PackedSequence(OLD, torch.tensor([1])), [".data"]),
+        ((OLD, "text", 3, nn.Linear(1, 1)), ["[0]"]),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_one_tensor_is_replaced_and_the_rest_is_as_it_was(value: Any) -> None:
+def test_a_tensor_is_found_under_its_path_and_replaced_and_the_rest_is_as_it_was(value: Any, paths: list[str]) -> None:
     before = tensors_in(value)
-    paths = [path for path, tensor in before if tensor is OLD]
+    assert [path for path, tensor in before if tensor is OLD] == paths
     replaced: Any = with_tensors(value, dict.fromkeys(paths, NEW))
-    assert paths
     assert type(replaced) is type(value)
     after = tensors_in(replaced)
     assert [path for path, _ in after] == [path for path, _ in before]
@@ -128,6 +145,10 @@ def test_tensors_are_found_however_many_attributes_deep() -> None:
         ("['states'][0].beside['aux']", OLD),
         ("['last']{0}", OLD),
     ]
+    loop: list[object] = [OLD]
+    loop.append({"again": loop})
+    assert tensors_in(loop) == [("[0]", OLD)]
+    assert [path for path, _ in tensors_in(torch.ones(1, 2).max(1))] == ["[0]", "[1]"]
 
 
 def test_an_object_at_two_places_stays_one() -> None:

@@ -185,14 +185,6 @@ def test_a_pattern_matches_names_and_types(pattern: str, expected: list[str] | N
         assert names(pattern) == expected
 
 
-def test_conv_selects_the_36_convolutions_of_resnet34(resnet34: nn.Module) -> None:
-    selected = select_layers(resnet34, ["conv"])
-    assert len(selected) == 36
-    assert all(isinstance(module, nn.Conv2d) for module in selected.values())
-    assert "layer2.0.downsample.0" in selected
-    assert set(selected) == {name for name, module in resnet34.named_modules() if isinstance(module, nn.Conv2d)}
-
-
 class Padded(nn.Conv2d):
     """A convolution that pads by a module in it, as those with "same" padding do."""
 
@@ -303,17 +295,11 @@ def test_a_position_out_of_range_says_which_there_are(pattern: str) -> None:
     assert f"from {-count} to {count - 1}" in str(caught.value)
 
 
-def test_a_position_among_layers_that_never_run_says_so() -> None:
+def test_a_position_counts_only_what_runs() -> None:
+    assert names("conv@0", order=["head.conv", "head", ""]) == ["head.conv"]
     with pytest.raises(LayerNotFoundError, match="0 matching layers run") as caught:
         names("relu@0", order=["stem.conv", ""])
     assert "-1" not in str(caught.value)
-
-
-def test_a_position_counts_only_what_runs() -> None:
-    assert names("conv@0", order=["head.conv", "head", ""]) == ["head.conv"]
-
-
-def test_a_position_without_an_execution_order_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="'conv@1' chooses by execution order"):
         select_layers(network(), ["conv@1"])
 

@@ -4,6 +4,7 @@ All take a (2, 4) tensor and return one, unless `ARGS` says otherwise.
 """
 
 import functools
+import math
 import random
 import types
 import weakref
@@ -46,15 +47,6 @@ class Stateful(nn.Module):
 # --- plain attributes ---
 
 
-@network("a counter that scales the output")
-class Counting(Stateful):
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.linear(x) * self.calls
-
-
 @network("a flag is set by the first call, which writes to parameters through .data")
 class ActNorm(Stateful):
     def prepare(self) -> None:
@@ -83,98 +75,53 @@ class BiasCache(Stateful):
         return self.linear(x) + self.cache[str(x.device)]
 
 
-@network("a list as memory bank")
-class MemoryList(Stateful):
+@network("a counter and containers: a list, a deque, a set, a Counter, a defaultdict of lists, bytes, one in itself")
+class Containers(Stateful):
+    calls = 0
+
     def prepare(self) -> None:
         self.bank: list[Tensor] = []
+        self.recent: deque[float] = deque([1.0, 2.0, 3.0], maxlen=3)  # forgets its oldest entry
+        self.seen, self.counts, self.raw = {"first"}, Counter(first=2), bytearray(b"\x01")
+        self.nested: defaultdict[str, list[int]] = defaultdict(list, first=[1])
+        self.cache = OrderedDict(first=torch.tensor(2.0), second=torch.tensor(3.0))
+        self.tree: dict[str, Any] = {"leaf": [0]}
+        self.tree["root"] = self.tree
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear(x)
+        self.calls += 1
         self.bank.append(x.detach())
-        return x + torch.stack(self.bank).sum(0)
-
-
-@network("a deque that forgets its oldest entry")
-class Recent(Stateful):
-    def prepare(self) -> None:
-        self.recent: deque[float] = deque([1.0, 2.0, 3.0], maxlen=3)
-
-    def forward(self, x: Tensor) -> Tensor:
         self.recent.append(sum(self.recent))
-        return self.linear(x) * self.recent[0]
-
-
-@network("a set, a Counter, a defaultdict of lists and a bytearray")
-class Containers(Stateful):
-    def prepare(self) -> None:
-        self.seen, self.counts, self.raw = {"first"}, Counter(first=2), bytearray(b"\x01")
-        self.nested: defaultdict[str, list[int]] = defaultdict(list, first=[1])
-
-    def forward(self, x: Tensor) -> Tensor:
         self.seen.add(str(len(self.seen)))
         self.counts["first"] += 1
         self.nested["first"].append(len(self.seen))
         self.nested["other"].append(1)
         self.raw[0] += 1
-        return self.linear(x) * len(self.seen) * self.raw[0] * sum(self.nested["first"]) * self.counts["first"]
-
-
-@network("an OrderedDict used as a cache that moves what it uses to the end")
-class LeastRecentlyUsed(Stateful):
-    def prepare(self) -> None:
-        self.cache = OrderedDict(first=torch.tensor(2.0), second=torch.tensor(3.0))
-
-    def forward(self, x: Tensor) -> Tensor:
         name = next(iter(self.cache))
         self.cache.move_to_end(name)
-        return self.linear(x) * self.cache[name]
-
-
-@network("a container that contains itself")
-class Cyclic(Stateful):
-    def prepare(self) -> None:
-        self.tree: dict[str, Any] = {"leaf": [0]}
-        self.tree["root"] = self.tree
-
-    def forward(self, x: Tensor) -> Tensor:
         self.tree["root"]["leaf"].append(1)
-        return self.linear(x) * len(self.tree["leaf"])
+        factors = (self.calls, self.recent[0], len(self.seen), self.raw[0], sum(self.nested["first"]))
+        return x * math.prod(factors) * self.cache[name] * len(self.tree["leaf"]) + torch.stack(self.bank).sum(0)
 
 
-@network("tensors in plain attributes, in tuples and dicts, are written to in place")
+@network("tensors in attributes, tuples, dicts, an array; a list, a dict and a momentum on layers of torch's own")
 class PlainTensors(Stateful):
     def prepare(self) -> None:
-        self.total = torch.zeros(4)
+        self.total, self.steps, self.norm = torch.zeros(4), np.zeros(2), nn.BatchNorm1d(4)
         self.pair = (torch.ones(2), {"weight": torch.ones(1)})
+        self.norm.hits, self.linear.hits, self.linear.cache = 0, [], {}
 
     def forward(self, x: Tensor) -> Tensor:
         self.total += x.detach().mean(0)
         self.pair[0].mul_(2)
         self.pair[1]["weight"].data.add_(1)
-        return self.linear(x) + self.total + self.pair[0].sum() * self.pair[1]["weight"]
-
-
-@network("a NumPy array and an inner attribute of a module of torch's own")
-class ArrayAndMomentum(Stateful):
-    def prepare(self) -> None:
-        self.steps, self.norm = np.zeros(2), nn.BatchNorm1d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
         self.steps += 1
         self.norm.momentum = float(1 / self.steps[0])
-        return self.norm(self.linear(x)) * float(self.steps.sum())
-
-
-@network("a list and a dict that it keeps on a layer of torch's own")
-class OnTheLayer(Stateful):
-    def prepare(self) -> None:
-        self.other = nn.Linear(4, 4)
-        self.other.hits, self.linear.hits, self.linear.cache = 0, [], {}
-
-    def forward(self, x: Tensor) -> Tensor:
         self.linear.hits.append(1)
         self.linear.cache[len(self.linear.cache)] = 2
-        return self.other(self.linear(x)) * len(self.linear.hits) * len(self.linear.cache)
+        x = self.norm(self.linear(x)) * float(self.steps.sum()) * len(self.linear.hits) * len(self.linear.cache)
+        return x + self.total + self.pair[0].sum() * self.pair[1]["weight"]
 
 
 @network("random generators of its own")
@@ -208,10 +155,15 @@ class Statistics:
         self.mean = torch.zeros(4)
 
 
-@network("objects of its own: a dataclass, one with slots, a namespace")
+@network("objects of its own: a dataclass, one with slots, a namespace; a cached property, a cache by weak reference")
 class Objects(Stateful):
     def prepare(self) -> None:
         self.cache, self.statistics, self.space = KeysAndValues(), Statistics(), types.SimpleNamespace(calls=0)
+        self.sums: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+    @functools.cached_property
+    def scale(self) -> Tensor:
+        return self.linear.weight.detach().sum()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear(x)
@@ -220,7 +172,8 @@ class Objects(Stateful):
         self.statistics.mean.add_(x.detach().mean(0))
         self.statistics.calls = getattr(self.statistics, "calls", 0) + 1
         self.space.calls += 1
-        return x * self.cache.length + self.statistics.mean + self.space.calls
+        self.sums[self.linear] = self.sums.get(self.linear, 0) + 1
+        return x * self.cache.length * self.scale * self.sums[self.linear] + self.statistics.mean + self.space.calls
 
 
 @network("state that the class keeps for all instances")
@@ -238,31 +191,20 @@ class ClassState(Stateful):
         return self.linear(x) * self.calls * len(self.cache)
 
 
-@network("a cached property, and a cache by weak reference")
-class Lazily(Stateful):
-    def prepare(self) -> None:
-        self.sums: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-
-    @functools.cached_property
-    def scale(self) -> Tensor:
-        return self.linear.weight.detach().sum()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sums[self.linear] = self.sums.get(self.linear, 0) + 1
-        return self.linear(x) * self.scale * self.sums[self.linear]
-
-
-@network("an attribute is renamed, another replaced by an equal one of another type")
+@network("an attribute is renamed, another replaced by an equal one of another type, a mode switched, a graph kept")
 class Renames(Stateful):
     def prepare(self) -> None:
         self.on, self.first = True, None
+        self.norm, self.hidden = nn.BatchNorm1d(4), torch.zeros(2, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         self.on = 1
+        self.norm.train(not self.norm.training)
+        self.hidden = torch.tanh(self.norm(self.linear(x)) + self.hidden)
         if "first" in vars(self):
             self.second = vars(self).pop("first")
-            return self.linear(x)
-        return self.linear(x) * 2
+            return self.hidden
+        return self.hidden * 2
 
 
 @network("its dict of attributes is replaced, and its class changes")
@@ -279,33 +221,14 @@ class Became(Becomes):
         return self.linear(x) * 3
 
 
-@network("a hidden state that keeps its graph")
-class KeepsItsGraph(Stateful):
-    def prepare(self) -> None:
-        self.hidden = torch.zeros(2, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.hidden = torch.tanh(self.linear(x) + self.hidden)
-        return self.hidden
-
-
-@network("a mode that forward itself switches")
-class SwitchesItself(Stateful):
-    def prepare(self) -> None:
-        self.norm = nn.BatchNorm1d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.norm.train(not self.norm.training)
-        return self.norm(self.linear(x))
-
-
 # --- buffers ---
 
 
-@network("rotary tables are registered anew as they grow, with their length beside them")
+@network("rotary tables are registered anew as they grow, and a memory bank grows through .data, lengths beside them")
 class Rotary(Stateful):
     def prepare(self) -> None:
-        self.length = 0
+        self.register_buffer("bank", torch.zeros(1, 4))
+        self.length, self.size = 0, 1
         self.grow(1)
 
     def grow(self, length: int) -> None:
@@ -315,26 +238,20 @@ class Rotary(Stateful):
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > self.length:
             self.grow(len(x))
-        return self.linear(x) * self.get_buffer("cos")[: len(x), None]
-
-
-@network("a memory bank that grows through .data")
-class MemoryBank(Stateful):
-    def prepare(self) -> None:
-        self.register_buffer("bank", torch.zeros(1, 4))
-        self.size = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linear(x)
+        x = self.linear(x) * self.get_buffer("cos")[: len(x), None]
         bank = self.get_buffer("bank")
         bank.data = torch.cat([bank.data, x.detach()])
         self.size += len(x)
         return x + bank[: self.size].sum(0)
 
 
-@network("a buffer of another dtype and shape, a buffer gone, a new one")
+@network("a buffer of another dtype and shape, a buffer gone, a new one, one of none, of truth values, empty, widened")
 class ChangesBuffers(Stateful):
     def prepare(self) -> None:
+        self.register_buffer("none", None)
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("empty", torch.empty(0, 3))
+        self.register_buffer("count", torch.tensor(7))
         self.register_buffer("a", torch.ones(4))
         self.register_buffer("b", torch.ones(4))
         self.register_buffer("c", torch.ones(2, 2))
@@ -346,6 +263,11 @@ class ChangesBuffers(Stateful):
             self.register_buffer("d", torch.ones(3), persistent=False)
         self.c.t_()
         self.c[0, 1] += 1
+        self.none = torch.ones(2)
+        self.mask.logical_not_()
+        self.empty = torch.empty(3, 0)
+        self.count.data = self.count.double() + 1
+        self.count.data = self.count.long()
         return self.linear(x) + len(self._buffers) + self.a.numel() + self.c.sum()
 
 
@@ -431,35 +353,27 @@ class JoinsTheGraph(Stateful):
         return x - self.get_buffer("mean") + self.get_buffer("view")
 
 
-@network("a buffer made in inference mode")
-class Inferred(Stateful):
+@network("a buffer made in inference mode, and memory that is given back and taken again")
+class Emptied(Stateful):
     def prepare(self) -> None:
+        self.register_buffer("table", torch.arange(20_000.0))
         with torch.inference_mode():
             self.register_buffer("count", torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode():
             self.get_buffer("count").add_(1)
-        return self.linear(x) * self.get_buffer("count").tolist()[0]
-
-
-@network("memory that is given back and taken again")
-class Emptied(Stateful):
-    def prepare(self) -> None:
-        self.register_buffer("table", torch.arange(20_000.0))
-
-    def forward(self, x: Tensor) -> Tensor:
         storage = self.get_buffer("table").untyped_storage()
         if storage.nbytes():
             x = x * self.get_buffer("table").mean()
         storage.resize_(0)
-        return self.linear(x)
+        return self.linear(x) * self.get_buffer("count").tolist()[0]
 
 
 # --- parameters ---
 
 
-@network("an embedding that limits the norms it looks up")
+@network("an embedding limits the norms it looks up, weights are clamped, through .data and without gradients")
 class Limited(Stateful):
     def prepare(self) -> None:
         self.words = nn.Embedding(5, 4, max_norm=0.5)
@@ -467,40 +381,26 @@ class Limited(Stateful):
             self.words.weight.mul_(10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.words(torch.tensor([1, 3]))
-
-
-@network("weights are clamped, through .data and without gradients")
-class Clamped(Stateful):
-    def forward(self, x: Tensor) -> Tensor:
         self.linear.weight.data.clamp_(-0.1, 0.1)
         with torch.no_grad():
             self.linear.bias.clamp_(-0.05, 0.05)
-        return self.linear(x)
+        return self.linear(x) + self.words(torch.tensor([1, 3]))
 
 
-@network("a momentum encoder follows another one, its BatchNorm hidden in a list")
+@network("a momentum encoder follows another one, normalised by a power iteration, its BatchNorm hidden in a list")
 class Momentum(Stateful):
     def prepare(self) -> None:
-        self.key = nn.Linear(4, 4)
-        self.hidden = [nn.BatchNorm1d(4)]
+        self.key, self.hidden = nn.Linear(4, 4), [nn.BatchNorm1d(4)]
+        self._u = F.normalize(torch.randn(4), dim=0)
 
     def forward(self, x: Tensor) -> Tensor:
         for query, key in zip(self.linear.parameters(), self.key.parameters(), strict=True):
             key.data = key.data * 0.9 + query.data * 0.1
-        return self.hidden[0](self.linear(x)) + self.key(x).detach()
-
-
-@network("spectral normalisation by its own power iteration")
-class PowerIteration(Stateful):
-    def prepare(self) -> None:
-        self._u = F.normalize(torch.randn(4), dim=0)
-
-    def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             v = F.normalize(self.linear.weight.t() @ self._u, dim=0)
             self._u.copy_(F.normalize(self.linear.weight @ v, dim=0))
-        return F.linear(x, self.linear.weight / (self._u @ self.linear.weight @ v))
+        normalised = F.linear(x, self.linear.weight / (self._u @ self.linear.weight @ v))
+        return self.hidden[0](normalised) + self.key(x).detach()
 
 
 @network("torch's own spectral and weight normalisation, the new and the old ones")
@@ -549,61 +449,40 @@ class Rebuilds(Stateful):
         return self.head(self.other(x * self.late))
 
 
-@network("requires_grad is toggled, and .grad is written by a backward pass of its own")
-class Differentiates(Stateful):
+@network("it adapts itself by an optimiser, toggles requires_grad, and leaves .grad of a backward pass of its own")
+class Adapts(Stateful):
     def prepare(self) -> None:
-        self.energy = nn.Linear(4, 1)
+        self.norm, self.energy = nn.LayerNorm(4), nn.Linear(4, 1)
+        self.optimiser = torch.optim.Adam(self.norm.parameters(), lr=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
             inner = x.detach().requires_grad_()
             self.energy(inner).sum().backward()
-        self.energy.requires_grad_(False)
-        return self.linear(x) + (inner.grad if inner.grad is not None else 0)
-
-
-@network("it adapts itself by an optimiser while it runs")
-class Adapts(Stateful):
-    def prepare(self) -> None:
-        self.norm = nn.LayerNorm(4)
-        self.optimiser = torch.optim.Adam(self.norm.parameters(), lr=0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
             self.norm(self.linear(x.detach())).square().sum().backward()
+        self.energy.requires_grad_(False)
         self.optimiser.step()
         self.optimiser.zero_grad()
-        return self.norm(self.linear(x))
-
-
-@network("attributes and hooks that it puts on its parameters")
-class MarksParameters(Stateful):
-    def forward(self, x: Tensor) -> Tensor:
-        self.linear.weight.calls = getattr(self.linear.weight, "calls", 0) + 1
-        if self.linear.weight.requires_grad:
-            self.linear.weight.register_hook(lambda gradient: gradient * 2)
-        return self.linear(x) * self.linear.weight.calls
+        return self.norm(self.linear(x)) + (inner.grad if inner.grad is not None else 0)
 
 
 # --- hooks and modes ---
 
 
-@network("a cast to double and back")
-class Casts(Stateful):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linear.double()(x.double()).float()
-        self.linear.float()
-        return x
-
-
-@network("hooks that it registers, removes, and leaves")
+@network("a cast to double and back, hooks that it registers, removes and leaves, marks and hooks on its parameters")
 class Hooks(Stateful):
     def forward(self, x: Tensor) -> Tensor:
+        weight = self.linear.weight
+        weight.calls = getattr(weight, "calls", 0) + 1
+        if weight.requires_grad:
+            weight.register_hook(lambda gradient: gradient * 2)
+        x = self.linear.double()(x.double()).float()
+        self.linear.float()
         handle = self.linear.register_forward_hook(lambda _module, _args, output: output * 2)
         self.linear.register_forward_pre_hook(lambda _module, _args: None)
         x = self.linear(x)
         handle.remove()
-        return x
+        return x * weight.calls
 
 
 @network("a hook of the user's that clamps a weight and counts")

@@ -6,36 +6,57 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.models import detection, resnet18
+from torchvision.models import detection
+from torchvision.models._utils import IntermediateLayerGetter
+from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
+from torchvision.models.detection.ssd import SSD
 
 from hookscope.inputs import Batch, noise_batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.results.inputs import InputRecord
+from tests.networks import pyramid, small_resnet
 
-UNTRAINED = {"weights": None, "weights_backbone": None}
-SMALL = {**UNTRAINED, "min_size": 64, "max_size": 64}
+SMALL = {"min_size": 64, "max_size": 64}
 FEW_BOXES = {**SMALL, "box_batch_size_per_image": 8, "rpn_post_nms_top_n_train": 20}
+
+
+def mask_rcnn() -> nn.Module:
+    return detection.MaskRCNN(pyramid(), 3, **FEW_BOXES)
+
+
+def keypoint_rcnn() -> nn.Module:
+    head, predictor = KeypointRCNNHeads(32, (16,)), KeypointRCNNPredictor(16, 5)
+    return detection.KeypointRCNN(pyramid(), 2, keypoint_head=head, keypoint_predictor=predictor, **FEW_BOXES)
+
+
+def ssd() -> nn.Module:
+    layers = IntermediateLayerGetter(small_resnet(), {"layer3": "0", "layer4": "1"})
+    return SSD(layers, DefaultBoxGenerator([[2], [2]]), (64, 64), 3)
+
 
 # Every family, with the losses that torchvision's reference training prints for it.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "Faster R-CNN": (
-        lambda: detection.fasterrcnn_mobilenet_v3_large_320_fpn(**FEW_BOXES),
+        lambda: detection.FasterRCNN(pyramid(), 3, **FEW_BOXES),
         {"loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"},
     ),
     "Mask R-CNN": (
-        lambda: detection.maskrcnn_resnet50_fpn(**FEW_BOXES),
+        mask_rcnn,
         {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg"},
     ),
     "Keypoint R-CNN": (
-        lambda: detection.keypointrcnn_resnet50_fpn(**FEW_BOXES, num_keypoints=5),
+        keypoint_rcnn,
         {"loss_classifier", "loss_box_reg", "loss_keypoint", "loss_objectness", "loss_rpn_box_reg"},
     ),
-    "SSD": (lambda: detection.ssd300_vgg16(**UNTRAINED), {"bbox_regression", "classification"}),
-    "SSDlite": (lambda: detection.ssdlite320_mobilenet_v3_large(**UNTRAINED), {"bbox_regression", "classification"}),
-    "RetinaNet": (lambda: detection.retinanet_resnet50_fpn(**SMALL), {"bbox_regression", "classification"}),
-    "FCOS": (lambda: detection.fcos_resnet50_fpn(**SMALL), {"bbox_regression", "classification", "bbox_ctrness"}),
+    "SSD": (ssd, {"bbox_regression", "classification"}),
+    "RetinaNet": (lambda: detection.RetinaNet(pyramid(), 3, **SMALL), {"bbox_regression", "classification"}),
+    "FCOS": (
+        lambda: detection.FCOS(pyramid(), 3, **SMALL),
+        {"bbox_regression", "classification", "bbox_ctrness"},
+    ),
 }
 
 
@@ -72,7 +93,7 @@ def test_loss_and_gradients_in_train_mode_are_those_of_the_networks_own_losses(n
         torch.testing.assert_close(seen[label], gradient, rtol=1e-3, atol=1e-6 * float(gradient.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["Faster R-CNN", "SSDlite"])
+@pytest.mark.parametrize("name", ["Faster R-CNN", "SSD"])
 def test_gradients_of_inputs_arrive_beside_targets(name: str) -> None:
     network = NETWORKS[name][0]()
     batch = with_default_targets(network, noise_batch((2, 3, 64, 64), 0, "detection"))
@@ -84,7 +105,7 @@ def test_gradients_of_inputs_arrive_beside_targets(name: str) -> None:
 
 
 def test_the_box_covers_the_middle_half_of_each_picture() -> None:
-    network = detection.ssdlite320_mobilenet_v3_large(**UNTRAINED)
+    network = ssd()
     batch = with_default_targets(network, pictures((40, 60), (3, 1)))
     first, second = batch.args[1]
     assert first.keys() == second.keys() == {"boxes", "labels"}
@@ -95,7 +116,7 @@ def test_the_box_covers_the_middle_half_of_each_picture() -> None:
 
 
 def test_masks_are_the_whole_box_in_whole_pixels() -> None:
-    network = detection.maskrcnn_resnet50_fpn(**FEW_BOXES)
+    network = mask_rcnn()
     batch = with_default_targets(network, pictures((40, 60), (5, 7), (1, 1)))
     first, second, third = (target["masks"] for target in batch.args[1])
     assert first.shape == (1, 40, 60)
@@ -106,7 +127,7 @@ def test_masks_are_the_whole_box_in_whole_pixels() -> None:
 
 
 def test_keypoints_lie_visible_at_the_centre_as_many_as_the_head_has() -> None:
-    network = detection.keypointrcnn_resnet50_fpn(**FEW_BOXES, num_keypoints=5)
+    network = keypoint_rcnn()
     for dtype in (torch.float32, torch.float64):
         batch = pictures((40, 60))
         batch.args[0][0] = batch.args[0][0].to(dtype)
@@ -117,7 +138,7 @@ def test_keypoints_lie_visible_at_the_centre_as_many_as_the_head_has() -> None:
 
 
 def test_the_only_class_of_a_head_is_the_one_of_the_box() -> None:
-    backbone = BackboneWithFPN(resnet18(), {"layer4": "0"}, [512], 32)
+    backbone = BackboneWithFPN(small_resnet(), {"layer4": "0"}, [512], 32)
     network = detection.FCOS(backbone, num_classes=1, min_size=64, max_size=64)
     assert default_targets_text(network) == "one box over the middle half of the picture, class 0"
     (target,) = with_default_targets(network, pictures((40, 60))).args[1]
@@ -125,7 +146,7 @@ def test_the_only_class_of_a_head_is_the_one_of_the_box() -> None:
 
 
 def test_what_is_given_is_said() -> None:
-    network = detection.keypointrcnn_resnet50_fpn(**FEW_BOXES, num_keypoints=5)
+    network = keypoint_rcnn()
     words = "one box over the middle half of the picture, class 1, its 5 keypoints at the centre"
     assert default_targets_text(network) == words
     batch = pictures((40, 60))
@@ -140,7 +161,7 @@ class Own(detection.RetinaNet):
 
 
 def test_a_users_own_kind_of_a_detector_and_a_wrapped_one_get_targets_too() -> None:
-    backbone = BackboneWithFPN(resnet18(), {"layer4": "0"}, [512], 16)
+    backbone = BackboneWithFPN(small_resnet(), {"layer4": "0"}, [512], 16)
     anchors = detection.anchor_utils.AnchorGenerator(((32,),), ((1.0,),))
     network = nn.DataParallel(Own(backbone, num_classes=2, anchor_generator=anchors, min_size=64, max_size=64))
     assert len(with_default_targets(network, pictures((40, 60))).args) == 2
@@ -150,7 +171,7 @@ def test_other_networks_and_batches_that_have_targets_stay_as_they_are() -> None
     batch = pictures((40, 60))
     assert with_default_targets(nn.Identity(), batch) is batch
     assert default_targets_text(nn.Identity()) == ""
-    network = detection.ssdlite320_mobilenet_v3_large(**UNTRAINED)
+    network = ssd()
     own = Batch((batch.args[0], [{"boxes": torch.ones(1, 4)}]), batch.indices, batch.records)
     assert with_default_targets(network, own) is own
     flat = Batch(([torch.ones(10)],), (0,), batch.records)

@@ -161,12 +161,6 @@ def test_predictions_name_the_best_classes_with_softmax_probabilities() -> None:
     assert prediction.probabilities == pytest.approx((0.6, 0.3, 0.1))
 
 
-def test_positions_count_in_execution_order_not_in_the_order_of_definition() -> None:
-    crossed = Written(lambda net, x: net.second(net.first(x)), second=nn.Linear(2, 2), first=nn.Linear(2, 2))
-    assert [row.layer for row in inspect(crossed, torch.zeros(1, 2), ["@0"]).rows] == ["first"]
-    assert [row.layer for row in inspect(crossed, torch.zeros(1, 2), ["linear@-1"]).rows] == ["second"]
-
-
 def test_lists_modules_with_shapes_calls_and_what_a_pattern_selects() -> None:
     network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU())
     rows, failure = list_modules(network, [torch.zeros(1, 3, 8, 8)], ["conv"])

@@ -17,15 +17,22 @@ from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord
-from tests.inspection.test_networks import assert_unchanged, copied, hooked, put_back_by_hand, seeded, snapshot
-from tests.networks import NETWORKS, TRAINED, Cache
+from tests.inspection.test_networks import (
+    assert_unchanged,
+    copied,
+    hooked,
+    parts,
+    places,
+    put_back_by_hand,
+    seeded,
+    snapshot,
+)
+from tests.networks import NETWORKS, TRAINED, Cache, batch_of
 
 SEED = 3
 # Where gradients of several uses are added in another order than on copies: three digits of the largest element.
 CLOSE = 1e-3
-# int8 has no gradient; the auxiliary head of Inception pools an input of 96 pixels away.
-WITHOUT = {("quantized resnet18", "eval"), ("quantized resnet18", "train"), ("inception_v3", "train")}
+WITHOUT_GRADIENTS = "quantized resnet18"  # of int8
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -45,15 +52,11 @@ class Case:
 
     @property
     def batch(self) -> Batch:
-        return Batch(copied_args(self.args), (0,), (InputRecord("tensor", None, None, (), ()),))
+        return batch_of(*map(copied, self.args))
 
     def inspect(self, **options: Any) -> Gradients:
         options = {"loss": projection, "layers": ["*"], "mode": self.mode, "seed": SEED} | options
         return inspect_gradients(self.model, self.batch, **options)
-
-
-def copied_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(copied(arg) for arg in args)
 
 
 @functools.cache
@@ -71,7 +74,7 @@ def built(name: str, mode: str) -> Case:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, mode) for name in NETWORKS for mode in ("eval", "train") if (name, mode) not in WITHOUT],
+    params=[(name, mode) for name in NETWORKS for mode in ("eval", "train") if name != WITHOUT_GRADIENTS],
     ids="-".join,
 )
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
@@ -94,30 +97,6 @@ def projection(output: object, _batch: object = None) -> Tensor:
                 tensor = tensor.values()  # noqa: PLW2901
             total = total + (tensor.double() * torch.randn(tensor.shape, generator=generator)).sum()
     return total
-
-
-def places(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
-    """List the tensors of an input or output of any network here, with the path to each."""
-    if isinstance(value, Tensor):
-        return [(path, value)]
-    return [place for step, part in parts(value) for place in places(part, path + step)]
-
-
-def parts(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", part) for key, part in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [(f".{name}", getattr(value, name)) for name in value._fields]
-    if isinstance(value, list | tuple | deque | frozenset):
-        left, right = "{}" if isinstance(value, frozenset) else "[]"
-        return [(f"{left}{index}{right}", part) for index, part in enumerate(value)]
-    names = ATTRIBUTES.get(type(value).__name__, ())
-    if dataclasses.is_dataclass(value):
-        names = tuple(item.name for item in dataclasses.fields(value))
-    return [(f".{name}", getattr(value, name)) for name in names]
-
-
-ATTRIBUTES = {"ImageList": ("tensors",), "Cache": ("layers",), "Entry": ("keys", "values")}  # that hold tensors
 
 
 def mapped(

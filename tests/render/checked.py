@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hypothesis import strategies as st
+
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
@@ -184,6 +186,9 @@ def hostile(name: str) -> CheckReport:
         evidence=name,
     )
 
+
+# All code points, lone surrogates included, which `st.text()` leaves out.
+anything = st.text(st.characters(exclude_categories=[]), max_size=60)
 
 HOSTILE: Sequence[CheckReport] = tuple(map(hostile, HOSTILE_NAMES))
 

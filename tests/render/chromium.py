@@ -1,7 +1,7 @@
 """A report in a real browser: Debian's Chromium, driven by Playwright, without a network."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,29 @@ def open_file(browser: Browser, path: Path, fragment: str = "", width: int = 128
     page.on("request", lambda request: opened.wrong.extend(leaving(request.url, address)))
     page.goto(f"{address}{fragment}")
     return opened
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_html(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """Open a page; afterwards nothing may have gone wrong in it."""
+    opened: list[Opened] = []
+
+    def write_and_open(html: str, fragment: str = "", width: int = 1280, scheme: Scheme = "light") -> Opened:
+        path = tmp_path / "report.html"
+        path.write_text(html, encoding="utf-8")
+        opened.append(open_file(browser, path, fragment, width, scheme))
+        return opened[-1]
+
+    yield write_and_open
+    for each in opened:
+        each.page.close()
+        assert each.wrong == []
 
 
 def leaving(url: str, address: str) -> list[str]:

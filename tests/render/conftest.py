@@ -1,11 +1,11 @@
 """One fixed result that every renderer's tests render, and the comparison with golden files."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +15,13 @@ from hookscope.results.activations import Activations, FeatureMaps, Flag, LayerR
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
 from hookscope.results.findings import Finding
-from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, LossRecord, ParameterRow
+from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.results.statistics import TensorStatistics
+
+# Fixtures of the tests in a browser.
+from tests.render.chromium import browser, open_html  # noqa: F401
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -203,35 +206,15 @@ def gradient_statistics(shape: tuple[int, ...], scale: float = 1.0, **values: ob
 NO_GRADIENT = {"mean": 0.0, "std": 0.0, "min": 0.0, "max": 0.0, "mean_abs": 0.0, "l2": 0.0, "zero_fraction": 1.0}
 
 
-def gradient_row(
-    layer: str,
-    kind: str,
-    gradient: TensorStatistics,
-    status: GradientStatus = "gradient",
-    *,
-    backward_index: int | None = None,
-    call: int = 0,
-    slot: str = "",
-    role: Literal["output", "input"] = "output",
-    remark: str = "",
-    aliases: tuple[str, ...] = (),
-) -> GradientRow:
-    return GradientRow(0, backward_index, layer, kind, call, slot, role, status, gradient, remark, aliases)
+def maker(kind: Callable[..., Any], names: Sequence[str], **defaults: object) -> Callable[..., Any]:
+    """Return a function that makes rows, given what is not as in most of them."""
+    return lambda *args, **values: kind(**{**defaults, **dict(zip(names, args, strict=False)), **values})
 
 
-def parameter_row(
-    name: str,
-    kind: str,
-    gradient: TensorStatistics,
-    status: GradientStatus = "gradient",
-    *,
-    trainable: bool = True,
-    weight_l2: float | None = 2.5,
-    ratio: float | None = None,
-    aliases: tuple[str, ...] = (),
-) -> ParameterRow:
-    return ParameterRow(0, name, kind, trainable, status, gradient, weight_l2, ratio, aliases)
-
+_ROW = ("layer", "kind", "gradient", "status")
+gradient_row = maker(GradientRow, _ROW, index=0, backward_index=None, call=0, slot="", role="output", status="gradient")
+_PARAMETER = ("name", *_ROW[1:])
+parameter_row = maker(ParameterRow, _PARAMETER, index=0, status="gradient", trainable=True, weight_l2=2.5, ratio=None)
 
 GRADIENT_ROWS = (
     gradient_row("conv1", "Conv2d", gradient_statistics((1, 64, 112, 112), 1e-7), backward_index=9),

@@ -7,9 +7,8 @@ from rich.cells import cell_len
 
 from hookscope.render.columns import fold_name, kept_positions, number_text, percent_text, probability_text, sparkline
 from hookscope.results.distribution import distribution_of
-from hookscope.text import counted, safe_text
-
-anything = st.text(st.characters(exclude_categories=[]), max_size=40)
+from hookscope.text import safe_text
+from tests.render.checked import anything
 
 
 @given(anything, st.integers(min_value=1, max_value=30))
@@ -33,10 +32,6 @@ def test_a_table_folds_above_sixty_rows_to_its_ends_and_what_is_notable() -> Non
 
 def test_a_gap_of_one_row_is_closed() -> None:
     assert list(kept_positions([n in {21, 39} for n in range(61)], full=False)) == [*range(22), *range(39, 61)]
-
-
-def test_counts_agree_with_their_nouns() -> None:
-    assert [counted(1, "row"), counted(0, "row"), counted(1234, "row")] == ["1 row", "0 rows", "1,234 rows"]
 
 
 # Numbers

@@ -60,37 +60,9 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
         assert all(cell_len(line) <= width and line.isprintable() for line in text.splitlines())
 
 
-def test_eighty_columns_hold_the_essential_numbers() -> None:
-    layers, parameters = (printed(each, 80).splitlines() for each in everything(GRADIENTS, 80)[:2])
-    numbers = ["shape", "mean", "|g|", "max", "|g|", "L2", "zeros"]
-    assert layers[2].split() == ["#", "layer", *numbers]
-    assert parameters[1].split() == ["parameter", *numbers, "‖w‖", "‖g‖/‖w‖"]
-
-
-def test_two_hundred_columns_hold_everything_useful() -> None:
-    layers, parameters = (printed(each, 200).splitlines() for each in everything(GRADIENTS, 200)[:2])
-    numbers = ["mean |g|", "max |g|", "L2", "mean", "std", "zeros", "NaN", "Inf"]
-    assert re.split(r"\s{2,}", layers[2].strip()) == ["#", "layer", "type", "shape", "dtype", *numbers, "status"]
-    assert re.split(r"\s{2,}", parameters[1].strip()) == [
-        *("#", "parameter", "type", "shape", *numbers[:-1], "‖w‖", "‖g‖/‖w‖", "status"),
-    ]
-
-
-def test_numbers_stand_under_their_headers() -> None:
-    row = next(line for line in shown(GRADIENTS).splitlines() if " relu " in line)
-    numbers = ["0.01000", "0.2500", "4.500", "0.001000", "0.02000", "43.8%", "0", "0"]
-    assert row.split() == ["2", "relu", "ReLU", "1x64x112x112", "float32", *numbers]
-    row = next(line for line in printed(everything(GRADIENTS, 200)[1], 200).splitlines() if "bn1.weight" in line)
-    assert row.split()[-2:] == ["8.000", "0.5625"]
-
-
 def test_the_title_says_in_which_mode_the_network_ran() -> None:
     assert "train mode" in shown(GRADIENTS).splitlines()[1]
     assert "eval mode" in shown(replace(GRADIENTS, mode="eval")).splitlines()[1]
-
-
-def test_the_gradient_of_an_input_says_that_it_is_one() -> None:
-    assert "layer1.0.conv2[0] (input)" in shown(GRADIENTS)
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -103,12 +75,6 @@ def test_what_became_of_a_gradient_is_in_words_and_in_colour(width: int, status:
         assert status in " ".join(printed(renderable, width).split())
         assert re.search(rf"\x1b\[[0-9;]*m[^\x1b]*{status}", in_colour(renderable, width))
     assert "for a reason" in " ".join(shown(inspection, width).split())
-
-
-def test_a_frozen_parameter_says_so() -> None:
-    lines = printed(everything(GRADIENTS, 200)[1], 200).splitlines()
-    row = next(position for position, line in enumerate(lines) if "embedding.weight" in line)
-    assert "no gradient path; frozen" in " ".join((lines[row] + lines[row + 1]).split())
 
 
 def test_a_row_that_a_verdict_names_says_which_and_is_coloured_as_a_whole() -> None:
@@ -184,21 +150,9 @@ def test_parameters_fold_alike() -> None:
 # Loss and verdicts
 
 
-def test_the_loss_names_its_target_and_outputs() -> None:
-    assert printed(loss_lines(GRADIENTS.loss, None), 100) == (
-        "loss mse = 1.062 · target: noise (seed 7) · of (model), aux['aux']\n"
-    )
+def test_a_loss_may_have_no_target_and_a_pass_no_loss() -> None:
     assert printed(loss_lines(LossRecord("sum", "", float("nan")), None), 80) == "loss sum = nan\n"
     assert "broke off" in printed(loss_lines(None, None), 80)
-
-
-def test_verdicts_are_counted_and_worded() -> None:
-    text = printed(verdicts_panel(GRADIENTS), 120)
-    assert "Verdict: 3 failures, 2 warnings" in text
-    assert "FAIL non-finite-gradient at layer1.0.conv2" in text
-    assert "WARN zero-gradient\n" in re.sub(r" *│\n", "\n", text)
-    assert text.index("FAIL") < text.index("WARN")
-    assert in_colour(verdicts_panel(GRADIENTS)).count("\x1b[1;31m") >= 3
 
 
 def test_no_verdict_is_said_in_words() -> None:

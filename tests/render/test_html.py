@@ -1,7 +1,3 @@
-import base64
-import hashlib
-import html
-import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +20,7 @@ from hookscope.results.inputs import Preprocessing
 from hookscope.results.statistics import TensorStatistics
 from hookscope.runs.reading import read_run
 from hookscope.runs.serialize import QUANTILE_NAMES, inspection_from_dict
+from tests.render.html_page import Page
 from tests.render.stored import (
     MODEL,
     PALETTE,
@@ -113,10 +110,6 @@ def test_a_histogram_of_one_value_is_one_bar(value: float) -> None:
         assert (counted.below, counted.above) == (0, 0)
 
 
-def test_without_a_distribution_there_is_no_histogram() -> None:
-    assert histogram(None) is None
-
-
 def test_a_histogram_bears_the_widest_range_there_is() -> None:
     largest = float(np.finfo(np.float64).max)
     for times in (1, 1000):
@@ -168,19 +161,6 @@ def test_the_page_says_how_good_quantiles_are(values: dict[str, Any], says: str,
 
 
 # --- tiles and pictures
-
-
-@pytest.mark.parametrize("down", [1, 2])
-@pytest.mark.parametrize("gap", [0, 2])
-@pytest.mark.parametrize("columns", [1, 2, 3, 5])
-def test_a_picture_holds_every_map_pixel_once(down: int, gap: int, columns: int) -> None:
-    levels = maps(5, 3, 4)
-    picture = shrunk(drawn(levels, columns, down, 3, gap))
-    canvas = indices(picture.png)
-    assert (picture.count, picture.height, picture.width, picture.columns) == (5, 3, 4, columns)
-    for channel in range(5):
-        top, left = channel // columns * 3, channel % columns * 4
-        assert np.array_equal(canvas[top : top + 3, left : left + 4], levels[channel])
 
 
 def test_fewer_colours_keep_zero_and_the_ends_and_what_is_no_level() -> None:
@@ -238,7 +218,7 @@ def test_tiles_outside_the_picture_are_refused() -> None:
 def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
     figure = logarithmic("g", ["a", "b", "c"], ["a", "b", "c"], [("m", [1.0, 100.0, 10000.0])], [False] * 3, "none")
     assert figure is not None
-    heights = [float(each.split()[1]) for each in re.split("[ML]", figure.shapes[0].path)[1:]]
+    heights = [float(each.split()[1]) for each in re.split("[ML]", figure.shapes[0][1])[1:]]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.11)
     assert all(0 < height < HEIGHT for height in heights)
 
@@ -246,7 +226,7 @@ def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
 def test_a_gap_breaks_the_line_and_a_lone_point_is_a_plus_sign() -> None:
     figure = logarithmic("g", list("abcd"), list("abcd"), [("m", [1.0, 2.0, None, 3.0])], [False] * 4, "none")
     assert figure is not None
-    assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+m-3 0h6m-3 -3v6", figure.shapes[0].path)
+    assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+m-3 0h6m-3 -3v6", figure.shapes[0][1])
     assert logarithmic("g", ["a"], ["a"], [("m", [0.0])], [True], "none") is None
 
 
@@ -255,7 +235,7 @@ def test_a_plot_of_quantiles_stays_in_its_frame(scale: float) -> None:
     rows = [stored(quantiles={f"q{n:02d}": scale * (n - 50) for n in (1, 5, 25, 50, 75, 95, 99)})] * 3
     figure = distributions(["a", "b", "c"], [*rows, stored(quantiles=None)], [False] * 4)
     assert figure is not None
-    numbers = [float(each) for shape in figure.shapes for each in re.findall(r"[\d.]+", shape.path)]
+    numbers = [float(each) for _, path in figure.shapes for each in re.findall(r"[\d.]+", path)]
     assert all(0 <= each <= 1000 for each in numbers)
     assert "0" in [text for _, text in figure.ticks]
 
@@ -264,7 +244,7 @@ def test_marks_stand_where_something_is_flagged() -> None:
     figure = distributions(["a", "b", "c"], [stored()] * 3, [False, True, False])
     assert figure is not None
     assert len(figure.marks) == 1
-    path = figure.shapes[-1].path
+    path = figure.shapes[-1][1]
     assert figure.marks[0] == float(path.split("L")[1].split()[0])
 
 
@@ -329,19 +309,11 @@ def test_a_page_holds_the_numbers_of_the_run(tmp_path: Path) -> None:
 
 
 def test_a_page_allows_its_own_style_and_script_and_nothing_else(tmp_path: Path) -> None:
-    page = page_of(tmp_path, [row(0, "conv")], grids={"000-conv.png": drawn(maps())}, thumbnails=[picture_png()])
-    policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0])
-    (style,), (script,) = (re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script"))
-    for name, text in (("style", style), ("script", script)):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{name}-src 'sha256-{digest}'" in policy
-    assert policy.startswith("default-src 'none'; ")
-    assert "img-src data:; base-uri 'none'; form-action 'none'" in policy
-    sources = re.findall(r'(?:src|href|action|xlink:href)="([^"]*)"', page)
-    assert all(source.startswith(("#", "data:")) for source in sources)
+    rows = [row(0, "conv"), row(1, "relu")]
+    page = page_of(tmp_path, rows, grids={"000-conv.png": drawn(maps())}, thumbnails=[picture_png()])
+    Page(page).assert_self_contained()
+    assert "<script" in page
     assert not re.findall(r"https?://|url\((?!#)|@import", page)
-    assert " style=" not in page
-    assert not re.findall(r"<[^>]* on[a-z]+=", page)
 
 
 def test_values_beyond_measure_are_shown_as_they_are(tmp_path: Path) -> None:
@@ -378,11 +350,3 @@ def test_findings_come_before_the_table_and_lead_to_their_layer(tmp_path: Path) 
     )
     found = page.index('<a class="name" href="#layer=conv">conv.weight</a>')
     assert page.index("<h1>") < found < page.index("<table id=")
-
-
-def test_headings_do_not_skip_a_level(tmp_path: Path) -> None:
-    page = page_of(tmp_path, [row(0, "conv"), row(1, "relu")], grids={"000-conv.png": drawn(maps())})
-    levels = [int(each) for each in re.findall(r"<h([1-6])[ >]", page)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))

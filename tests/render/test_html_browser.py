@@ -3,19 +3,19 @@
 import base64
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from hookscope.render.html import report_html
 from hookscope.runs.reading import read_run
 from hookscope.text import safe_text
-from tests.render.chromium import Opened, Scheme, chromium, needs_chromium, open_file, until
+from tests.render.chromium import Opened, Scheme, needs_chromium, until
 from tests.render.stored import (
     HOSTILE_NAMES,
     MODEL,
@@ -35,28 +35,14 @@ pytestmark = needs_chromium
 Open = Callable[..., Opened]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
 @pytest.fixture
-def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Open the report of a run; afterwards nothing may have gone wrong in it."""
-    opened: list[Opened] = []
+def open_page(open_html: Open) -> Open:
+    def open_report(run: Path, *options: Any, **named: Any) -> Opened:
+        opened = open_html(report_html(read_run(run)), *options, **named)
+        opened.page.wait_for_selector("html.ready")
+        return opened
 
-    def open_report(run: Path, fragment: str = "", width: int = 1280, scheme: Scheme = "light") -> Opened:
-        path = tmp_path / "report.html"
-        path.write_text(report_html(read_run(run)), encoding="utf-8")
-        opened.append(open_file(browser, path, fragment, width, scheme))
-        opened[-1].page.wait_for_selector("html.ready")
-        return opened[-1]
-
-    yield open_report
-    for each in opened:
-        each.page.close()
-        assert each.wrong == []
+    return open_report
 
 
 @pytest.fixture

@@ -2,18 +2,17 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
 from hookscope.render.html.checks import checks_html
 from hookscope.results.check import CheckReport, Finding
 from tests.render.checked import EVERY, FAILED, MANY, PASSING, hostile, outcome
 from tests.render.checked import HOSTILE_NAMES as HOSTILE_TEXTS
-from tests.render.chromium import Opened, Scheme, chromium, needs_chromium, open_file
+from tests.render.chromium import Opened, Scheme, needs_chromium
 from tests.render.stored import HOSTILE_NAMES, drawn, maps, picture_png
 
 pytestmark = needs_chromium
@@ -21,27 +20,9 @@ pytestmark = needs_chromium
 Open = Callable[..., Opened]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
 @pytest.fixture
-def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Open the page about checkpoints; afterwards nothing may have gone wrong in it."""
-    opened: list[Opened] = []
-
-    def open_checks(*reports: CheckReport, fragment: str = "", width: int = 1280, scheme: Scheme = "light") -> Opened:
-        path = tmp_path / "report.html"
-        path.write_text(checks_html(reports, meanings={}), encoding="utf-8")
-        opened.append(open_file(browser, path, fragment, width, scheme))
-        return opened[-1]
-
-    yield open_checks
-    for each in opened:
-        each.page.close()
-        assert each.wrong == []
+def open_page(open_html: Open) -> Open:
+    return lambda *reports, **options: open_html(checks_html(reports, meanings={}), **options)
 
 
 @pytest.fixture

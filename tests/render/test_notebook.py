@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 from IPython.core.formatters import DisplayFormatter
@@ -16,51 +15,15 @@ from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
 from tests.render.conftest import FAILURE, GRADIENTS, INSPECTION, printed
+from tests.render.html_page import Page
 
 MAPS = INSPECTION.feature_maps[0]
-
-
-class Page(HTMLParser):
-    """What a browser would make of a fragment: its tags, its texts, its tables."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.tables: list[list[list[str]]] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in {"img", "br"}:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in {"td", "th"}:
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.open and self.open[-1] in {"td", "th"}:
-            self.tables[-1][-1][-1] += data
-
-    def pictures(self) -> list[dict[str, str | None]]:
-        return [attributes for tag, attributes in self.tags if tag == "img"]
 
 
 def shown(result: Activations | Gradients | FeatureMaps) -> Page:
     """Return what IPython would show of a result."""
     data, _ = DisplayFormatter().format(result, include={"text/html"})
-    page = Page(data["text/html"])
-    assert page.open == []
-    return page
+    return Page(data["text/html"])
 
 
 def decoded(source: str | None) -> Image.Image:
@@ -70,16 +33,16 @@ def decoded(source: str | None) -> Image.Image:
 
 
 def test_feature_maps_show_the_grid_and_say_what_it_is() -> None:
-    [picture] = shown(MAPS).pictures()
-    assert picture["alt"] == "Grid of conv1 (Conv2d), input 0, shape 64x112x112, 64 channels"
+    [picture] = shown(MAPS).all("img")
+    assert picture.attributes["alt"] == "Grid of conv1 (Conv2d), input 0, shape 64x112x112, 64 channels"
     assert np.array_equal(
-        np.asarray(decoded(picture["src"]).convert("RGB")), np.asarray(draw_grid(MAPS).convert("RGB"))
+        np.asarray(decoded(picture.attributes["src"]).convert("RGB")), np.asarray(draw_grid(MAPS).convert("RGB"))
     )
 
 
 def test_an_inspection_shows_a_row_for_every_row_and_every_number_of_the_terminal() -> None:
     rows = tuple(replace(INSPECTION.rows[0], index=index, layer=f"block.{index}") for index in range(200))
-    table, *_ = shown(replace(INSPECTION, rows=rows)).tables
+    table, *_ = shown(replace(INSPECTION, rows=rows)).tables()
     header, *lines = table
     assert header[:9] == ["#", "layer", "type", "shape", "parameters", "mean", "std", "min", "median"]
     assert [line[:6] for line in lines] == [
@@ -90,49 +53,49 @@ def test_an_inspection_shows_a_row_for_every_row_and_every_number_of_the_termina
 def test_it_says_what_the_terminal_says() -> None:
     page = shown(replace(INSPECTION, failure=FAILURE))
     for sentence in ("RuntimeError: expected 32 channels", "Egyptian cat 0.40", "Never called: 10", "zero everywhere."):
-        assert sentence in page.text
-    assert "aux7.fc" in page.text  # every one of them, however long the list
+        assert sentence in "".join(page.words)
+    assert "aux7.fc" in "".join(page.words)  # every one of them, however long the list
 
 
 def test_a_histogram_keeps_its_blanks() -> None:
     distribution = distribution_of(np.repeat([0.0, 8.0], 50))
     row = replace(INSPECTION.rows[0], activation=replace(INSPECTION.rows[0].activation, distribution=distribution))
-    header, line = shown(replace(INSPECTION, rows=(row,))).tables[0]
+    header, line = shown(replace(INSPECTION, rows=(row,))).tables()[0]
     assert line[header.index("hist")] == sparkline(distribution) == "█      █"
-    styles = [attributes.get("style") or "" for tag, attributes in shown(INSPECTION).tags if tag == "table"]
+    styles = [table.attributes["style"] or "" for table in shown(INSPECTION).all("table")]
     assert all("white-space:pre" in style and "monospace" in style for style in styles)
 
 
 def test_a_gradient_inspection_shows_both_tables_loss_verdicts_and_flow() -> None:
     page = shown(GRADIENTS)
-    names = [[line[1] for line in table[1:]] for table in page.tables[:2]]
+    names = [[line[1] for line in table[1:]] for table in page.tables()[:2]]
     assert [len(each) for each in names] == [len(GRADIENTS.gradients), len(GRADIENTS.parameters)]
     assert names[0][0] == "conv1"
     assert names[1][0] == "conv1.weight"
-    assert "loss mse = 1.062" in page.text
-    assert "FAIL vanishing-gradient at conv1.weight" in page.text
-    [flow] = page.pictures()
-    assert (flow["alt"] or "").startswith("Gradient flow")
-    assert min(decoded(flow["src"]).size) > 300
+    assert "loss mse = 1.062" in "".join(page.words)
+    assert "FAIL vanishing-gradient at conv1.weight" in "".join(page.words)
+    [flow] = page.all("img")
+    assert (flow.attributes["alt"] or "").startswith("Gradient flow")
+    assert min(decoded(flow.attributes["src"]).size) > 300
 
 
 def test_headers_say_what_they_head() -> None:
-    tags = shown(INSPECTION).tags
-    scopes = [attributes["scope"] for tag, attributes in tags if tag == "th"]
+    page = shown(INSPECTION)
+    scopes = [header.attributes["scope"] for header in page.all("th")]
     assert scopes.count("row") >= len(INSPECTION.rows)
     assert "col" in scopes
-    assert all(attributes.get("tabindex") == "0" for tag, attributes in tags if tag == "div")  # scrolled by keyboard
+    assert all(frame.attributes.get("tabindex") == "0" for frame in page.all("div"))  # scrolled by keyboard
 
 
 def test_many_grids_are_cut_and_the_others_are_named() -> None:
     page = shown(replace(INSPECTION, feature_maps=(MAPS,) * 9))
-    assert len(page.pictures()) == 6
-    assert "3 more grids: look at feature_maps[6]" in page.text
+    assert len(page.all("img")) == 6
+    assert "3 more grids: look at feature_maps[6]" in "".join(page.words)
 
 
 def test_an_inspection_without_rows_can_be_shown() -> None:
-    assert "No layer finished." in shown(replace(INSPECTION, rows=())).text
-    assert "No layer finished." in shown(replace(GRADIENTS, gradients=(), parameters=())).text
+    assert "No layer finished." in shown(replace(INSPECTION, rows=())).words
+    assert "No layer finished." in shown(replace(GRADIENTS, gradients=(), parameters=())).words
 
 
 def test_results_load_no_renderer_before_they_are_shown() -> None:
@@ -146,5 +109,5 @@ def test_the_terminals_table_and_the_notebooks_hold_the_same_words() -> None:
     from hookscope.render.terminal import layer_table
 
     wide = printed(layer_table(INSPECTION, width=1000, full=True), 1000)
-    words = {word for line in shown(INSPECTION).tables[0] for cell in line for word in cell.split()}
+    words = {word for line in shown(INSPECTION).tables()[0] for cell in line for word in cell.split()}
     assert words <= set(re.split(r"\s+", wide))

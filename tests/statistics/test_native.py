@@ -1,6 +1,6 @@
 """The compiled pass against NumPy in float64, in every variant that this processor runs and with any number of threads.
 
-Everything in test_measure.py runs through it as well; what is imported from there below runs a second time without it.
+Everything in test_statistics.py runs through it as well; what is imported from there runs a second time without it.
 """
 
 import math
@@ -167,6 +167,7 @@ def test_nothing_beside_the_tensor_is_read(variant: str, count: int, offset: int
 @pytest.mark.parametrize("count", [2, 33, 40_001])
 def test_rare_values_are_left_to_torch_wherever_they_are(variant: str, value: float, count: int) -> None:
     reducer = fused_reducer(variant)
+    assert reducer.reduce(torch.full((5, count), value), 1) is None
     for position in {0, count // 2, count - 2, count - 1}:
         tensor = random_tensor([count], seed=position)
         tensor[position] = value
@@ -188,12 +189,6 @@ def test_constant_values_gather_no_error(variant: str, value: float, shape: Sequ
     assert reduction.nonzero_count == (count if value else 0)
     assert reduction.channel_nonzero is not None
     assert (reduction.channel_nonzero == (shape[0] if value else 0)).all()
-
-
-@compiled
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_constant_values_that_are_not_finite_are_left_to_torch(value: float) -> None:
-    assert fused_reducer().reduce(torch.full((5, 700), value), 1) is None
 
 
 @compiled
@@ -263,15 +258,8 @@ def test_other_tensors_are_left_to_torch(tensor: Tensor) -> None:
 
 
 @compiled
-def test_parameters_are_read_like_other_tensors() -> None:
-    values = random_tensor([3, 400], seed=3)
-    found = fused_reducer().reduce(torch.nn.Parameter(values), 1)
-    assert found is not None
-    check_reduction(found, values, 1)
-
-
-@compiled
-def test_dense_tensors_in_another_order_are_read_in_theirs() -> None:
+def test_parameters_and_dense_tensors_in_another_order_are_read_like_others() -> None:
+    check_fused(fused_reducer(), torch.nn.Parameter(random_tensor([3, 400], seed=3)), 1)
     tensor = random_tensor([2, 6, 9, 11], seed=6).relu().to(memory_format=torch.channels_last)
     check_fused(fused_reducer(), tensor, 1)
     check_fused(fused_reducer(), random_tensor([40, 900], seed=1).relu().t(), 1)

@@ -31,9 +31,18 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
 
 # The module that a function stands for. What `clamp` cuts off is not known; at 0 it is what a ReLU cuts off.
 _MODULE_OF = {
-    "relu": "ReLU", "relu6": "ReLU6", "hardswish": "Hardswish", "threshold": "Threshold", "sigmoid": "Sigmoid",
-    "tanh": "Tanh", "softsign": "Softsign", "hardsigmoid": "Hardsigmoid",
-    "clamp": "ReLU", "clip": "ReLU", "clamp_min": "ReLU", "hardtanh": "ReLU",
+    "relu": "ReLU",
+    "relu6": "ReLU6",
+    "hardswish": "Hardswish",
+    "threshold": "Threshold",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "softsign": "Softsign",
+    "hardsigmoid": "Hardsigmoid",
+    "clamp": "ReLU",
+    "clip": "ReLU",
+    "clamp_min": "ReLU",
+    "hardtanh": "ReLU",
 }
 
 # What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.

@@ -3,20 +3,20 @@
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from markupsafe import Markup
 
 from hookscope.render.columns import number_text, percent_text, probability_text, quantile_text
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
-from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layer_href, layers_of, tree_of
+from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import Picture, shrink_all, thumbnail_uri
 from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
-from hookscope.results.gradients import Gradients, ParameterRow, parameter_owner
+from hookscope.results.gradients import Gradients, parameter_owner
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.runs.reading import StoredRun
 from hookscope.text import counted, shape_text
@@ -36,24 +36,8 @@ _STATISTICS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One input as the page shows it."""
-
-    number: int
-    name: str
-    steps: Sequence[str]
-    size: str
-    uri: str  # what the network saw; "" if the run does not hold it
-    classes: Sequence[tuple[str, str, float]]  # the best: name and probability, in words and as a number
-
-
 def report_html(run: StoredRun) -> str:
-    """Return the page of a run.
-
-    Raises:
-        InputError: If a picture is missing, or not what the run says it is.
-    """
+    """Return the page of a run; an InputError is raised if a picture is missing, or not what the run says it is."""
     layers = layers_of(run)
     pictures, fidelity = shrink_all(run.record.grids, run.read_picture)
     drawn = zip(pictures, run.record.grids, strict=True)
@@ -68,8 +52,7 @@ def report_html(run: StoredRun) -> str:
             "bars": bars,
             "base64": _base64,
             "basis": _basis,
-            "layer_href": layer_href,
-            "own_name": _own_name,
+            "own_name": lambda each: each.name.removeprefix(f"{parameter_owner(each.name, each.kind)}."),
             "quantiles": _quantiles,
         },
         script="report.js",
@@ -88,8 +71,6 @@ def report_html(run: StoredRun) -> str:
         layers=layers,
         kinds=sorted({layer.row.kind for layer in layers}),
         tree=tree_of(layers),
-        uncalled=run.result.uncalled,
-        grids=run.record.grids,
         pictures=pictures,
         statistics=_STATISTICS,
         nothing=TensorStatistics((), "", 0),
@@ -101,10 +82,6 @@ def _quantiles(statistics: TensorStatistics) -> list[tuple[str, float]]:
     titles = {0.01: "1st percentile", 0.5: "median"}
     named = zip(QUANTILE_LEVELS, statistics.quantiles or (), strict=False)
     return [(titles.get(level, f"{level * 100:.0f}th percentile"), value) for level, value in named]
-
-
-def _own_name(parameter: ParameterRow) -> str:
-    return parameter.name.removeprefix(f"{parameter_owner(parameter.name, parameter.kind)}.")
 
 
 def _basis(statistics: TensorStatistics) -> str:
@@ -167,7 +144,7 @@ def _making(run: StoredRun) -> list[tuple[str, str]]:
     return made
 
 
-def _inputs(run: StoredRun) -> list[Given]:
+def _inputs(run: StoredRun) -> list[dict[str, Any]]:
     best = {prediction.input_index: prediction for prediction in run.result.predictions}
     paths = [*run.record.thumbnails, *[None] * len(run.result.inputs)]
     given = []
@@ -176,7 +153,10 @@ def _inputs(run: StoredRun) -> list[Given]:
         uri = thumbnail_uri(run.read_picture(path), path) if path is not None else ""
         before = f"{' × '.join(map(str, each.size))} pixels, " if each.size else ""
         size = f"{before}to the network as {shape_text(each.shape)}"
-        given.append(Given(number, each.name, each.steps, size, uri, _classes(best.get(number))))
+        classes = _classes(best.get(number))
+        given.append(
+            {"number": number, "name": each.name, "steps": each.steps, "size": size, "uri": uri, "classes": classes}
+        )
     return given
 
 

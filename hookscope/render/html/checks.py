@@ -1,11 +1,21 @@
-"""Reports on checkpoints as one HTML page that holds everything it shows, the pictures of what failed too."""
+"""Reports on checkpoints as one HTML page that holds everything it shows, the pictures of what failed too.
 
+Those are read from where `hookscope check --evidence` left them. The folder may be gone, or no longer what it was: what
+cannot be shown is counted, and is no error. No file outside the folder is read, and no link is followed.
+"""
+
+import base64
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
-from hookscope.render.check_summary import (
+from PIL import Image
+
+from hookscope.errors import InputError
+from hookscope.render.check_report import (
     by_gravity,
     level_counts,
     readable,
@@ -14,11 +24,12 @@ from hookscope.render.check_summary import (
     untold_error,
     verdict,
 )
-from hookscope.render.html.evidence import Evidence, EvidencePicture, read_evidence
 from hookscope.render.html.layers import ShownFinding
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET
 from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.runs.reading import read_inside
+from hookscope.runs.serialize import RunRecord, parse_json, record_from_dict
 from hookscope.text import counted, shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
@@ -27,42 +38,42 @@ _FEW_FINDINGS = 20
 # Inputs that are described; of thousands, the others are counted. Our choice.
 _MOST_INPUTS = 32
 
+_MAX_RECORD_BYTES = 64 * 2**20
+_HISTOGRAMS = "plots/histograms.png"
+
 _VERDICTS = ("fail", "warn", "pass")
 _NO_VERDICTS = ("skipped", "off")
 _STATUS_WORDS = {"fail": "failed", "warn": "warned", "pass": "passed"}
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A checkpoint as the page shows it; `report` is made readable."""
+class EvidencePicture(NamedTuple):
+    """One picture as the page shows it."""
 
-    report: CheckReport
-    name: str
-    model: str  # the network's name without the checkpoint's; "" if it could not be loaded
-    prefix: str  # of identifiers on the page: "checkpoint=model.pt&" among several, "" for one
-    anchor: str
-    facts: Sequence[tuple[str, str, bool]]  # term, words, and whether they call for a look
-    findings: Sequence[ShownFinding]
-    evidence: Evidence
-    pictures: Sequence[tuple[str, EvidencePicture]]  # with their identifiers
-    judged: Sequence[RuleOutcome]  # rules that gave a verdict, the gravest first
-    unjudged: Sequence[RuleOutcome]
-    origin: Sequence[tuple[str, str]]  # weights and inputs, to reproduce the check: term and words
+    layer: str  # whose feature maps it shows; "" for the histograms of all layers
+    alternative: str
+    uri: str
+    width: int
+    height: int
+
+
+class Evidence(NamedTuple):
+    """What a folder holds to be shown: grids in execution order, then histograms."""
+
+    pictures: Sequence[EvidencePicture] = ()
+    byte_count: int = 0  # of their files together
+    remarks: Sequence[str] = ()  # on what is not shown
 
 
 def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
     """Return the page of what became of each checkpoint, the gravest first.
 
-    A rule can be linked as `#rule=dead-channels`, a finding as `#rule=dead-channels&finding=2`, a picture as
-    `#picture=1`; among several checkpoints, `#checkpoint=model.pt&rule=dead-channels` and so on. Pictures are read from
-    the folders that the reports name; one that cannot be read leaves a remark.
-
-    `meanings` has what each rule says, by its name; that of a rule that is not there is left out. `seconds` is as in
-    `summary`.
+    A rule, a finding and a picture can be linked as `#rule=dead-channels`, `#rule=dead-channels&finding=2` and
+    `#picture=1`, among several checkpoints behind `checkpoint=model.pt&`. A picture that cannot be read leaves a
+    remark. `meanings` has what each rule says, by its name; `seconds` is as in `summary`.
     """
     ordered = by_gravity(reports)
     several = len(ordered) != 1
-    checked: list[Checked] = []
+    checked: list[dict[str, Any]] = []
     room = BUDGET
     for report, name in zip(ordered, _anchors(ordered), strict=True):
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
@@ -72,7 +83,7 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
     return render_page(
         "checks.html",
         {"level_counts": level_counts, "status_counts": _status_counts, "error": untold_error, "verdict": verdict},
-        title=f"{counted(len(ordered), 'checkpoint')} · check" if several else f"{checked[0].name} · check",
+        title=f"{counted(len(ordered), 'checkpoint')} · check" if several else f"{checked[0]['name']} · check",
         heading=heading,
         summary=" · ".join(rest),
         several=several,
@@ -92,7 +103,8 @@ def _anchors(reports: Sequence[CheckReport]) -> list[str]:
     return names
 
 
-def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> Checked:
+def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> dict[str, Any]:
+    """Return a checkpoint as the page shows it."""
     prefix = f"checkpoint={name}&" if several else ""
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
     by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
@@ -100,21 +112,21 @@ def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: boo
         [each for status in statuses for each in report.outcomes if each.status == status]
         for statuses in (_VERDICTS, _NO_VERDICTS)
     )
-    return Checked(
-        report=report,
+    return {
+        "report": report,
         # A link must have something to click on.
-        name=report.checkpoint if report.checkpoint.strip() else f"'{report.checkpoint}'",
-        model=report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ") if report.model else "",
-        prefix=prefix,
-        anchor=f"checkpoint={name}",
-        facts=_facts(report),
-        findings=_findings(report.outcomes, prefix, by_layer),
-        evidence=evidence,
-        pictures=pictures,
-        judged=judged,
-        unjudged=unjudged,
-        origin=_origin(report),
-    )
+        "name": report.checkpoint if report.checkpoint.strip() else f"'{report.checkpoint}'",
+        "model": report.model.name.removeprefix(f"{PurePath(report.checkpoint).name} ") if report.model else "",
+        "prefix": prefix,
+        "anchor": f"checkpoint={name}",
+        "facts": _facts(report),
+        "findings": _findings(report.outcomes, prefix, by_layer),
+        "evidence": evidence,
+        "pictures": pictures,
+        "judged": judged,
+        "unjudged": unjudged,
+        "origin": _origin(report),
+    }
 
 
 def _findings(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str, str]) -> list[ShownFinding]:
@@ -159,3 +171,64 @@ def _origin(report: CheckReport) -> list[tuple[str, str]]:
     if len(report.inputs) > _MOST_INPUTS:
         origin.append(("More inputs", f"{len(report.inputs) - _MOST_INPUTS:,}"))
     return origin
+
+
+def read_evidence(folder: Path, room: int) -> Evidence:
+    """Read the pictures in `CheckReport.evidence`, up to `room` bytes; what is beyond stays in the folder."""
+    try:
+        record = _contents(folder)
+    except InputError as error:
+        return Evidence(remarks=(f"Its pictures are not shown. {error}",))
+    names = [readable(grid.label) for grid in record.grids]
+    shown = [
+        (grid.path, name, f"Feature maps of {name}: {', '.join(grid.caption)}")
+        for grid, name in zip(record.grids, names, strict=True)
+    ]
+    histograms = f"Histograms of the outputs of {', '.join(record.layers)}"
+    shown += [(_HISTOGRAMS, "", histograms)] if _HISTOGRAMS in record.files else []
+    pictures: list[EvidencePicture] = []
+    taken = left_out = unreadable = 0
+    for name, layer, alternative in shown:
+        try:
+            png = read_inside(folder, name, room)
+        except InputError:
+            unreadable += 1
+            continue
+        picture = _picture(png, layer, alternative)
+        if picture is None:
+            unreadable += 1
+        elif taken + len(png) > room:
+            left_out += 1
+        else:
+            taken += len(png)
+            pictures.append(picture)
+    remarks = (
+        f"{counted(left_out, 'picture')} did not fit here and are in the folder only." if left_out else "",
+        f"{counted(unreadable, 'picture')} of the folder cannot be read any more." if unreadable else "",
+    )
+    return Evidence(pictures, taken, tuple(filter(None, remarks)))
+
+
+def _contents(folder: Path) -> RunRecord:
+    """Return what `run.json` says; an InputError if it is missing, or not as hookscope writes it."""
+    try:
+        if folder.is_symlink():
+            raise InputError("The folder of the evidence has become a link.")
+        document = parse_json(read_inside(folder, "run.json", _MAX_RECORD_BYTES))
+        return record_from_dict(document or {})
+    except OSError as error:
+        raise InputError("The folder of the evidence cannot be read.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError("The run.json in the folder of the evidence is damaged.") from error
+
+
+def _picture(png: bytes, layer: str, alternative: str) -> EvidencePicture | None:
+    """Return a picture with what there is to say about it; None if it is damaged."""
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
+            size = file.size
+            file.verify()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    uri = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+    return EvidencePicture(layer, alternative, uri, *size)

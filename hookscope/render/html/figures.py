@@ -1,7 +1,4 @@
-"""Vector graphics for a page, as the numbers that a template draws: paths, ticks and names. Colours are the page's.
-
-A path is rounded to a tenth of a unit; a unit is a pixel where a figure is drawn at its own size.
-"""
+"""Vector graphics for a page, as the numbers that a template draws: paths, to a tenth of a pixel, ticks and names."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,21 +17,13 @@ _MOST_BLOCKS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A path and the class that gives it its colour: "band", "core", "line", "line other", "dots"."""
-
-    style: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class Figure:
     """A plot over depth."""
 
     title: str
     summary: str  # for somebody who cannot see it
     labels: Sequence[str]  # where a click on each place leads
-    shapes: Sequence[Shape]  # from back to front
+    shapes: Sequence[tuple[str, str]]  # style and path, from back to front
     ticks: Sequence[tuple[float, str]]  # height and text
     names: Sequence[tuple[float, str]]  # place from the left and text
     keys: Sequence[tuple[str, str]]  # style and meaning
@@ -54,10 +43,9 @@ class Bars:
 
 
 def bars(statistics: TensorStatistics) -> Bars | None:
-    """Draw how values are distributed between the 1st and the 99th percentile; None without values.
+    """Draw the square roots of the densities between the 1st and the 99th percentile; None without values.
 
-    Heights are the square root of the density, so that the few can be seen beside the many. Without a histogram of
-    its own, the quantiles give one: the share between two of them, spread evenly.
+    Without a histogram, the quantiles give one: the share between two of them, spread evenly.
     """
     stored = statistics.histogram
     quantiles = list(statistics.quantiles or ())
@@ -101,9 +89,9 @@ def distributions(labels: Sequence[str], rows: Sequence[TensorStatistics], marke
     axis = _Asinh(float(np.median(known)) if known.size else 1.0, [value for each in at.values() for value in each])
     across = _across(len(rows))
     shapes = [
-        Shape("band", _band(across, at[0.05], at[0.95], axis.height)),
-        Shape("core", _band(across, at[0.25], at[0.75], axis.height)),
-        Shape("line", _line(across, at[0.5], axis.height)),
+        ("band", _band(across, at[0.05], at[0.95], axis.height)),
+        ("core", _band(across, at[0.25], at[0.75], axis.height)),
+        ("line", _line(across, at[0.5], axis.height)),
     ]
     return Figure(
         "Activations",
@@ -128,8 +116,7 @@ def logarithmic(
 ) -> Figure | None:
     """Draw positive values over depth on a logarithmic axis; None if there are none.
 
-    `lines` are meaning and values; what is missing or not positive breaks a line. A click on a place leads to its
-    label; a `missing` place gets a mark at the foot.
+    `lines` are meaning and values; what has none breaks a line. A `missing` place gets a mark at the foot.
     """
     values = [value for _, line in lines for value in line if value and value > 0]
     if not values:
@@ -138,7 +125,7 @@ def logarithmic(
     across = _across(len(names))
     styles = ["line other", "line"] if len(lines) == 2 else ["line"]
     drawn = [
-        Shape(style, _line(across, [value if value and value > 0 else None for value in line], axis.height))
+        (style, _line(across, [value if value and value > 0 else None for value in line], axis.height))
         for style, (_, line) in zip(styles, lines, strict=True)
     ]
     return Figure(
@@ -176,7 +163,8 @@ class _Asinh:
     def ticks(self) -> list[tuple[float, str]]:
         chosen = [(self.height(0.0), "0")]
         for end, sign in ((self._top, 1), (self._bottom, -1)):
-            for power in range(_exponent(end), _exponent(end) - 8, -1) if end else ():
+            greatest = math.floor(math.log10(end)) if end else 0
+            for power in range(greatest, greatest - 8, -1) if end else ():
                 value = 10.0**power
                 if value >= self._linear / 3:
                     chosen += [(self.height(sign * value), f"{'-' * (sign < 0)}{_power_text(power)}")]
@@ -208,10 +196,6 @@ def _scaled(share: float) -> float:
     return round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1)
 
 
-def _exponent(value: float) -> int:
-    return math.floor(math.log10(value))
-
-
 def _power_text(power: int) -> str:
     return f"{10.0**power:g}" if -3 <= power <= 4 else f"1e{power}"
 
@@ -241,10 +225,14 @@ def _runs(values: Sequence[float | None]) -> Iterator[tuple[int, list[float]]]:
             stretch = []
 
 
+def _points(across: Callable[[float], float], start: int, heights: Sequence[float]) -> list[str]:
+    return [f"{_short(across(start + offset))} {_short(height)}" for offset, height in enumerate(heights)]
+
+
 def _line(across: Callable[[float], float], values: Sequence[float | None], height: Callable[[float], float]) -> str:
     parts = []
     for start, stretch in _runs(values):
-        points = [f"{_short(across(start + offset))} {_short(height(value))}" for offset, value in enumerate(stretch)]
+        points = _points(across, start, [*map(height, stretch)])
         # A point alone is a plus sign: biases that begin at zero have no ratio, and leave weights alone.
         parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}m-3 0h6m-3 -3v6")
     return "".join(parts)
@@ -256,13 +244,11 @@ def _band(
     high: Sequence[float | None],
     height: Callable[[float], float],
 ) -> str:
-    whole = [None if None in pair else pair for pair in zip(low, high, strict=True)]
     parts = []
-    for start, stretch in _runs([None if pair is None else place for place, pair in enumerate(whole)]):
-        places = range(start, start + len(stretch))
-        there = [f"{_short(across(place))} {_short(height(high[place] or 0.0))}" for place in places]
-        back = [f"{_short(across(place))} {_short(height(low[place] or 0.0))}" for place in reversed(places)]
-        parts.append(f"M{'L'.join([*there, *back])}z")
+    # Both are missing in the same places.
+    for (start, lows), (_, highs) in zip(_runs(low), _runs(high), strict=True):
+        there, back = (_points(across, start, [*map(height, values)]) for values in (highs, lows))
+        parts.append(f"M{'L'.join([*there, *reversed(back)])}z")
     return "".join(parts)
 
 

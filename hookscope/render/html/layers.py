@@ -57,17 +57,11 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ShownFinding(Finding):
-    """A finding with what it leads to; "" for nothing.
+    """A finding with what it leads to; "" for nothing."""
 
-    Attributes:
-        href: The layer's page or picture, unless that is where the finding stands.
-        anchor: Its own identifier: "rule=dead-channels&finding=2".
-        rule_href: The rule, further down.
-    """
-
-    href: str = ""
-    anchor: str = ""
-    rule_href: str = ""
+    href: str = ""  # the layer's page or picture, unless that is where the finding stands
+    anchor: str = ""  # its own identifier: "rule=dead-channels&finding=2"
+    rule_href: str = ""  # the rule, further down
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +94,7 @@ class Layer:
     @property
     def href(self) -> str:
         """Its place on the page."""
-        return layer_href(self.label)
+        return _href(self.label)
 
     @property
     def bars(self) -> Bars | None:
@@ -115,16 +109,8 @@ class Layer:
         state = self.gradient.status if self.gradient else "-"
         dead = values.dead_channel_count
         bad = None if values.nan_count is None else values.nan_count + (values.inf_count or 0)
-        numbers = {
-            "mean": values.mean,
-            "std": values.std,
-            "min": values.min,
-            "max": values.max,
-            "abs": values.mean_abs,
-            "l2": values.l2,
-            "gabs": gradient.mean_abs,
-            "gl2": gradient.l2,
-        }
+        numbers = {name: getattr(values, name) for name in ("mean", "std", "min", "max", "l2")}
+        numbers |= {"abs": values.mean_abs, "gabs": gradient.mean_abs, "gl2": gradient.l2}
         return {
             "kind": (row.kind, row.kind),
             "params": (f"{row.parameter_count:,}", row.parameter_count),
@@ -157,17 +143,15 @@ class Node:
         return sum(layer.flagged for layer in self.layers) + sum(child.flagged for child in self.children.values())
 
 
-def layer_href(label: str) -> str:
-    """Return the link to a layer's page."""
+def _href(label: str) -> str:
     return f"#layer={quote(safe_text(label), safe='')}"
 
 
 def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
-    """Return all findings, each with a link to the layer that it names."""
+    """Return all findings, each with a link to the first layer that it names."""
     pages: dict[str, str] = {}
-    for layer in layers:
-        for place in (layer.label, *(parameter.name for parameter in layer.parameters)):
-            pages.setdefault(place, layer.href)
+    for layer in reversed(layers):
+        pages |= dict.fromkeys((layer.label, *(parameter.name for parameter in layer.parameters)), layer.href)
     return [ShownFinding(**asdict(verdict), href=pages.get(verdict.where, "")) for verdict in run.verdicts]
 
 
@@ -181,16 +165,19 @@ def layers_of(run: StoredRun) -> list[Layer]:
     owned: dict[str, list[ParameterRow]] = defaultdict(list)
     for parameter in run.parameters:
         owned[parameter_owner(parameter.name, parameter.kind)].append(parameter)
-    grids = _grids_by_label(run)
+    labels = {row.index: row.label for row in (run.gradients if run.record.verb == "grads" else run.result.rows)}
+    grids: dict[str, list[int]] = defaultdict(list)
+    for position, grid in enumerate(run.record.grids):
+        grids[labels[grid.row]].append(position)
     verdicts: dict[str, list[ShownFinding]] = defaultdict(list)
     for verdict in run.verdicts:
         verdicts[verdict.where].append(ShownFinding(**asdict(verdict)))
     calls: dict[str, list[Layer]] = defaultdict(list)
-    labels = {name: row.label for row in run.result.rows for name in (*row.also, row.label)}
+    shown = {name: row.label for row in run.result.rows for name in (*row.also, row.label)}
     takers: dict[str, dict[str, None]] = defaultdict(dict)
     for row in run.result.rows:
         for source in row.inputs:
-            takers[labels.get(source, source)][row.label] = None
+            takers[shown.get(source, source)][row.label] = None
     layers = []
     for number, row in enumerate(run.result.rows):
         parameters = owned[row.layer]
@@ -204,8 +191,8 @@ def layers_of(run: StoredRun) -> list[Layer]:
             parameters,
             [*verdicts[row.label], *(each for parameter in parameters for each in verdicts[parameter.name])],
             grids[row.label],
-            [(name, layer_href(labels[name]) if name in labels else "") for name in row.inputs if name],
-            [(name, layer_href(name)) for name in takers[row.label]],
+            [(name, _href(shown[name]) if name in shown else "") for name in row.inputs if name],
+            [(name, _href(name)) for name in takers[row.label]],
         )
         calls[row.layer].append(layer)
         layers.append(layer)
@@ -223,11 +210,3 @@ def tree_of(layers: Sequence[Layer]) -> Node:
             node = node.children.setdefault(part, Node(part))
         node.layers.append(layer)
     return root
-
-
-def _grids_by_label(run: StoredRun) -> dict[str, list[int]]:
-    labels = {row.index: row.label for row in (run.gradients if run.record.verb == "grads" else run.result.rows)}
-    grids: dict[str, list[int]] = defaultdict(list)
-    for position, grid in enumerate(run.record.grids):
-        grids[labels[grid.row]].append(position)
-    return grids

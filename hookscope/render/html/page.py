@@ -1,7 +1,6 @@
-"""What all pages have in common: one file that asks for nothing, in which text of any origin stays text.
+"""What all pages have in common: one file that asks for nothing; its own policy forbids whatever is not in it.
 
-Every text is escaped where it enters the page, and none enters the style or the script. The page's own policy forbids
-whatever is not in it.
+Every text is escaped where it enters the page, and none enters the style or the script.
 """
 
 import base64
@@ -21,10 +20,7 @@ from hookscope.text import counted, safe_text, shape_text
 
 
 def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script: str = "", **values: Any) -> str:
-    """Return the page of a template, which includes "head.html", with filters of its own.
-
-    `script` is a file name, "" for a page without one; the values hold a `title`.
-    """
+    """Return the page of a template; `script` is a file name, "" for a page without one; values hold a `title`."""
     environment = Environment(
         loader=PackageLoader("hookscope.render.html"),
         autoescape=True,
@@ -66,11 +62,7 @@ def _asset(name: str) -> str:
 
 def _policy(style: str, script: str) -> str:
     """Allow this style, this script and pictures inside the page; nothing else."""
-    scripts = f"script-src {_source(script)}; " if script else ""
-    return (
-        f"default-src 'none'; style-src {_source(style)}; {scripts}img-src data:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _source(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    sources = {"style-src": style, "script-src": script}
+    digests = {name: hashlib.sha256(text.encode()).digest() for name, text in sources.items() if text}
+    own = [f"{name} 'sha256-{base64.b64encode(digest).decode()}'" for name, digest in digests.items()]
+    return "; ".join(("default-src 'none'", *own, "img-src data:", "base-uri 'none'", "form-action 'none'"))

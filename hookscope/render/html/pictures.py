@@ -28,17 +28,11 @@ _THUMBNAIL_SIDE = 448
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """What is given up to make pictures smaller.
+    """What is given up to make pictures smaller."""
 
-    Attributes:
-        step: Colours kept: every so many of the colour map's; zero, in the middle or at the end, is always one of them.
-        side: Longest side of a map, in pixels: longer maps keep every second, third … pixel of each axis.
-        channels: Channels kept, the first ones.
-    """
-
-    step: int = 1
-    side: int = 1 << 30
-    channels: int = 1 << 30
+    step: int = 1  # every so many colours are kept; zero, in the middle or at the end, is always one of them
+    side: int = 1 << 30  # pixels; longer maps keep every second, third … pixel of each axis
+    channels: int = 1 << 30  # the first ones
 
     @property
     def sentence(self) -> str:
@@ -92,12 +86,8 @@ def shrink_all(
 ) -> tuple[list[Picture | None], Fidelity]:
     """Make grids small enough for one page: at most `budget` bytes together. `read` is called from several threads.
 
-    Returns:
-        The pictures, and what was given up. None stands for those without tiles, and those that do not fit whatever is
-        given up.
-
-    Raises:
-        InputError: If a file is not a grid.
+    Return the pictures, None for those without tiles and those that do not fit at all, and what was given up. An
+    InputError is raised if a file is not a grid.
     """
     pictures: list[Picture | None] = []
     for fidelity in LADDER:
@@ -125,11 +115,7 @@ def _shrink_within(
 
 
 def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
-    """Cut the maps out of the file of a grid; None if there are none.
-
-    Raises:
-        InputError: If it is no grid, or its tiles do not lie in it.
-    """
+    """Cut the maps out of the file of a grid; None if there are none, an InputError if it is no grid."""
     canvas, palette = _read_grid(png, grid)
     tiles = grid.tiles
     if tiles is None:
@@ -146,10 +132,14 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
     tops = tiles.top + np.arange(rows) * (tile_height + tiles.gap)
     lefts = tiles.left + np.arange(tiles.columns) * (tile_width + tiles.gap)
     maps = canvas[np.ix_(np.add.outer(tops, downs).ravel(), np.add.outer(lefts, acrosses).ravel())]
+    if fidelity.step > 1:  # what is no level of the colour map stays
+        table = np.arange(256)
+        table[:LEVEL_COUNT] = (table[:LEVEL_COUNT] + fidelity.step // 2) // fidelity.step * fidelity.step
+        maps = table.clip(0, 255).astype(np.uint8)[maps]
     return Picture(
-        _encode(_fewer_colours(maps, fidelity.step), palette),
+        _encode(maps, palette),
         *(tiles.columns, count, len(downs), len(acrosses), tiles.frames),
-        _colours(palette),
+        tuple(f"#{palette[3 * at : 3 * at + 3].hex()}" for at in np.linspace(0, LEVEL_COUNT - 1, 9).astype(int)),
         (*grid.caption, *_left_out(grid, tiles.count, stride, count)),
         grid.bar,
     )
@@ -167,11 +157,7 @@ def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[st
 
 
 def thumbnail_uri(png: bytes, name: str) -> str:
-    """Return a picture as a data URI, at most 448 pixels a side.
-
-    Raises:
-        InputError: If it is no PNG.
-    """
+    """Return a picture as a data URI, at most 448 pixels a side; an InputError is raised if it is no PNG."""
     with _opened(png, name) as picture:
         small = picture.convert("RGB")
     small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
@@ -206,15 +192,6 @@ def _opened(png: bytes, name: str) -> Iterator[Image.Image]:
         ) from error
 
 
-def _fewer_colours(maps: NDArray[np.uint8], step: int) -> NDArray[np.uint8]:
-    """Keep every `step`-th level; what is no level stays."""
-    if step == 1:
-        return maps
-    table = np.arange(256)
-    table[:LEVEL_COUNT] = (table[:LEVEL_COUNT] + step // 2) // step * step
-    return table.clip(0, 255).astype(np.uint8)[maps]
-
-
 def _encode(maps: NDArray[np.uint8], palette: bytes) -> bytes:
     image = Image.fromarray(maps)
     image.putpalette(palette)
@@ -224,8 +201,3 @@ def _encode(maps: NDArray[np.uint8], palette: bytes) -> bytes:
     transparency = bytes([255] * BACKGROUND + [0])
     image.save(file, "PNG", compress_level=6, compress_type=zlib.Z_RLE, transparency=transparency)
     return file.getvalue()
-
-
-def _colours(palette: bytes) -> tuple[str, ...]:
-    levels = np.linspace(0, LEVEL_COUNT - 1, 9).astype(int)
-    return tuple(f"#{palette[3 * level : 3 * level + 3].hex()}" for level in levels)

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from hookscope.render.check_terminal import check_report
+from hookscope.render.check_report import (
+    by_gravity,
+    check_report,
+    finding_text,
+    skipped_rules,
+    summary,
+    untold_error,
+    verdict,
+)
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.text import safe_text
 from tests.render.checked import (
@@ -17,20 +25,95 @@ from tests.render.checked import (
     EVERY,
     FAILED,
     HOSTILE,
-    HOSTILE_NAMES,
     KILLED,
     LONG_NAME,
     MANY,
     PASSING,
     RAISED,
     SKIPPING,
+    UNTRUSTED,
     WARNED,
+    anything,
     hostile,
     outcome,
 )
 from tests.render.runner import commands
 
-anything = st.text(st.characters(exclude_categories=[]), max_size=60)
+# --- what every rendering says ---
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (PASSING, "passed"),
+        (SKIPPING, "passed"),
+        (WARNED, "passed"),
+        (FAILED, "failed"),
+        (CORRUPT, "failed"),
+        (UNTRUSTED, "failed"),
+        (KILLED, "could not be checked"),
+        (RAISED, "could not be checked"),
+        (replace(FAILED, error="The worker was killed.", error_code=3), "failed"),
+        (CheckReport("x.pt", (), error="The worker was killed.", error_code=3), "could not be checked"),
+    ],
+)
+def test_a_verdict_is_one_of_three(report: CheckReport, words: str) -> None:
+    assert verdict(report) == words
+
+
+def test_the_summary_counts_checkpoints_by_verdict_and_findings_by_level() -> None:
+    findings = [Finding("forward", level, "", "It raised.") for level in ("fail", "fail", "warn")]
+    broken = replace(PASSING, outcomes=(outcome("forward", *findings),), seconds={"total": 2.1})
+    quick = replace(PASSING, seconds={"total": 1.0})
+    line = "3 checkpoints: 1 failed, 2 passed · 2 failures, 1 warning · 4.1 s"
+    assert summary([quick, broken, quick]) == line
+
+
+def test_the_summary_leaves_out_what_there_is_none_of() -> None:
+    assert summary([PASSING]) == "1 checkpoint: 1 passed · 1.5 s"
+    assert summary([KILLED]) == "1 checkpoint: 1 could not be checked · 7.5 s"
+    assert summary([]) == "0 checkpoints · 0.0 s"
+    assert summary([PASSING, PASSING], seconds=2.0) == "2 checkpoints: 2 passed · 2.0 s"  # that went by, not the sum
+
+
+def test_the_summary_of_every_case_is_that_counted_by_hand() -> None:
+    # 3 + 1 + 1 + 500 failures, 1 + 1 + 500 warnings
+    counts = "9 checkpoints: 4 failed, 2 could not be checked, 3 passed · 505 failures, 502 warnings"
+    assert summary(EVERY).startswith(counts)
+
+
+def test_the_gravest_comes_first_in_the_order_of_the_exit_codes() -> None:
+    # refused 4, unreadable 3, the model raised 6, a rule failed 1, warnings, nothing
+    given = [PASSING, WARNED, FAILED, SKIPPING, RAISED, KILLED, UNTRUSTED, CORRUPT, MANY]
+    assert by_gravity(given) == [UNTRUSTED, KILLED, CORRUPT, RAISED, FAILED, MANY, WARNED, PASSING, SKIPPING]
+
+
+def test_an_error_that_a_finding_says_is_not_said_again() -> None:
+    assert untold_error(CORRUPT) == ""
+    assert untold_error(KILLED) == KILLED.error
+    assert untold_error(PASSING) == ""
+
+
+def test_rules_skipped_for_the_same_reason_are_named_together_or_counted() -> None:
+    def skipped(*rules: str) -> CheckReport:
+        return replace(PASSING, outcomes=tuple(RuleOutcome(rule, "skipped", reason="No file.") for rule in rules))
+
+    assert skipped_rules(skipped("a", "b", "c", "d")) == {"No file.": "a, b, c, d"}
+    assert skipped_rules(skipped("a", "b", "c", "d", "e")) == {"No file.": "5 rules"}
+    assert skipped_rules(PASSING) == {}
+
+
+def test_a_place_stands_before_a_message_unless_the_message_quotes_it() -> None:
+    def said(where: str, message: str) -> str:
+        return finding_text(Finding("forward", "fail", where, message))
+
+    assert said("fc", "12 of 64 are zero.") == "fc: 12 of 64 are zero."
+    assert said("fc", "'fc' (Linear) is zero.") == "'fc' (Linear) is zero."
+    assert said("1", "12 of 64 in '12' are zero.") == "1: 12 of 64 in '12' are zero."
+    assert said("", "The file is cut off.") == "The file is cut off."
+
+
+# --- for people ---
 
 
 def shown(*reports: CheckReport, width: int = 80, soft_wrap: bool = True, colour: bool = False) -> str:
@@ -58,7 +141,8 @@ def in_order(text: str, parts: Sequence[str]) -> bool:
     return positions == sorted(positions)
 
 
-def test_one_checkpoint_that_passes_takes_one_line() -> None:
+def test_one_checkpoint_that_passes_takes_one_line_and_so_do_none() -> None:
+    assert shown() == "0 checkpoints · 0.0 s\n"
     assert shown(PASSING) == "models/good.pt: passed · 3 rules · resnet18 · 2 inputs · 1.5 s\n"
 
 
@@ -95,16 +179,13 @@ def test_a_checkpoint_that_passes_with_warnings_shows_them() -> None:
     assert "  note   Only 2 inputs were given.\n" in text
 
 
-def test_a_killed_worker_is_an_error_of_its_own() -> None:
+def test_a_model_that_raised_is_an_error_and_so_is_a_killed_worker() -> None:
+    assert f"  ERROR  {RAISED.error}\n" in shown(RAISED)
     text = shown(PASSING, KILLED)
     assert in_order(text, ["models/huge.pt: could not be checked", "  ERROR  The worker was killed", "models/good.pt"])
     assert words(KILLED.error) in words(text)
     assert "  skip   5 rules: Its worker was killed.\n" in text
     assert text.endswith("2 checkpoints: 1 could not be checked, 1 passed · 9.0 s\n")
-
-
-def test_a_model_that_raised_is_an_error() -> None:
-    assert f"  ERROR  {RAISED.error}\n" in shown(RAISED)
 
 
 def test_a_corrupt_file_says_so_once() -> None:
@@ -123,9 +204,6 @@ def test_of_a_thousand_findings_the_first_are_shown_and_the_others_counted() -> 
     text = shown(MANY)
     assert text.count("  FAIL   ") == text.count("  warn   ") == 10
     assert text.count("… and 490 more of dead-filter, --format json lists all") == 2
-
-
-def test_ten_findings_are_shown_with_nothing_left_to_count() -> None:
     ten = replace(MANY, outcomes=(outcome("dead-filter", *MANY.outcomes[0].findings[:20]),))
     assert "more of" not in shown(ten)
 
@@ -171,23 +249,11 @@ def test_colours_are_for_terminals_only_and_say_nothing_that_the_words_do_not() 
     assert "FAIL" in coloured
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_names_are_shown_as_what_they_are(name: str) -> None:
-    text = shown(hostile(name), width=400)
-    assert words(safe_text(name)) in words(text)
-    assert all(line.isprintable() for line in text.splitlines())
-
-
 @pytest.mark.parametrize("soft_wrap", [True, False])
 @pytest.mark.parametrize("width", [20, 33, 80, 120])
 def test_no_hostile_name_is_a_command_to_the_runner(width: int, *, soft_wrap: bool) -> None:
-    assert commands(shown(*HOSTILE, width=width, soft_wrap=soft_wrap)) == []
-
-
-@pytest.mark.parametrize("padding", range(60, 100))
-def test_a_long_name_that_is_folded_cannot_start_a_line_with_a_command(padding: int) -> None:
-    report = hostile("x" * padding + "::error::pwned")
-    assert commands(shown(report, soft_wrap=False)) == []
+    long = [hostile("x" * padding + "::error::pwned") for padding in range(60, 100)]  # folded, it could start a line
+    assert commands(shown(*HOSTILE, *long, width=width, soft_wrap=soft_wrap)) == []
 
 
 @given(name=anything, message=anything, width=st.integers(min_value=20, max_value=200))
@@ -198,7 +264,4 @@ def test_any_text_at_all_stays_text(name: str, message: str, width: int) -> None
         text = shown(report, width=width, soft_wrap=soft_wrap)
         assert commands(text) == []
         assert text.replace("\n", "").isprintable()
-
-
-def test_no_checkpoint_at_all_is_said_so() -> None:
-    assert shown() == "0 checkpoints · 0.0 s\n"
+    assert words(safe_text(name)) in words(shown(report, width=400))
