@@ -100,7 +100,7 @@ OF_COMMANDS = {
     *("update_baseline", "junit", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
 }
 OF_FUNCTIONS = {"on_progress", "on_error"}
-OTHER_NAMES = {"named": "input", "with_inputs": "inputs", "keep_tensors": "save_tensors", "checkpoints": "checkpoint"}
+OTHER_NAMES = {"checkpoints": "checkpoint"}
 
 
 @pytest.mark.parametrize("name", ["activations", "grads", "check", "checkpoint", "layers", "report"])

@@ -1,15 +1,22 @@
-"""What `activations` and `grads` share: where the run goes, what is printed, and the exit code."""
+"""What the commands that run a model share: its arguments, where the run goes, what is printed, and the exit code."""
 
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from hookscope.cli.console import report
+import typer
+
+from hookscope.cli.console import consoles, progress_bar, report
+from hookscope.cli.exporters import check_exports, export
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, gravest
-from hookscope.text import safe_text
+from hookscope.text import safe_text, strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,21 +26,70 @@ if TYPE_CHECKING:
     from hookscope.results.gradients import Gradients
 
 
+def arguments_of(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a command's arguments that a function takes under the same names; None is its default."""
+    return {name: given[name] for name in signature(function).parameters if given.get(name) is not None}
+
+
+def run_model(
+    function: "Callable[..., Activations | Gradients]", given: Mapping[str, Any], *, otherwise: str, has_progress: bool
+) -> int:
+    """Run a model, show what was seen, write it, and return the exit code.
+
+    Args:
+        function: Of `hookscope.api`, with the command's name.
+        given: All arguments of the command, by name.
+        otherwise: What a run directory is named after where no input is a file.
+        has_progress: Whether a progress bar is of use.
+    """
+    from hookscope.inspection.backward import PassError
+    from hookscope.inspection.forward import ForwardError
+    from hookscope.render.grids import check_cmap
+    from hookscope.render.run_files import check_histograms, save_run
+    from hookscope.results.gradients import Gradients
+    from hookscope.runs.directory import check_target
+
+    option = SimpleNamespace(**{"histogram": None, **given})
+    check_cmap(option.cmap)
+    images, named, histogram = option.images or (), option.input or (), option.histogram or ()
+    target = run_path(function.__name__, option.model, option.out, images, named, otherwise)
+    check_target(target)
+    check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page, grids=option.grids)
+    tables, messages = consoles(json=option.json)
+    failures: list[HookscopeError] = []
+    arguments = arguments_of(function, given) | {"grids_for": option.grids_for if option.grids else 0}
+    shown = has_progress and not option.quiet
+    with redirect_stdout(sys.stderr if option.json else sys.stdout), progress_bar(messages, shown=shown) as advance:
+        try:
+            result = function(**arguments, on_progress=advance, on_error=failures.append)
+            if isinstance(result, Gradients):
+                check_histograms(histogram, result)
+        except (ForwardError, PassError) as error:
+            result = error.inspection
+            failures += [error] if unreported(error, failures) else []
+    if result.inputs:
+        show_result(result, tables, messages, quiet=option.quiet, full=option.full)
+    saved = None
+    if result.inputs and result.provenance is not None:
+        save = {"cmap": option.cmap, "scale": option.scale, "histogram": histogram}
+        saved = save_run(result, target, **save, command=shlex.join(["hookscope", *sys.argv[1:]]))
+        if not option.quiet:
+            tables.print(last_line(saved, len(result.inputs), option.grids_for), soft_wrap=True)
+        export(saved, result, (tables, messages), option)
+    if option.json:
+        document = {**result.to_dict(), "run": saved and str(saved.folder)}
+        if isinstance(result, Gradients):
+            document["inputs_alone"] = [asdict(each) for each in result.inputs_alone]
+        typer.echo(strict_json(document), nl=False)
+    return report_all(failures)
+
+
 def run_path(
     verb: str, model: str, out: Path | None, images: Sequence[str], named: Sequence[str], otherwise: str
 ) -> Path:
-    """Return where a run goes: `--out`, or a folder named after command, model and first input.
+    """Return where a run goes: `--out`, or a folder named after command, model and first input, else `otherwise`.
 
-    Args:
-        verb: The command.
-        model: MODEL.
-        out: As given with `--out`.
-        images: Files, folders and globs.
-        named: As given with `--input`.
-        otherwise: The name where no input is a file.
-
-    Raises:
-        NothingMatchedError: If a folder or a glob holds no input.
+    Raises NothingMatchedError if a folder or a glob in `images` holds no input.
     """
     from hookscope.inputs.finding import find_inputs
     from hookscope.runs.directory import default_run_path
@@ -68,11 +124,6 @@ def last_line(saved: "SavedRun", input_count: int, grids_for: int) -> str:
     count = len(saved.grids)
     grids = [f"{count} grid{'s' if count != 1 else ''}{cut}"] if count else []
     return f"{', '.join([*grids, *saved.files])} and run.json are in {safe_text(str(saved.folder))}"
-
-
-def command_line() -> str:
-    """Return the command as it could be typed again."""
-    return shlex.join(["hookscope", *sys.argv[1:]])
 
 
 def unreported(error: ModelError, failures: Sequence[HookscopeError]) -> bool:
