@@ -54,18 +54,8 @@ def load_batches(
     `Preprocessing.batch_axis` to say. For optical flow each frame is paired with the one after it; a single one with
     itself.
 
-    Args:
-        paths: Files to read, as `find_inputs` returns them, and pictures in memory.
-        preprocessing: How a file becomes an input.
-        batch_size: Most inputs in a batch.
-        on_error: Called for a file that cannot be used, which is then skipped; without it the error is raised.
-
-    Yields:
-        Batches whose `indices` count from 0, a file that cannot be used as one.
-
-    Raises:
-        ImageError: If a file cannot be used and there is no `on_error`.
-        UsageError: If `batch_size` is below 1, or as in `load_input`.
+    `on_error` is called for a file that cannot be used, which is skipped but counts in the `indices` of batches;
+    without it the ImageError is raised. Raises UsageError if `batch_size` is below 1, or as in `load_input`.
     """
     if batch_size < 1:
         raise UsageError(f"A batch of {batch_size} inputs is not possible. Give a batch size of 1 or more.")
@@ -219,15 +209,10 @@ def _arguments(stacked: torch.Tensor, kind: InputKind) -> tuple[Any, ...]:
 
 
 def noise_batch(shape: tuple[int, ...], seed: int, kind: InputKind = "image") -> Batch:
-    """Draw inputs from the standard normal distribution, without touching torch's global random state.
+    """Draw inputs of a shape with the batch axis from the standard normal distribution, the same for equal seeds.
 
-    Args:
-        shape: Shape with the batch axis, e.g. (N, C, H, W).
-        seed: Equal seeds give equal values.
-        kind: What the network takes, which decides how the values are handed over.
-
-    Raises:
-        UsageError: If `shape` has no axis, or an axis below 1.
+    torch's global random state is left alone. `kind` decides how the values are handed over. Raises UsageError if
+    `shape` has no axis, or an axis below 1.
     """
     if not shape or min(shape) < 1:
         raise UsageError(f"Noise of shape {shape} is not possible. Give a batch axis first and no axis below 1.")

@@ -23,26 +23,19 @@ MAX_FILE_BYTES = 2 * 1024**3
 
 
 def load_input(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Read one file into one network input.
+    """Read one file, or a picture in memory, into one network input; return it with the record of what was done.
 
     What the file is follows from its content, not from its suffix: JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF and TIFF
     pictures, HEIC where pillow-heif is installed, and tensors as NumPy arrays, safetensors with one tensor, or one
     tensor stored by `torch.save`. No code in a file runs.
 
-    Args:
-        path: The file, or a picture in memory.
-        preprocessing: How a picture becomes an input. A tensor is passed as it is, except that an axis of 1 in front
-            counts as the batch axis and is dropped, unless the tensor has the rank of (C, H, W), for clips of
-            (C, T, H, W), or a single axis; `Preprocessing.batch_axis` can say otherwise.
+    The input is float32 without the batch axis, (C, H, W), or (C, T, H, W) for a clip. A tensor is passed as it is;
+    whole numbers, booleans and complex numbers keep their dtype. An axis of 1 in front counts as the batch axis and is
+    dropped, unless the tensor has the rank of an input, or a single axis; `Preprocessing.batch_axis` can say otherwise.
+    A tensor of several inputs comes whole, with the batch axis first: `load_batches` takes it apart.
 
-    Returns:
-        The input without the batch axis, float32: (C, H, W), or (C, T, H, W) for a clip; a tensor of whole numbers,
-        booleans or complex numbers keeps its dtype. A tensor of several inputs comes whole, with the batch axis first:
-        `load_batches` takes it apart. And the record of what was done.
-
-    Raises:
-        ImageError: If the file is missing, unreadable, corrupt, of another kind, or over a limit.
-        UsageError: If the file is a picture, and `preprocessing` does not suit pictures or contradicts itself.
+    Raises ImageError if the file is missing, unreadable, corrupt, of another kind, or over a limit; UsageError if it is
+    a picture, and `preprocessing` does not suit pictures or contradicts itself.
     """
     if isinstance(path, Image.Image):
         return _take(path, preprocessing)
@@ -50,10 +43,7 @@ def load_input(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[
 
 
 def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Read a file for an argument of a network: a tensor as it is stored, a picture with a batch axis of 1 in front.
-
-    Args and Raises: As for `load_input`.
-    """
+    """Do as `load_input` for an argument: a tensor stays as it is stored, a picture gets a batch axis of 1 in front."""
     return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels), as_argument=True)
 
 
@@ -72,9 +62,9 @@ def is_quiet(path: Path | Image.Image) -> bool:
 
 
 def load_quietly(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Do as `load_input`, for a file that `is_quiet`, in any thread.
+    """Do as `load_input`, for a file that `is_quiet`, in any thread: what all threads share is not touched.
 
-    Nothing that all threads share is touched: neither the filters of warnings, nor stderr, nor processes.
+    That is the filters of warnings, stderr, and processes.
     """
     assert isinstance(path, Path)  # noqa: S101 - `is_quiet` said so
     return _load(path, preprocessing, lambda _steps: nullcontext())
@@ -134,10 +124,9 @@ def looks_like_tensor(path: Path | Image.Image) -> bool:
 
 
 def read_tensor(path: Path) -> torch.Tensor:
-    """Read the one tensor in a `.npy`, `.pt` or `.safetensors` file, of any shape and dtype. No code in a file runs.
+    """Read the one tensor in a `.npy`, `.pt` or `.safetensors` file, of any shape and dtype. No code in it runs.
 
-    Raises:
-        ImageError: If the file is missing, unreadable, corrupt, holds no single tensor, or is a picture.
+    Raises ImageError if the file is missing, unreadable, corrupt, holds no single tensor, or is a picture.
     """
     name = repr(str(path))
     _check_regular(path, name)
@@ -198,11 +187,7 @@ def _check_regular(path: Path, name: str) -> None:
 
 
 def _sniff(file: BinaryIO, name: str) -> Literal["picture", "array", "stored tensor"]:
-    """Tell from a file's first bytes who reads it, and go back to its start; what nobody knows is left to Pillow.
-
-    Raises:
-        ImageError: If these are the first bytes of something that is well known not to be a picture.
-    """
+    """Tell from a file's first bytes who reads it, and go back to its start; what nobody knows is left to Pillow."""
     head = file.read(1024)
     file.seek(0)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()

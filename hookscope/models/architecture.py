@@ -66,7 +66,7 @@ class _Network:
         model: What MODEL would be.
         build: Takes the builder's arguments and, by keyword, `input_channels`.
         builder: Its library's function or class, for its signature.
-        class_count: What it has by default; None if it is not known, 0 without a classifier.
+        class_count: By default; None if it is not known, 0 without a classifier.
         size_argument: The builder's argument for the side of the picture.
         heads: Names of the classifiers that a class count of 0 takes away.
         int8: Whether its files hold int8 weights. It is built in floating point, which has the same names for these.
@@ -95,16 +95,8 @@ def recognise(shapes: _Shapes) -> tuple[Candidate, ...]:
     """Return every known network whose names and shapes are these, up to class and input channel count.
 
     All of torchvision and `demo` are compared; timm's, where it is installed, if none of those fits. Of several ways to
-    read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing.
-
-    Args:
-        shapes: As `state_shapes` gives them.
-
-    Returns:
-        None if no network fits; several if their names and shapes are the same.
-
-    Raises:
-        ModelNotFoundError: If none fits, but the time ran out before all of timm's were compared.
+    read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing. Raises
+    ModelNotFoundError if none fits, but the time ran out before all of timm's were compared.
     """
     forms = _forms(shapes)
     with seeded(0), silenced_known_warnings():
@@ -123,11 +115,8 @@ def recognise(shapes: _Shapes) -> tuple[Candidate, ...]:
 def adapt(model: str, shapes: _Shapes) -> Candidate | None:
     """Return the named network with the class and input channel count that makes it fit; None if nothing does.
 
-    Its remarks say only what differs from the network as published.
-
-    Args:
-        model: A name of torchvision's, "timm:NAME" or "demo"; nothing is known of others.
-        shapes: As `state_shapes` gives them.
+    Its remarks say only what differs from the network as published. `model` is a name of torchvision's, "timm:NAME" or
+    "demo"; nothing is known of others.
     """
     network = _named(model)
     if network is None:

@@ -27,14 +27,14 @@ class Checkpoint:
 
     Attributes:
         name: The file's, without its folder, safe to show.
-        state: Tensors by name. The file of a quantised network also holds tuples of tensors and dtypes. Carries torch's
-            `_metadata` when the file does. Tensors may be the mapped file itself.
-        sha256: Hex digest of the file's bytes; for an index, of the text "DIGEST  NAME" of the index and each shard, a
+        state: Tensors by name; of a quantised network also tuples of tensors and dtypes. Carries torch's `_metadata`
+            when the file does. Tensors may be the mapped file itself.
+        sha256: Hex digest of the file's bytes; for an index, of the text "DIGEST NAME" of the index and each shard, a
             line each.
         kind: What kind of file it is.
         warnings: Sentences a reader must see, such as which tensors are not used.
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
-        notes: Sentences that are no cause for alarm: where in the file the weights are, and what else it holds.
+        notes: Sentences about where in the file the weights are, and what else it holds.
     """
 
     name: str
@@ -90,11 +90,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
 
 
 def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
-    """Return what kind of file `path` is, and the kinds of the files that hold its tensors: itself, or its shards.
-
-    Raises:
-        CheckpointError: If one cannot be read, or is not what it should be.
-    """
+    """Return what kind of file `path` is, and the kinds of the files that hold its tensors: itself, or its shards."""
     kind = file_kind(path)
     if kind not in ("safetensors index", "torch index"):
         return kind, {path: kind}
@@ -147,10 +143,8 @@ def _digest(path: Path) -> str:
 def read_index(path: Path) -> dict[Path, list[str]]:
     """Return the tensors' names by the file that holds them, shards in the order of their names.
 
-    Shards lie beside the index; where both are links (Hugging Face's cache), beside what the index links to.
-
-    Raises:
-        CheckpointError: If the index names anything else, a shard is missing, or a tensor is in two of them.
+    Shards lie beside the index; where both are links (Hugging Face's cache), beside what the index links to. Raises
+    CheckpointError if the index names anything else, a shard is missing, or a tensor is in two of them.
     """
     name = printable(str(path))
     with open_regular(path) as file:
@@ -187,17 +181,10 @@ def _beside(index: Path, shard: str, name: str) -> Path:
 
 
 def check_names(index: str, shard: Path, listed: list[str], held: Iterable[str], others: Container[str]) -> list[str]:
-    """Return the names of tensors in a shard that the index does not list.
+    """Return the names of tensors that a shard holds (`held`) and the index does not list for it (`listed`).
 
-    Args:
-        index: What to call the index in messages.
-        shard: The shard's path.
-        listed: Names that the index says it holds.
-        held: Names that it holds.
-        others: Names that the index lists at all.
-
-    Raises:
-        CheckpointError: If it lacks one of its own, or holds one of another shard's.
+    Raises CheckpointError if the shard lacks a listed one, or holds one of `others`, all names that the index lists.
+    `index` is what to call it in messages.
     """
     shown = printable(shard.name, 80)
     held = list(held)

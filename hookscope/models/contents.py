@@ -44,15 +44,8 @@ _OVERLAP_WORK = 10_000
 def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
     """List what a weights file holds. Nothing in it is run; its values are read once, a piece at a time.
 
-    Args:
-        path: A weights file, or the `index.json` of a sharded one.
-        key: Where in it what is wanted is; None for all that has tensors.
-
-    Raises:
-        CheckpointError: If the file cannot be read, is damaged, or holds no tensors.
-        UntrustedFileError: If reading it would run code from the file.
-        UsageError: If an index is given a `key`.
-        NothingMatchedError: If there is nothing at `key`.
+    Raises CheckpointError if the file cannot be read, is damaged, or holds no tensors; UntrustedFileError if reading it
+    would run code; UsageError if an index is given a `key`; NothingMatchedError if there is nothing at `key`.
     """
     kind, kinds = files_of(path)
     if key is not None and kinds.keys() != {path}:

@@ -68,14 +68,8 @@ class Part:
 def parts_of(content: object, name: str, key: str | None = None) -> list[Part]:
     """Return the parts of what a file holds that have tensors: every set of weights, then everything else.
 
-    Args:
-        content: What the file holds.
-        name: What to call the file in messages.
-        key: As for `weights_in`; what is there is the only part then.
-
-    Raises:
-        CheckpointError: If there are no tensors.
-        NothingMatchedError: If there is nothing at `key`.
+    `name` is the file's in messages; with a `key`, as for `weights_in`, what is there is the only part. Raises
+    CheckpointError if there are no tensors, NothingMatchedError if there is nothing at `key`.
     """
     if key is None:
         sets = {id(found): (_joined(keys), found) for keys, found in _sets(content)}
@@ -173,19 +167,12 @@ def _joined(keys: _Keys) -> str:
 
 
 def weights_in(content: object, name: str, key: str | None = None) -> Weights:
-    """Return the weights in what a file holds.
+    """Return the weights in what a file holds, `name` in messages.
 
-    Args:
-        content: What the file holds.
-        name: What to call the file in messages.
-        key: Where they are: keys joined by dots, which keys may contain themselves; what all names of the weights start
-            with may follow, or be it. None to find them.
-
-    Raises:
-        CheckpointError: If there are none, or some without data, or that claim more than their storage has.
-        UsageError: If there are several and no `key`.
-        NothingMatchedError: If there is nothing at `key`.
-        ModelError: If a trusted Module raises.
+    `key` says where they are: keys joined by dots, which keys may contain themselves; what all names of the weights
+    start with may follow, or be it. Raises CheckpointError if there are no weights, or some without data, or that claim
+    more than their storage has; UsageError if there are several and no `key`; NothingMatchedError if there is nothing
+    at `key`; ModelError if a trusted Module raises.
     """
     keys, prefix = (_find(content, name), "") if key is None else _walked(content, key, name)
     found, ignored = _reach(content, keys, prefix)

@@ -33,10 +33,8 @@ def _no_details(_module: nn.Module) -> str:
 def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Module]:
     """Return a subclass of `behaviour` that is named as, and where possible is an instance of, the class named.
 
-    Args:
-        behaviour: What the layer does; its methods win over the borrowed class's.
-        qualified_name: Of the class the layer was written as: "torch.nn.modules.conv.Conv2d". May come from a file;
-            nothing is imported by it.
+    The methods of `behaviour` win over the borrowed class's. `qualified_name` is that of the class the layer was
+    written as, "torch.nn.modules.conv.Conv2d"; it may come from a file, and nothing is imported by it.
     """
     known = _classes.get((behaviour, qualified_name))
     if known is not None:
@@ -56,12 +54,8 @@ def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Modu
 def set_sizes(module: nn.Module, groups: int | None = None, permutation: Sequence[int] | None = None) -> None:
     """Set the sizes that layers of torch are known by (`out_channels`, `in_features`, …) from the weight's shape.
 
-    A size that cannot be told is 0, or () where it is a shape.
-
-    Args:
-        module: Of a class from `layer_class`, with its parameters in place.
-        groups: Of a convolution; None if not known.
-        permutation: Of a layer that permutes axes, torchvision's `dims`.
+    A size that cannot be told is 0, or () where it is a shape. `groups` is a convolution's; `permutation` becomes
+    torchvision's `dims` of a layer that permutes axes.
     """
     weight = getattr(module, "weight", None)
     shape = tuple(weight.shape) if isinstance(weight, Tensor) else ()

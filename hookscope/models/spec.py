@@ -37,15 +37,10 @@ class ModelSpec:
 def parse_model(text: str) -> ModelSpec:
     """Say what MODEL means.
 
-    A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name.
-
-    Args:
-        text: "demo", "resnet34", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build",
-            "model.safetensors", "model.safetensors.index.json".
-
-    Raises:
-        ModelNotFoundError: If it is none of these.
-        UsageError: If it is a Python file without a factory.
+    A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name. Other forms:
+    "demo", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build", "model.safetensors",
+    "model.safetensors.index.json". Raises ModelNotFoundError for anything else, UsageError for a Python file without a
+    factory.
     """
     spec = _by_form(text)
     if spec is not None:

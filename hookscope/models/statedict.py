@@ -33,10 +33,9 @@ COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does
 def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
     """Return the ways to read the names of a file, whose network may have been wrapped in others when it was saved.
 
-    Returns:
-        (prefix removed, {name in the file: name}), most conservative first: as they are, then without wrapping
-        prefixes, then without wrappers inside names. Names outside a prefix are not in its mapping: AveragedModel's
-        counter, a metric of Lightning's.
+    Each is (prefix removed, {name in the file: name}), most conservative first: as they are, then without wrapping
+    prefixes, then without wrappers inside names. Names outside a prefix are not in its mapping: AveragedModel's
+    counter, a metric of Lightning's.
     """
     forms: list[tuple[str, dict[str, str]]] = [("", {name: name for name in names})]
     for removed, mapping in forms:  # grows while it is walked: breadth first

@@ -67,16 +67,10 @@ class _Call:
 
 
 def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return modules that stand for the layers of an exported program, with their names and class names.
+    """Return modules that stand for the layers of an exported program, with their names and class names, in eval mode.
 
-    Layers that left no operator in the graph are there, without ever being called.
-
-    Args:
-        program: The program.
-        seed: Of the random numbers that trying it on its own example inputs may draw.
-
-    Returns:
-        The root, in eval mode, and what a reader must be told.
+    Layers that left no operator in the graph are there, without ever being called. Trying the program on its own
+    example inputs draws random numbers by `seed`. The second value is what a reader must be told.
     """
     remarks = []
     root = _laid_out(program)

@@ -52,13 +52,8 @@ class ValueReader:
     def in_file(self, file: BinaryIO, begin: int, layout: Tensor) -> Values | None:
         """Return the statistics of a strided tensor in a file; None for a view too scattered to be gathered.
 
-        Args:
-            file: Open for reading; its position is moved.
-            begin: Where in the file the tensor's storage begins, in bytes.
-            layout: A tensor on any device, whose dtype, sizes, strides and offset say which bytes are its own.
-
-        Raises:
-            EOFError: If the file ends before the tensor does.
+        Its storage begins at byte `begin` of the file; dtype, sizes, strides and offset of `layout`, a tensor on any
+        device, say which bytes are its own. Raises EOFError if the file ends before the tensor does.
         """
         sizes, strides, repeats = _distinct(layout)
         begin += int(layout.storage_offset()) * layout.element_size()

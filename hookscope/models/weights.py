@@ -68,9 +68,8 @@ class BuildOptions:
     def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]") -> "ChosenWeights | None":
         """Return what "auto", "none" and a file stand for; None for the name of trained weights.
 
-        Args:
-            name: The network's.
-            trained: Returns the weights that its library recommends; raises DownloadError if they cannot be had.
+        `trained` returns the weights that the network's library recommends; it raises DownloadError if they cannot be
+        had.
         """
         reason = ""
         if self.weights == "auto":
@@ -123,16 +122,10 @@ def load_named(
     builder_loads: bool = False,
     quantised: bool = False,
 ) -> LoadedModel:
-    """Build a network that has a name, and load its weights.
+    """Build a network that has a name, for messages and the record, and load its weights.
 
-    Args:
-        name: For messages and the record.
-        chosen: Its weights.
-        options: How it is built.
-        build: Builds it.
-        describe: Given the network.
-        builder_loads: Whether `build` loads the weights.
-        quantised: Whether building calibrates on what the parameters hold, and the network must stay on the CPU.
+    `describe` is given the network; `builder_loads` says that `build` loads the weights, `quantised` that building
+    calibrates on what the parameters hold, and that the network must stay on the CPU.
     """
     notes: list[str] = [*chosen.notes]
     misfits: tuple[str, ...] = ()

@@ -18,8 +18,9 @@ from PIL import Image, ImageFile
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from hookscope.errors import ImageError
-from hookscope.inputs import MAX_FILE_BYTES, MAX_PIXELS, load_batches, load_input
-from hookscope.results.inputs import Preprocessing
+from hookscope.inputs import load_batches, load_input
+from hookscope.inputs.loading import MAX_FILE_BYTES
+from hookscope.results.inputs import MAX_PIXELS, Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
 from tests.models.test_hostile import without_worker
 

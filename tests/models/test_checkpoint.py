@@ -18,8 +18,8 @@ from torch import nn
 
 from hookscope.checkpoints import isolation
 from hookscope.errors import CheckpointError, UntrustedFileError
-from hookscope.models import FileOptions, read_checkpoint
-from hookscope.models.checkpoint import looks_like_file
+from hookscope.models import FileOptions
+from hookscope.models.checkpoint import looks_like_file, read_checkpoint
 from tests.byteorder import save_big_endian
 from tests.models.hostile import Call
 from tests.models.test_hostile import without_worker

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.models import LoadedModel, build_on_meta, load_model, model_names
+from hookscope.models import LoadedModel, build_on_meta, load_model
 from hookscope.models.construction import skipped_initialisation
+from hookscope.models.zoo import model_names
 from hookscope.results.inputs import Preprocessing
 
 # Detection counts boxes, which the meta device cannot.

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
-from hookscope.models import load_into, read_checkpoint
+from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.statedict import load_into
 from tests.models import hostile
 from tests.models.hostile import ASSEMBLED, EXPORTED, GOOD, PAYLOADS
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookscope.errors import MisfitError
-from hookscope.models import FileOptions, read_checkpoint
+from hookscope.models import FileOptions
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.statedict import fits, foreign_names, load_into, stripped_forms
 
 

@@ -16,8 +16,9 @@ from torch import nn
 
 from hookscope.errors import CheckpointError, ModelNotFoundError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.inputs import load_input
-from hookscope.models import build_on_meta, load_model, model_names, timm_zoo
+from hookscope.models import build_on_meta, load_model, timm_zoo
 from hookscope.models.download import cached_file
+from hookscope.models.zoo import model_names
 from tests.models.hostile import Call
 
 from .conftest import Server

@@ -16,11 +16,11 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification
 
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
-from hookscope.models import build_on_meta, load_model, model_names
+from hookscope.models import build_on_meta, load_model
 from hookscope.models.construction import FileOptions, replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
 from hookscope.models.weights import BuildOptions
-from hookscope.models.zoo import load_torchvision
+from hookscope.models.zoo import load_torchvision, model_names
 from tests.models.hostile import Call
 from tests.models.saved import random_numbers_untouched
 
