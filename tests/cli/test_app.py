@@ -5,6 +5,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
+import torchvision
 import typer.main
 
 from hookscope.cli import app as app_module
@@ -44,9 +45,8 @@ def test_help_names_every_command_and_every_exit_code(run: Run) -> None:
         assert word in ended.stdout
 
 
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_has_a_short_option(run: Run, option: str) -> None:
-    assert run("models", option).stdout.startswith("Usage: hookscope models")
+def test_help_has_a_short_option(run: Run) -> None:
+    assert run("models", "-h").stdout.startswith("Usage: hookscope models")
 
 
 def test_the_version_is_the_packages(run: Run) -> None:
@@ -105,6 +105,12 @@ def test_an_interruption_is_no_bug(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert (ended.code, ended.stdout, ended.stderr) == (130, "", "")
 
 
+def test_the_names_of_models_are_listed_one_per_line(run: Run) -> None:
+    assert run("models").stdout.splitlines() == ["demo", *torchvision.models.list_models()]
+    ended = run("models", "vit_?_16")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "vit_b_16\nvit_l_16\n", "")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_can_be_shown(started: Run, shell: str) -> None:
     ended = started("--show-completion", shell)
@@ -133,8 +139,7 @@ def test_a_closed_stream_is_like_the_null_device(started: Run, descriptor: int) 
     assert len(failed.errors) == (1 if descriptor == 1 else 0)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("argument", ["--version", "--help", "models"])
+@pytest.mark.parametrize(("argument", "unbuffered"), [("--help", ""), ("--version", "1"), ("models", "")])
 def test_stdout_on_a_full_disk_is_one_line_and_exit_code_3(
     started: Run, environment: dict[str, str], argument: str, unbuffered: str
 ) -> None:
@@ -150,8 +155,7 @@ def test_stderr_on_a_full_disk_is_exit_code_3(started: Run) -> None:
     assert (ended.code, ended.stdout) == (3, "")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("argument", ["--version", "--help"])
+@pytest.mark.parametrize(("argument", "unbuffered"), [("--help", ""), ("--version", "1")])
 def test_a_closed_pipe_is_exit_code_141_without_a_word(
     started: Run, environment: dict[str, str], argument: str, unbuffered: str
 ) -> None:

@@ -129,25 +129,14 @@ def test_edits_are_made_in_the_order_given(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("picture")
 @pytest.mark.parametrize("verb", ["grads", "activations"])
-@pytest.mark.parametrize(
-    ("expression", "column", "word"),
-    [
-        ("relu:grad:clmp(min=0)", 10, "'clamp'"),
-        ("relu:grd:zero", 5, "'grad'"),
-        ("relu:grad:scale(two)", 16, "number"),
-        ("relu:grad:scale(2", 17, "parenthesis"),
-    ],
-)
-def test_a_bad_expression_has_a_caret_at_the_place(
-    run: Run, tmp_path: Path, verb: str, expression: str, column: int, word: str
-) -> None:
+def test_a_bad_expression_has_a_caret_at_the_place(run: Run, tmp_path: Path, verb: str) -> None:
     before = names_below(tmp_path)
-    ended = run(verb, "case.py:textbook", "x.npy", "--edit", expression)
+    ended = run(verb, "case.py:textbook", "x.npy", "--edit", "relu:grad:clmp(min=0)")
     message, shown, caret = ended.stderr.splitlines()
     assert (ended.code, ended.stdout) == (2, "")
     assert message.startswith("hookscope: error: Bad edit: ")
-    assert word in message
-    assert (shown, caret) == (expression, " " * column + "^")
+    assert "'clamp'" in message
+    assert (shown, caret) == ("relu:grad:clmp(min=0)", " " * 10 + "^")
     assert names_below(tmp_path) == before
 
 

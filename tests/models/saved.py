@@ -19,6 +19,8 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.video.resnet import BasicBlock as VideoBlock
 from torchvision.models.video.resnet import BasicStem, Conv3DSimple, VideoResNet
 
+from hookscope.models.construction import LoadedModel
+from hookscope.models.exported import load_torchscript
 from tests.networks import TORCHVISION, Network, image, small_swin, small_vit, vgg_with_a_small_head
 
 
@@ -84,6 +86,15 @@ def save_exported(network: nn.Module, args: tuple[Any, ...], path: Path) -> None
 
 def save_pickled(network: nn.Module, _args: tuple[Any, ...], path: Path) -> None:
     torch.save(network, path)
+
+
+def load_script(network: nn.Module, folder: Path, args: tuple[Any, ...] | None = None) -> LoadedModel:
+    """Save a network as TorchScript, traced if there is something to trace it with, and load it."""
+    if args is None:
+        save_scripted(network.eval(), (), folder / "model.pt")
+    else:
+        save_traced(network.eval(), args, folder / "model.pt")
+    return load_torchscript(folder / "model.pt", 0)
 
 
 SAVERS: dict[str, Callable[[nn.Module, tuple[Any, ...], Path], None]] = {
@@ -186,20 +197,22 @@ def witness(network: nn.Module, args: tuple[Any, ...]) -> tuple[Witness, list[Te
     return seen, [output.detach() for output in outputs]
 
 
+def draw() -> tuple[float, float, float]:
+    """Draw a number of each library's."""
+    return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
 @contextmanager
 def random_numbers_untouched() -> Iterator[None]:
     """Check that torch's, NumPy's and Python's random numbers go on as if the block were not there."""
-
-    def draw() -> tuple[float, float, float]:
-        return torch.rand(()).item(), float(np.random.rand()), random.random()
-
-    def seed() -> None:
-        torch.manual_seed(1)
-        np.random.seed(1)
-        random.seed(1)
-
-    seed()
+    seed_all(1)
     expected = draw()
-    seed()
+    seed_all(1)
     yield
     assert draw() == expected

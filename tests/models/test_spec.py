@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 import warnings
@@ -11,7 +10,7 @@ import torch
 import torchvision
 from torch import nn
 
-from hookscope.errors import CheckpointError, ModelNotFoundError, UntrustedFileError, UsageError
+from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models import FileOptions, build_on_meta, load_model, parse_model
 from hookscope.models.architecture import Candidate
 from hookscope.models.construction import seeded
@@ -95,12 +94,6 @@ def test_what_cannot_be_loaded_says_why(
         load_model(model, **options)
 
 
-def test_missing_weights_file_is_reported_as_that() -> None:
-    for name in ("absent.pt", "x" * 5000 + ".pt", "a\0.pt"):
-        with pytest.raises(CheckpointError, match="does not exist"):
-            load_model(name)
-
-
 SMALL = "squeezenet1_1"
 
 
@@ -130,7 +123,7 @@ def test_network_of_a_weights_file_follows_the_file(file: str, small: nn.Module,
     assert_same(loaded.module, small)
     assert loaded.info.name == f"model.pt ({SMALL})"
     assert loaded.info.weights == "model.pt"
-    assert loaded.info.arguments == {"num_classes": 7}
+    assert (loaded.info.arguments, loaded.info.categories) == ({"num_classes": 7}, ())
     assert not loaded.info.random
     assert loaded.warnings == ()
     said = "\n".join(loaded.notes)
@@ -154,14 +147,6 @@ def test_file_on_meta_is_read_and_has_to_fit(file: str, tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "linear.pt")
     loaded = build_on_meta(str(tmp_path / "linear.pt"), arch=f"{tmp_path}/net.py:build")
     assert loaded.module.weight.is_meta
-
-
-def test_sharded_weights_are_loaded_by_their_index(tmp_path: Path, small: nn.Module) -> None:
-    state = {key: value.contiguous() for key, value in small.state_dict().items()}
-    safetensors.torch.save_file(state, tmp_path / "model-1.safetensors")
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": dict.fromkeys(state, "model-1.safetensors")}))
-    assert_same(load_model(str(index)).module, small)
 
 
 def test_networks_of_equal_names_and_shapes_are_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +192,6 @@ def code(tmp_path: Path, small: nn.Module) -> dict[str, str]:
         image = torch.rand(1, 3, 64, 64)
         torch.export.save(torch.export.export(small, (image,)), tmp_path / "program.pt2")
     return {kind: str(next(tmp_path.glob(f"{kind}.*"))) for kind in ("module", "script", "program")}
-
-
-def test_files_that_run_code_are_refused_without_trust(code: dict[str, str]) -> None:
-    for path in code.values():
-        for arch in (None, SMALL):
-            with pytest.raises(UntrustedFileError, match=r"state_dict\(\).*--trust"):
-                load_model(path, arch=arch)
 
 
 def test_trust_does_not_make_a_damaged_file_good(code: dict[str, str], small: nn.Module) -> None:
