@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from hookscope.cli import options
+from hookscope.cli import sections as under
 from hookscope.cli.running import run_model
-from hookscope.cli.sections import WRITE
 from hookscope.errors import UsageError
 
 
@@ -38,9 +38,7 @@ def activations(
     output_key: options.OutputKey = None,
     edit: options.Edits = None,
     batch_size: options.BatchSize = 8,
-    grids: Annotated[
-        bool, typer.Option("--grids/--no-grids", help="Draw feature-map grids.", rich_help_panel=WRITE)
-    ] = True,
+    grids: Annotated[bool, under.write("--grids/--no-grids", help="Draw feature-map grids.")] = True,
     grids_for: options.GridsFor = 4,
     max_channels: options.MaxChannels = None,
     cmap: options.Cmap = "auto",
@@ -50,12 +48,7 @@ def activations(
     seed: options.Seed = 0,
     verify: options.Verify = True,
     save_tensors: Annotated[
-        bool,
-        typer.Option(
-            "--save-tensors",
-            help="Also write the activations themselves, activations.safetensors.",
-            rich_help_panel=WRITE,
-        ),
+        bool, under.write("--save-tensors", help="Also write the activations themselves, activations.safetensors.")
     ] = False,
     show: options.Show = False,
     tensorboard: options.TensorBoard = None,

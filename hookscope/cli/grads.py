@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hookscope.cli import options
+from hookscope.cli import sections as under
 from hookscope.cli.running import run_model
-from hookscope.cli.sections import GRADIENTS, RUN, WRITE, SectionedCommand
+from hookscope.cli.sections import SectionedCommand
 
 
 class GradsCommand(SectionedCommand):
@@ -36,35 +37,29 @@ def grads(
     ] = None,
     loss: Annotated[
         str,
-        typer.Option(
+        under.gradients(
             metavar="LOSS",
             help="ce, bce, mse, l1, huber, nll, sum, logit, projection (a seeded random projection of all outputs), or "
             "file.py:function.",
-            rich_help_panel=GRADIENTS,
         ),
     ] = "projection",
     target: Annotated[
         str | None,
-        typer.Option(
+        under.gradients(
             metavar="TARGET",
             help="A class index or name, or one per input separated by commas; zeros, noise, self (the input), or a "
             "tensor file. Default: the argmax of the output for classification losses, 0.5 for bce, noise for mse, "
             "l1 and huber.",
-            rich_help_panel=GRADIENTS,
         ),
     ] = None,
     output_key: options.OutputKey = None,
     layer: options.Layer = None,
     repeats: options.Repeats = False,
     inputs: Annotated[
-        bool,
-        typer.Option(
-            "--inputs", help="Also report grad_input: the gradient through each layer alone.", rich_help_panel=GRADIENTS
-        ),
+        bool, under.gradients("--inputs", help="Also report grad_input: the gradient through each layer alone.")
     ] = False,
     mode: Annotated[
-        Literal["eval", "train"],
-        typer.Option(help="train: batch statistics and dropout as in training.", rich_help_panel=GRADIENTS),
+        Literal["eval", "train"], under.gradients(help="train: batch statistics and dropout as in training.")
     ] = "eval",
     weights: options.Weights = "auto",
     arch: options.Arch = None,
@@ -84,51 +79,39 @@ def grads(
     batch_size: options.BatchSize = 8,
     per_image: Annotated[
         bool,
-        typer.Option(
-            "--per-image",
-            help="Also differentiate each picture separately; show its gradient norms and their spread.",
-            rich_help_panel=GRADIENTS,
+        under.gradients(
+            "--per-image", help="Also differentiate each picture separately; show its gradient norms and their spread."
         ),
     ] = False,
     edit: options.Edits = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(
-            "--limit",
-            metavar="NAME=VALUE",
-            help="Threshold of a rule, such as vanishing=1e-6; repeatable.",
-            rich_help_panel=GRADIENTS,
+        under.gradients(
+            "--limit", metavar="NAME=VALUE", help="Threshold of a rule, such as vanishing=1e-6; repeatable."
         ),
     ] = None,
-    grids: Annotated[
-        bool, typer.Option("--grids/--no-grids", help="Draw gradients of outputs as grids.", rich_help_panel=WRITE)
-    ] = False,
+    grids: Annotated[bool, under.write("--grids/--no-grids", help="Draw gradients of outputs as grids.")] = False,
     grids_for: options.GridsFor = 4,
     max_channels: options.MaxChannels = None,
     cmap: options.Cmap = "auto",
     scale: options.Scale = "channel",
     histogram: Annotated[
         list[str] | None,
-        typer.Option(
+        under.write(
             "--histogram",
             metavar="LABEL",
             help="Layers to draw histograms for, at most twelve; default: twelve spread over depth.",
-            rich_help_panel=WRITE,
         ),
     ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     autocast: Annotated[
-        Literal["bfloat16", "float16"] | None,
-        typer.Option(help="Run forward pass and loss under autocast.", rich_help_panel=RUN),
+        Literal["bfloat16", "float16"] | None, under.run(help="Run forward pass and loss under autocast.")
     ] = None,
     seed: options.Seed = 0,
     verify: options.Verify = True,
     save_tensors: Annotated[
-        bool,
-        typer.Option(
-            "--save-tensors", help="Also write the gradients themselves, gradients.safetensors.", rich_help_panel=WRITE
-        ),
+        bool, under.write("--save-tensors", help="Also write the gradients themselves, gradients.safetensors.")
     ] = False,
     show: options.Show = False,
     tensorboard: options.TensorBoard = None,

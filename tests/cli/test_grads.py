@@ -280,8 +280,9 @@ def test_quiet_prints_nothing_when_there_is_nothing_to_say(run: Run, folder: Pat
 
 # --- Losses, targets, modes ------------------------------------------------------------------------------------------
 
+CE_OF_3 = ("--loss", "ce", "--target", "3")
 LOSS_CASES: dict[tuple[str, ...], Callable[[torch.Tensor], torch.Tensor]] = {
-    ("--loss", "ce", "--target", "3"): lambda output: functional.cross_entropy(output, torch.tensor([3])),
+    CE_OF_3: lambda output: functional.cross_entropy(output, torch.tensor([3])),
     ("--loss", "mse", "--target", "five.npy"): lambda output: functional.mse_loss(output, torch.arange(5.0)[None]),
     ("--loss", "l1", "--target", "zeros"): lambda output: output.abs().mean(),
     ("--loss", "logit", "--target", "2"): lambda output: output[:, 2].sum(),
@@ -290,8 +291,7 @@ LOSS_CASES: dict[tuple[str, ...], Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("options", LOSS_CASES, ids=" ".join)
-@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize(("options", "mode"), [(options, "eval") for options in LOSS_CASES] + [(CE_OF_3, "train")])
 def test_gradients_of_parameters_are_autograds(
     run: Run, folder: Path, build: Network, options: tuple[str, ...], mode: str
 ) -> None:
@@ -522,9 +522,9 @@ def test_an_input_that_cannot_be_read_is_told_and_the_others_are_run(run: Run, f
     assert [each["name"] for each in record_of(folder / "out")["inputs"]] == ["ones.npy"]
 
 
-def test_the_programs_own_process_writes_a_run_from_a_picture(started: Run, folder: Path) -> None:
+def test_a_process_writes_a_run_from_a_picture(command: Run, folder: Path) -> None:
     arguments = ("--resize", "32", "--crop", "32", "--loss", "ce", "--out", "out")
-    ended = started("grads", "case.py:classifier", CAT, *arguments, cwd=folder)
+    ended = command("grads", "case.py:classifier", CAT, *arguments, cwd=folder)
     assert (ended.code, ended.stderr) == (0, "")
     assert names_below(folder / "out") == RUN_FILES | {"inputs", "inputs/000.png"}
     assert max(map(len, ended.stdout.splitlines()[:-1])) <= 80

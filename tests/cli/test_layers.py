@@ -100,7 +100,7 @@ def test_every_kind_of_torchvision_network_is_listed_with_shapes(
     assert (selected["layer"], selected["output_shapes"]) == (layer, shapes)
 
 
-@pytest.mark.parametrize("model", ["resnet18", "demo", "vit_b_32", "swin_t", "raft_small", "net.py:tiny"])
+@pytest.mark.parametrize("model", ["resnet18", "demo", "vit_b_32", "swin_t", "net.py:tiny"])
 def test_shapes_come_from_the_meta_device_where_that_works(
     run: Run, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:

@@ -93,8 +93,10 @@ def test_named_network_takes_the_counts_of_the_file(name: str, all_shapes: dict[
         assert (adapted.model, adapted.arguments, adapted.input_channels) == (name, options, channels)
 
 
-@pytest.mark.parametrize("name", ["quantized_mobilenet_v2", "quantized_shufflenet_v2_x1_0", "quantized_resnet18"])
-@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [("quantized_mobilenet_v2", 10), ("quantized_shufflenet_v2_x1_0", 1000), ("quantized_resnet18", 10)],
+)
 def test_int8_network_is_recognised_by_what_its_layers_pack(name: str, classes: int) -> None:
     (candidate,) = recognise(shapes_of(name, num_classes=classes))
     assert candidate.model == name
@@ -229,13 +231,27 @@ def test_other_networks_and_factories_are_not_adapted(all_shapes: dict[str, Shap
     ("name", "options", "arguments", "channels"),
     [
         ("convnext_tiny", {}, {}, None),
-        ("convnext_tiny", {"num_classes": 10, "in_chans": 1}, {"num_classes": 10}, 1),
         ("test_efficientnet", {"in_chans": 4}, {}, 4),
         ("tresnet_m", {"in_chans": 1}, {}, 1),  # folds 4 x 4 pixels into channels
-        ("test_vit", {"num_classes": 0}, {"num_classes": 0}, None),
         ("vit_small_patch14_dinov2", {"num_classes": 10}, {"num_classes": 10}, None),  # has no classifier by default
         ("deit_tiny_distilled_patch16_224", {"num_classes": 10}, {"num_classes": 10}, None),  # has two
         ("mobilevit_xxs", {"num_classes": 3}, {"num_classes": 3}, None),
+        ("vit_tiny_patch16_224", {"img_size": 96}, {"img_size": 96}, None),
+    ],
+)
+def test_named_timm_network_takes_the_counts_of_the_file(
+    name: str, options: dict[str, Any], arguments: dict[str, Any], channels: int | None
+) -> None:
+    adapted = adapt(f"timm:{name}", timm_shapes(name, **options))
+    assert adapted is not None
+    assert (adapted.model, adapted.arguments, adapted.input_channels) == (f"timm:{name}", arguments, channels)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "arguments", "channels"),
+    [
+        ("convnext_tiny", {"num_classes": 10, "in_chans": 1}, {"num_classes": 10}, 1),
+        ("test_vit", {"num_classes": 0}, {"num_classes": 0}, None),
     ],
 )
 def test_timm_network_is_recognised_where_torchvision_has_none(
@@ -251,12 +267,6 @@ def test_timm_network_is_recognised_where_torchvision_has_none(
     assert adapt(f"timm:{name}", shapes) == Candidate(
         f"timm:{name}", arguments, channels, "", candidates[0].remarks[1:]
     )
-
-
-def test_timm_vision_transformer_takes_the_picture_size_of_the_file() -> None:
-    adapted = adapt("timm:vit_tiny_patch16_224", timm_shapes("vit_tiny_patch16_224", img_size=96))
-    assert adapted is not None
-    assert adapted.arguments == {"img_size": 96}
 
 
 def test_every_timm_network_names_the_layer_that_takes_the_picture() -> None:
