@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hookscope.checks.settings import CheckSettings
-    from hookscope.cli.check_workers import Checked, CheckJob
+    from hookscope.cli.check_workers import Checked
     from hookscope.results.check import CheckReport
     from hookscope.sandbox import Limits
 
@@ -103,7 +103,7 @@ def check(
         return _inform(rules, explain, init)
     from hookscope.checks.configuration import read_settings
     from hookscope.checks.judging import wanted_rules
-    from hookscope.cli.check_workers import CheckJob
+    from hookscope.cli.check_workers import Checked, CheckJob, check_workers
     from hookscope.cli.checkpoints import find_checkpoints
 
     if not checkpoints:
@@ -130,7 +130,12 @@ def check(
     ]
     tables, messages = consoles(json=chosen in ("json", "markdown"))
     at_once = min(jobs, len(found))
-    results = _run(work, _limits(timeout, memory, at_once, device), at_once, messages)
+    finished: dict[int, Checked] = {}
+    with progress_bar(messages, shown=True) as advance:
+        for position, checked in check_workers(work, _limits(timeout, memory, at_once, device), at_once):
+            finished[position] = checked
+            advance(len(finished), len(work))
+    results = [finished[position] for position in range(len(work))]
     reports = [each.report for each in results]
     failures: list[HookscopeError] = []
     writers = list(_writers(reports, junit, page, summary, time.perf_counter() - began))
@@ -227,17 +232,6 @@ def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> 
         return Limits(timeout, int(memory * 2**30))
     machine = machine_memory_bytes()
     return Limits(timeout, None if machine is None else int(_SHARE_OF_MEMORY * machine / at_once))
-
-
-def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
-    from hookscope.cli.check_workers import check_workers
-
-    results: dict[int, Checked] = {}
-    with progress_bar(messages, shown=True) as advance:
-        for position, checked in check_workers(work, limits, at_once):
-            results[position] = checked
-            advance(len(results), len(work))
-    return [results[position] for position in range(len(work))]
 
 
 def _writers(

@@ -35,13 +35,7 @@ class CheckJob:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a job.
-
-    Attributes:
-        report: The verdict.
-        baseline: The new one as text; "" if none was wanted, or it could not be had.
-        traceback: Of a bug; "" without one.
-    """
+    """What came of a job: the verdict, the new baseline as text, if it was wanted and had, and a bug's traceback."""
 
     report: CheckReport
     baseline: str = ""

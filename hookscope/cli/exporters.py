@@ -32,7 +32,11 @@ def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path
     if tensorboard is not None:
         _check_tensorboard(tensorboard, run)
     if page is not None:
-        _check_page(page, run)
+        from hookscope.runs.reports import check_report_target
+
+        check_report_target(page)
+        if _within(page, run):
+            raise OutputError(f"Cannot write to '{safe_text(str(page))}': {_RUN_IS_CLOSED}. Name another file.")
 
 
 def export(
@@ -63,14 +67,6 @@ def export(
 def page_line(page: Path) -> str:
     """Return what is said of a page that was written."""
     return f"{safe_text(str(page))} holds the report ({page.stat().st_size / 1e6:.1f} MB)"
-
-
-def _check_page(page: Path, run: Path) -> None:
-    from hookscope.runs.reports import check_report_target
-
-    check_report_target(page)
-    if _within(page, run):
-        raise OutputError(f"Cannot write to '{safe_text(str(page))}': {_RUN_IS_CLOSED}. Name another file.")
 
 
 def _check_tensorboard(folder: Path, run: Path) -> None:

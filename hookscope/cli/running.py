@@ -34,13 +34,10 @@ def arguments_of(function: Callable[..., object], given: Mapping[str, Any]) -> d
 def run_model(
     function: "Callable[..., Activations | Gradients]", given: Mapping[str, Any], *, otherwise: str, has_progress: bool
 ) -> int:
-    """Run a model, show what was seen, write it, and return the exit code.
+    """Run a model as a command's arguments say, show what was seen, write it, and return the exit code.
 
-    Args:
-        function: Of `hookscope.api`, with the command's name.
-        given: All arguments of the command, by name.
-        otherwise: What a run directory is named after where no input is a file.
-        has_progress: Whether a progress bar is of use.
+    `function` is that of `hookscope.api` with the command's name; a run directory is named after `otherwise` where no
+    input is a file; `has_progress` tells whether a progress bar is of use.
     """
     from hookscope.inspection.backward import PassError
     from hookscope.inspection.forward import ForwardError

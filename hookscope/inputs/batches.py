@@ -70,7 +70,8 @@ def load_batches(
         inputs = _inputs(files, preprocessing, refuse)
         if preprocessing.kind == "flow":
             inputs = _pairs(inputs, refuse)
-        for _, alike in groupby(_usable(inputs), key=_form):
+        usable = (each._replace(position=position) for position, each in enumerate(inputs) if each is not None)
+        for _, alike in groupby(usable, key=lambda each: [(tensor.shape, tensor.dtype) for tensor in each.tensors]):
             while chunk := list(islice(alike, batch_size)):
                 yield from _batches(chunk, preprocessing.kind, refuse)
     finally:
@@ -152,16 +153,6 @@ def _pair(first: _Input, second: _Input, refuse: _Refuse) -> _Input | None:
     return _Input((one, other), replace(first.record, name=name, steps=steps))
 
 
-def _usable(inputs: Iterator[_Input | None]) -> Iterator[_Input]:
-    for position, each in enumerate(inputs):
-        if each is not None:
-            yield each._replace(position=position)
-
-
-def _form(each: _Input) -> tuple[object, ...]:
-    return tuple((tensor.shape, tensor.dtype) for tensor in each.tensors)
-
-
 def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[Batch]:
     """Yield inputs of one form as a batch; each by itself if they cannot be put together."""
     records, positions = tuple(each.record for each in chunk), tuple(each.position for each in chunk)
@@ -201,13 +192,6 @@ def count_inputs(paths: Iterable[Path | str | Image], preprocessing: Preprocessi
     return max(count - 1, 1) if preprocessing.kind == "flow" and count else count
 
 
-def _arguments(stacked: torch.Tensor, kind: InputKind) -> tuple[Any, ...]:
-    if kind == "detection":
-        return (list(stacked),)
-    # The second frame is a copy: a network that changes its input in place must not change both.
-    return (stacked, stacked.clone()) if kind == "flow" else (stacked,)
-
-
 def noise_batch(shape: tuple[int, ...], seed: int, kind: InputKind = "image") -> Batch:
     """Draw inputs of a shape with the batch axis from the standard normal distribution, the same for equal seeds.
 
@@ -219,7 +203,9 @@ def noise_batch(shape: tuple[int, ...], seed: int, kind: InputKind = "image") ->
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     step = f"standard normal noise, seed {seed}"
     record = InputRecord("noise", None, None, tuple(shape[1:]), (step,))
-    return Batch(_arguments(values, kind), tuple(range(shape[0])), (record,) * shape[0])
+    # The second frame is a copy: a network that changes its input in place must not change both.
+    frames = (values, values.clone()) if kind == "flow" else (values,)
+    return Batch((list(values),) if kind == "detection" else frames, tuple(range(shape[0])), (record,) * shape[0])
 
 
 def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> Batch:

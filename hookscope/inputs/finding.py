@@ -37,7 +37,8 @@ def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = 
     `on_skip` gets a sentence for each source that holds other files too. Raises NothingMatchedError if a folder holds
     no image or tensor, or a glob matches nothing.
     """
-    suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | (_HEIF_SUFFIXES if _reads_heif() else frozenset())
+    reads_heif = "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
+    suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | (_HEIF_SUFFIXES if reads_heif else frozenset())
     found: list[Path] = []
     for source in sources:
         skipped: list[Path] = []
@@ -45,10 +46,6 @@ def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = 
         if skipped and on_skip is not None:
             on_skip(_skipped_text(source, skipped))
     return found
-
-
-def _reads_heif() -> bool:
-    return "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
 
 
 def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[Path]:

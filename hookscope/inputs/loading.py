@@ -5,6 +5,7 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -20,6 +21,8 @@ from hookscope.text import one_line
 
 # Our choice: three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB).
 MAX_FILE_BYTES = 2 * 1024**3
+
+_Content = Literal["picture", "array", "stored tensor"]
 
 
 def load_input(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
@@ -53,9 +56,8 @@ def is_quiet(path: Path | Image.Image) -> bool:
         return False
     warned: list[str] = []
     try:
-        _check_regular(path, "")
-        with path.open("rb") as file, _recorded_warnings(warned):
-            quiet = _sniff(file, "") == "picture" and is_quiet_picture(file)
+        with _opened(path, "", _recorded_warnings(warned)) as (file, content):
+            quiet = content == "picture" and is_quiet_picture(file)
     except Exception:  # noqa: BLE001 - a damaged or hostile file can make a reader raise anything
         return False
     return quiet and not warned
@@ -88,21 +90,16 @@ def _load(
     as_argument: bool = False,
 ) -> tuple[torch.Tensor, InputRecord]:
     name = repr(str(path))
-    _check_regular(path, name)
     steps: list[str] = []
     size = None
-    try:
-        with path.open("rb") as file, recorded(steps):
-            content = _sniff(file, name)
-            if content == "picture":
-                check_suits_pictures(preprocessing)
-                picture, white, size = read_picture(file, name, preprocessing.channels, preprocessing.max_pixels, steps)
-            else:
-                tensor = read_stored(path) if content == "stored tensor" else read_numpy(file, name)
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
+    with _opened(path, name, recorded(steps)) as (file, content):
+        if content == "picture":
+            check_suits_pictures(preprocessing)
+            picture, white, size = read_picture(file, name, preprocessing.channels, preprocessing.max_pixels, steps)
+        else:
+            tensor = read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if content == "picture":
         tensor = prepare_picture(picture, white, preprocessing, name, steps)
         tensor = tensor[None] if as_argument else tensor
@@ -116,10 +113,9 @@ def looks_like_tensor(path: Path | Image.Image) -> bool:
     if isinstance(path, Image.Image):
         return False
     try:
-        _check_regular(path, "")
-        with path.open("rb") as file:
-            return _sniff(file, "") != "picture"
-    except (ImageError, OSError):
+        with _opened(path, "", nullcontext()) as (_, content):
+            return content != "picture"
+    except ImageError:
         return False
 
 
@@ -129,13 +125,19 @@ def read_tensor(path: Path) -> torch.Tensor:
     Raises ImageError if the file is missing, unreadable, corrupt, holds no single tensor, or is a picture.
     """
     name = repr(str(path))
+    with _opened(path, name, _recorded_warnings([])) as (file, content):
+        if content == "picture":
+            raise ImageError(f"Cannot read {name} as a tensor. Give a .npy, .pt or .safetensors file with one.")
+        return read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+
+
+@contextmanager
+def _opened(path: Path, name: str, recorded: AbstractContextManager[None]) -> Iterator[tuple[BufferedReader, _Content]]:
+    """Open a regular file, and tell what it holds; what the system refuses is an ImageError."""
     _check_regular(path, name)
     try:
-        with path.open("rb") as file, _recorded_warnings([]):
-            content = _sniff(file, name)
-            if content == "picture":
-                raise ImageError(f"Cannot read {name} as a tensor. Give a .npy, .pt or .safetensors file with one.")
-            return read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+        with path.open("rb") as file, recorded:
+            yield file, _sniff(file, name)
     except OSError as error:
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
 
@@ -186,7 +188,7 @@ def _check_regular(path: Path, name: str) -> None:
         raise ImageError(f"Cannot read {name}: {status.st_size} bytes, over the limit of {MAX_FILE_BYTES}. Split it.")
 
 
-def _sniff(file: BinaryIO, name: str) -> Literal["picture", "array", "stored tensor"]:
+def _sniff(file: BinaryIO, name: str) -> _Content:
     """Tell from a file's first bytes who reads it, and go back to its start; what nobody knows is left to Pillow."""
     head = file.read(1024)
     file.seek(0)

@@ -20,13 +20,7 @@ _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None, "null":
 
 @dataclass(frozen=True, slots=True)
 class NamedInput:
-    """One argument that the network is given by name.
-
-    Attributes:
-        name: Of the keyword.
-        value: A tensor from a file, or a number, text or other Python literal.
-        record: What the tensor was read from; None for a literal.
-    """
+    """An argument that the network is given by name: a literal, or a tensor and the record of what it was read from."""
 
     name: str
     value: Any

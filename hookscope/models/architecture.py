@@ -41,14 +41,10 @@ _Built = tuple[nn.Module, _Shapes]  # with the shapes of its state dict
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A network whose names and shapes are those of a file.
+    """A network, as MODEL would name it, whose names and shapes are those of a file with these arguments.
 
-    Attributes:
-        model: What MODEL would be: "resnet34", "timm:convnext_tiny", "demo".
-        arguments: For its builder: {"num_classes": 10}.
-        input_channels: C of the pictures, if it is not the network's own; else None.
-        prefix: What to remove from the names in the file.
-        remarks: How sure this is, and what differs from the network as published, for people.
+    `input_channels` is C of the pictures, if it is not the network's own; `prefix` is to be removed from the names in
+    the file; `remarks` say how sure this is, and what differs from the network as published, for people.
     """
 
     model: str
@@ -62,14 +58,10 @@ class Candidate:
 class _Network:
     """A network that may be the one.
 
-    Attributes:
-        model: What MODEL would be.
-        build: Takes the builder's arguments and, by keyword, `input_channels`.
-        builder: Its library's function or class, for its signature.
-        class_count: By default; None if it is not known, 0 without a classifier.
-        size_argument: The builder's argument for the side of the picture.
-        heads: Names of the classifiers that a class count of 0 takes away.
-        int8: Whether its files hold int8 weights. It is built in floating point, which has the same names for these.
+    `build` takes the builder's arguments and, by keyword, `input_channels`; `builder` is its library's function or
+    class, for its signature, and `size_argument` that one's argument for the side of the picture. `class_count` is None
+    if it is not known, 0 without a classifier; `heads` are the names of the classifiers that a class count of 0 takes
+    away. Files of `int8` networks hold int8 weights: these are built in floating point, which has the same names.
     """
 
     model: str

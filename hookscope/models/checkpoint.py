@@ -27,10 +27,10 @@ class Checkpoint:
 
     Attributes:
         name: The file's, without its folder, safe to show.
-        state: Tensors by name; of a quantised network also tuples of tensors and dtypes. Carries torch's `_metadata`
-            when the file does. Tensors may be the mapped file itself.
-        sha256: Hex digest of the file's bytes; for an index, of the text "DIGEST NAME" of the index and each shard, a
-            line each.
+        state: Tensors by name, perhaps of the mapped file itself; of a quantised network also tuples of tensors and
+            dtypes. Carries torch's `_metadata` when the file does.
+        sha256: Hex digest of the file; for an index, of the text "DIGEST NAME" of the index and each shard, a line
+            each.
         kind: What kind of file it is.
         warnings: Sentences a reader must see, such as which tensors are not used.
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
@@ -60,19 +60,12 @@ def exists(text: str) -> bool:
 
 
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
-    """Return the weights in a file, with its digest. What the file is, its content decides.
+    """Return the weights in a file, or of a sharded one's `index.json`. Its content decides how it is read.
 
-    What could go wrong is tried in a separate process first; this one then maps the file that passed.
-
-    Args:
-        path: A weights file, or the `index.json` of a sharded one.
-        options: Where the weights are in it, and whether it may run code; then a Module's own state dict is read too.
-
-    Raises:
-        CheckpointError: If the file cannot be read, is damaged, or holds no state dict.
-        UntrustedFileError: If reading it would run code from the file, and it is not trusted.
-        UsageError: If it holds several state dicts, and `options` names none.
-        NothingMatchedError: If there is none where `options` says.
+    What could go wrong is tried in a separate process first; this one then maps the file that passed. Of a trusted file
+    a Module's own state dict is read too. Raises CheckpointError if the file cannot be read, is damaged, or holds no
+    state dict; UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and
+    `options` names none; NothingMatchedError if there is none where `options` says.
     """
     name = printable(str(path))
     kind, kinds = files_of(path)

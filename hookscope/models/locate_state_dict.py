@@ -35,12 +35,9 @@ _Keys = tuple[object, ...]  # that lead from the whole content to a part of it
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights in what a file holds.
+    """Tensors by name, detached, what else stands among them, and notes on where they were and what else there is.
 
-    Attributes:
-        state: Tensors by name, detached, and what else stands among them.
-        module: The pickled Module that they are of, which only a trusted file can hold; else None.
-        notes: Sentences about where they were, and what else there is.
+    `module` is the pickled Module that they are of, which only a trusted file can hold; else None.
     """
 
     state: "OrderedDict[str, Any]"
@@ -52,11 +49,9 @@ class Weights:
 class Part:
     """A part of what a file holds, with all the tensors in it.
 
-    Attributes:
-        key: Where it is, keys joined by dots; "" for the whole content.
-        is_weights: Whether it is a set of weights; an optimiser's state, for one, is not.
-        tensors: (name, tensor) in the file's order, detached: "conv.weight", "state.0.exp_avg", "[2]", "packed[0]".
-        state: The state dict itself; empty if it is none.
+    `key` is "" for the whole content, else keys joined by dots. An optimiser's state, for one, is no set of weights.
+    `tensors` are detached and in the file's order, with names like "conv.weight", "state.0.exp_avg", "[2]" and
+    "packed[0]"; `state` is the state dict itself, empty if it is none.
     """
 
     key: str

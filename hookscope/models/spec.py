@@ -22,11 +22,8 @@ from hookscope.text import printable
 class ModelSpec:
     """What MODEL says, before anything is loaded.
 
-    Attributes:
-        form: "demo"; "torchvision" and "timm", a name in theirs; "file" and "module", a factory in Python; "weights", a
-            file that holds them, and perhaps the network too: its content says.
-        source: The registry name, the path, or the dotted module name.
-        factory: For "file" and "module", the name of the callable or Module in it; else "".
+    `source` is the registry name, the path, or the dotted module name; `factory` the name of the callable or Module in
+    a "file" or "module". A "weights" file may hold the network too: its content says.
     """
 
     form: Literal["demo", "torchvision", "timm", "file", "module", "weights"]

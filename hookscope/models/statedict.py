@@ -90,20 +90,11 @@ def load_into(
     and what `options` allows: a name of the network that matches `allow_missing`; a name of the file that matches
     `allow_unexpected`; a name of another shape that matches both.
 
-    Args:
-        module: Its parameters and buffers are overwritten, in part also when this raises.
-        state: Tensors by name.
-        origin: What to call the weights in messages: a file name.
-        options: What need not fit.
-        name: What to call the network in messages; without one, its class is named.
-        notes: Gets a sentence about the prefix that was removed, if one was; None has it among those returned.
+    In messages the weights are called `origin`, a file name, and the network `name`, or else by its class. `notes` gets
+    a sentence about the prefix that was removed; None has it among those returned, which a reader must see: what of the
+    file is unused, what of the network is not in the file, which patterns were not needed.
 
-    Returns:
-        Sentences a reader must see: what of the file is unused, what of the network is not in the file, which patterns
-        were not needed.
-
-    Raises:
-        MisfitError: If names or shapes do not fit, or in more ways than one; one line naming a few of each group.
+    Raises MisfitError if names or shapes do not fit, or in more ways than one; the module is overwritten in part then.
     """
     own = module.state_dict()
     network = name or type(module).__name__

@@ -130,14 +130,10 @@ def _trained_weights(config: Any, *, on_meta: bool) -> ChosenWeights:
 def _weights_file(config: Any) -> Path:
     """Return the file of trained weights, downloaded if need be; timm itself may unpickle what it downloads."""
     url = config.url if isinstance(config.url, str) and not config.url.endswith(".npz") else None
-    if config.hf_hub_id:
-        return _hub_file(config, url)
-    if url:
+    if not config.hf_hub_id:
+        if url is None:
+            raise DownloadError(f"timm publishes no weights of {config.architecture} that hookscope reads.")
         return fetch(url)
-    raise DownloadError(f"timm publishes no weights of {config.architecture} that hookscope reads.")
-
-
-def _hub_file(config: Any, url: str | None) -> Path:
     from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache  # noqa: PLC0415 (timm's own need)
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError  # noqa: PLC0415
 

@@ -22,14 +22,9 @@ _EXACT_IN_FLOAT32 = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uin
 class Values(NamedTuple):
     """Statistics of a tensor's elements; of complex numbers, from `zero_count` on, those of their moduli.
 
-    Attributes:
-        nan_count: Elements that are NaN.
-        inf_count: Elements that are +Inf or -Inf, and not NaN in another part.
-        zero_count: Elements that are zero; None for a dtype without arithmetic, as is what follows.
-        min: Smallest finite element, exactly; None if there is none, as is what follows.
-        max: Largest finite element.
-        mean: Mean of the finite elements.
-        std: Their standard deviation, with the number of elements as the divisor.
+    `nan_count` and `inf_count` are apart where a complex number is both: it counts as NaN. `zero_count` and what
+    follows are None for a dtype without arithmetic. `min` and `max` are exact; they, `mean` and `std`, with the number
+    of elements as the divisor, are of the finite elements, None without any.
     """
 
     nan_count: int

@@ -33,14 +33,10 @@ _ALTERED = "trained ones are not tried together with --model-arg or other input 
 class BuildOptions:
     """How a network is built, and what is loaded into it.
 
-    Attributes:
-        weights: "auto", "none", the name of trained weights, a state dict file, or one that has been read.
-        arguments: For the function that builds it, such as `num_classes`.
-        seed: Of random weights, which are those of `torch.manual_seed(seed)` and the library's own builder.
-        on_meta: Build what would be loaded, but without values, on the meta device; nothing is downloaded. A quantised
-            network, which cannot live there, gets random values on the CPU.
-        input_channels: C of the pictures; None for as many as the network is built for.
-        file: How a weights file is read and loaded.
+    `weights` is "auto", "none", the name of trained weights, a state dict file, or one that has been read; random ones
+    are those of `torch.manual_seed(seed)` and the library's own builder. `on_meta` builds what would be loaded, but
+    without values, on the meta device, and downloads nothing; a quantised network, which cannot live there, gets random
+    values on the CPU. `input_channels` is C of the pictures; None for as many as the network is built for.
     """
 
     weights: str | Checkpoint = "auto"
@@ -89,15 +85,11 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChosenWeights:
-    """What goes into a network that has a name.
+    """What goes into a network that has a name, and where it comes from, for people and the record.
 
-    Attributes:
-        origin: For people and the record: "ResNet34_Weights.IMAGENET1K_V1", "random, seed 0", "model.pt".
-        enum: torchvision's trained weights, which also decide how their builder configures the network.
-        checkpoint: The state dict; None for random weights, and when nothing is loaded.
-        random: Whether the network keeps the random values it is built with.
-        warnings: Sentences a reader must see.
-        notes: Sentences that are no cause for alarm.
+    `enum` is torchvision's trained weights, which also decide how their builder configures the network; `checkpoint` is
+    None for random weights, and when nothing is loaded; `random` says that the network keeps the values it is built
+    with.
     """
 
     origin: str
