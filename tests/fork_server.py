@@ -35,14 +35,7 @@ _PATIENCE_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a process ended.
-
-    Attributes:
-        returncode: As `subprocess` has it.
-        stdout: What it wrote there; "" if that was not to a pipe.
-        stderr: What it wrote there.
-        peak_bytes: The most memory that it, or a process it started, ever held.
-    """
+    """How a process ended, and the most memory that it, or a process it started, ever held."""
 
     returncode: int
     stdout: str
@@ -64,14 +57,9 @@ class ForkServer:
         stdout: io.IOBase | None = None,
         largest_file: int | None = None,
     ) -> Finished:
-        """Run what `python ARGUMENTS` would: `-m MODULE …` or `-c PROGRAM …`.
+        """Run what `python ARGUMENTS` would: `-m MODULE …` or `-c PROGRAM …`, its stdout to a pipe or a file.
 
-        Args:
-            arguments: Of Python.
-            cwd: The folder to run in.
-            environment: All of it.
-            stdout: A file to write to; None for a pipe.
-            largest_file: How many bytes a file may have that it writes.
+        No file that it writes may be larger than `largest_file` bytes.
         """
         if self._process is None:
             self._start()

@@ -22,11 +22,7 @@ _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
 
 
 def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None, grids: bool) -> None:
-    """Refuse what cannot be done before a model is run for nothing.
-
-    Raises UsageError if a package is missing or the options do not go together, OutputError if something cannot be
-    written or lies in the run directory `run`.
-    """
+    """Refuse what cannot be done besides writing the run directory `run`, before a model is run for nothing."""
     if show:
         check_preview(grids=grids)
     if tensorboard is not None:
@@ -42,10 +38,7 @@ def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path
 def export(
     saved: "SavedRun", result: "Activations | Gradients", consoles: "tuple[Console, Console]", option: SimpleNamespace
 ) -> None:
-    """Write what the options want of a run besides its directory, and show its grids; OutputError if that cannot be.
-
-    `consoles` are those for tables and for messages.
-    """
+    """Write what the options want of a run besides its directory, and show its grids; consoles: tables, messages."""
     pictures = [saved.folder / grid.path for grid in saved.grids]
     if option.tensorboard is not None:
         from hookscope.cli.tensorboard import write_run

@@ -15,7 +15,7 @@ import typer
 
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import check_exports, export
-from hookscope.errors import HookscopeError, ModelError, UnfitInputError, gravest
+from hookscope.errors import HookscopeError, UnfitInputError, gravest
 from hookscope.text import safe_text, strict_json
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def run_model(
                 check_histograms(histogram, result)
         except (ForwardError, PassError) as error:
             result = error.inspection
-            failures += [error] if unreported(error, failures) else []
+            if all(getattr(each, "reason", None) != str(error) for each in failures):  # not reported for single inputs
+                failures.append(error)
     if result.inputs:
         show_result(result, tables, messages, quiet=option.quiet, full=option.full)
     saved = None
@@ -84,10 +85,7 @@ def run_model(
 def run_path(
     verb: str, model: str, out: Path | None, images: Sequence[str], named: Sequence[str], otherwise: str
 ) -> Path:
-    """Return where a run goes: `--out`, or a folder named after command, model and first input, else `otherwise`.
-
-    Raises NothingMatchedError if a folder or a glob in `images` holds no input.
-    """
+    """Return where a run goes: `out`, or a folder named after command, model and first input, else `otherwise`."""
     from hookscope.inputs.finding import find_inputs
     from hookscope.runs.directory import default_run_path
 
@@ -121,11 +119,6 @@ def last_line(saved: "SavedRun", input_count: int, grids_for: int) -> str:
     count = len(saved.grids)
     grids = [f"{count} grid{'s' if count != 1 else ''}{cut}"] if count else []
     return f"{', '.join([*grids, *saved.files])} and run.json are in {safe_text(str(saved.folder))}"
-
-
-def unreported(error: ModelError, failures: Sequence[HookscopeError]) -> bool:
-    """Tell whether an error that ended a run is none of those that were reported for single inputs."""
-    return all(getattr(each, "reason", None) != str(error) for each in failures)
 
 
 def report_all(failures: Sequence[HookscopeError]) -> int:

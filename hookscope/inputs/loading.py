@@ -64,10 +64,7 @@ def is_quiet(path: Path | Image.Image) -> bool:
 
 
 def load_quietly(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Do as `load_input`, for a file that `is_quiet`, in any thread: what all threads share is not touched.
-
-    That is the filters of warnings, stderr, and processes.
-    """
+    """Do as `load_input`, for a file that `is_quiet`, in any thread: what all threads share is left alone."""
     assert isinstance(path, Path)  # noqa: S101 - `is_quiet` said so
     return _load(path, preprocessing, lambda _steps: nullcontext())
 

@@ -71,13 +71,13 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     kind, kinds = files_of(path)
     if path in kinds:
         content = _read_verified(kinds, name, options)[path]
-        weights, digest = weights_in(content, name, options.key), _digest(path)
+        weights, digest = weights_in(content, name, options.key), digest_of(path)
         return Checkpoint(printable(path.name), weights.state, digest, kind, (), weights.module, weights.notes)
     contents = _read_verified(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
     joined, warnings = _joined(name, read_index(path), read)
     weights = weights_in(joined, name, options.key)
-    lines = "".join(f"{_digest(file)}  {file.name}\n" for file in (path, *kinds))
+    lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in (path, *kinds))
     digest = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
     return Checkpoint(printable(path.name), weights.state, digest, kind, warnings, notes=weights.notes)
 
@@ -128,7 +128,8 @@ def _joined(
     return state, (note,) * bool(surplus)
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex digits."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -3,7 +3,6 @@
 Nothing here asks whether they do. Whoever calls it has.
 """
 
-import hashlib
 import logging
 import pickle
 import re
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.errors import CheckpointError
+from hookscope.models.checkpoint import digest_of
 from hookscope.models.construction import LoadedModel, model_info, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.python_source import importable
@@ -130,9 +130,7 @@ def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> 
 
 def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, remarks: tuple[str, ...]) -> LoadedModel:
     name = printable(path.name)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    info = model_info(name, module, name, sha256=digest)
+    info = model_info(name, module, name, sha256=digest_of(path))
     return LoadedModel(module, info, preprocessing, tuple(f"{name}: {remark}" for remark in remarks))
 
 

@@ -25,11 +25,6 @@ MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "fe
 _classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
 
-def _no_details(_module: nn.Module) -> str:
-    """Stand in for `extra_repr`, which would ask for attributes that the layer does not have."""
-    return ""
-
-
 def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Module]:
     """Return a subclass of `behaviour` that is named as, and where possible is an instance of, the class named.
 
@@ -43,8 +38,8 @@ def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Modu
     in_torch: Any = getattr(nn, name, None) if home.startswith("torch.nn.modules") else None
     borrowed = isinstance(in_torch, type) and issubclass(in_torch, _BORROWED)
     bases: tuple[type, ...] = (behaviour, in_torch) if borrowed else (behaviour,)
-    # What the borrowed class does to itself on the way to another device counts on attributes of its own.
-    members: dict[str, Any] = {"extra_repr": _no_details, "_apply": nn.Module._apply}  # noqa: SLF001 - torch names it so
+    # What the borrowed class says of itself, or does on the way to another device, counts on attributes of its own.
+    members: dict[str, Any] = {"extra_repr": lambda _module: "", "_apply": nn.Module._apply}  # noqa: SLF001 - torch's
     members["__module__"] = home or behaviour.__module__
     made = type(printable(name, 80) or behaviour.__name__, bases, members)
     _classes[behaviour, qualified_name] = made

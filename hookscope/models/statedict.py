@@ -46,7 +46,8 @@ def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
             _add(forms, removed + prefix, inner)
     for removed, mapping in forms[:]:
         for wrapper in _INNER_WRAPPERS:
-            _add(forms, removed + wrapper, {name: _without(rest, wrapper) for name, rest in mapping.items()})
+            inner = {name: f".{rest}".replace(f".{wrapper}", ".")[1:] for name, rest in mapping.items()}
+            _add(forms, removed + wrapper, inner)
     return forms
 
 
@@ -62,10 +63,6 @@ def _add(forms: list[tuple[str, dict[str, str]]], removed: str, mapping: dict[st
     distinct = len(set(mapping.values())) == len(mapping)
     if mapping and distinct and all(mapping != other for _, other in forms):
         forms.append((removed, mapping))
-
-
-def _without(name: str, wrapper: str) -> str:
-    return f".{name}".replace(f".{wrapper}", ".")[1:]
 
 
 def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:

@@ -35,10 +35,6 @@ def tiny(width=4, channels=3, dtype=torch.float32):
     ).to(dtype)
 
 
-def grey():
-    return tiny(channels=1)
-
-
 def nothing():
     return nn.Sequential(nn.Identity())
 

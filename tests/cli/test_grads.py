@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import CAT, Run, names_below, record_of
+from tests.cli.conftest import Run, names_below, record_of
 
 CASES = '''
 import torch
@@ -513,21 +513,6 @@ def test_a_pass_that_breaks_off_says_so_in_the_json(run: Run) -> None:
     assert (ended.code, document["run"], document["loss"]) == (6, None, None)
     assert document["failure"]["layer"] == "1"
     assert [row["layer"] for row in document["rows"]] == ["0"]
-
-
-def test_an_input_that_cannot_be_read_is_told_and_the_others_are_run(run: Run, folder: Path) -> None:
-    ended = run("grads", *ONES, "missing.npy", "--out", "out", "--quiet")
-    assert ended.code == 3
-    assert len(ended.errors) == 1
-    assert [each["name"] for each in record_of(folder / "out")["inputs"]] == ["ones.npy"]
-
-
-def test_a_process_writes_a_run_from_a_picture(command: Run, folder: Path) -> None:
-    arguments = ("--resize", "32", "--crop", "32", "--loss", "ce", "--out", "out")
-    ended = command("grads", "case.py:classifier", CAT, *arguments, cwd=folder)
-    assert (ended.code, ended.stderr) == (0, "")
-    assert names_below(folder / "out") == RUN_FILES | {"inputs", "inputs/000.png"}
-    assert max(map(len, ended.stdout.splitlines()[:-1])) <= 80
 
 
 @pytest.mark.parametrize("limit", [4_000, 60_000], ids=["no room for tables", "no room for tensors"])

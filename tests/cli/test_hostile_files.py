@@ -142,6 +142,11 @@ def exported(kind: str) -> Callable[[Path], bytes]:
     return lambda path: hostile.exported_bytes(lambda members: EXPORTED[kind](members, canary_of(path)))
 
 
+def broken(name: str, make: Callable[[Path], bytes | None], *phrases: str, file: str = "model.pt") -> Case:
+    """A file that cannot be read, made for its path."""
+    return Case(name, make, 3, phrases, file=file)
+
+
 def runs(name: str, make: Callable[[Path], bytes | None], *phrases: str, file: str = "model.pt") -> Case:
     """A file that runs code when it is read."""
     return Case(name, make, 4, (*phrases, *REMEDY), file=file)
@@ -270,18 +275,17 @@ ARCHIVES = [
     case("name that climbs", zip_bytes([*torch_members(), Member("archive/../../x", b"")]), *NOT_TORCHS),
     case("absolute name", zip_bytes([*torch_members(), Member("/etc/x", b"")]), *NOT_TORCHS),
     case("name with a workflow command", zip_bytes([*torch_members(), Member("archive/\n::error::x", b"")]), r"\\n"),
-    Case(
+    broken(
         "bomb of 2 GiB as data.pkl",
         lambda _: zip_bytes([bomb("archive/data.pkl"), *torch_members()[1:]]),
-        3,
-        ("compressed", "torch.save"),
+        "compressed",
+        "torch.save",
     ),
-    Case("bomb of 2 GiB as a storage", lambda _: _with_bomb(), 3, ("compressed", "torch.save")),
-    Case(
+    broken("bomb of 2 GiB as a storage", lambda _: _with_bomb(), "compressed", "torch.save"),
+    broken(
         "bomb that says it is not compressed",
         lambda _: zip_bytes([*torch_members()[1:], Member("archive/data.pkl", b"\x80\x02}.", size=2**31)]),
-        3,
-        ("torch.save|damaged",),
+        "torch.save|damaged",
     ),
     Case("one storage under 64 names", lambda _: _shared(64), 3, ("more bytes than the file",)),
     case(
@@ -707,11 +711,11 @@ FOREIGN = [
     case("noise", np.random.default_rng(0).bytes(4096), "not a weights file"),
     case("TensorFlow Lite", struct.pack("<L", 28) + b"TFL3" + bytes(60), "TensorFlow Lite"),
     case("GGUF", b"GGUF\x03\0\0\0" + bytes(60), "GGUF"),
-    Case("folder", Path.mkdir, 3, ("folder", "give")),
-    Case("dangling link", _link("nowhere.pt"), 3, ("link", "nowhere.pt")),
+    broken("folder", Path.mkdir, "folder", "give"),
+    broken("dangling link", _link("nowhere.pt"), "link", "nowhere.pt"),
     Case("looping link", _link("model.pt"), 3, ("link",)),
-    Case("FIFO", os.mkfifo, 3, ("FIFO|pipe", "regular file|weights file")),
-    Case("device", _link("/dev/zero"), 3, ("device", "regular file|weights file")),
+    broken("FIFO", os.mkfifo, "FIFO|pipe", "regular file|weights file"),
+    broken("device", _link("/dev/zero"), "device", "regular file|weights file"),
     Case("nothing", lambda _: None, 3, ("does not exist",)),
     Case("below a file", lambda _: None, 3, ("not a directory|does not exist",), file="net.py/model.pt"),
     Case("name too long", lambda _: None, 3, ("too long|does not exist",), file="x" * 300 + ".pt"),
@@ -855,9 +859,22 @@ def _exported(change: Callable[[dict[str, bytes]], None]) -> Callable[[Path], by
     return lambda _: hostile.exported_bytes(change)
 
 
+def _script() -> bytes:
+    return hostile.scripted_bytes(hostile.good_network())
+
+
+def _flipped_script(_: Path) -> bytes:
+    return _flipped_after(_script(), FIRST_BYTES, 99)
+
+
+def pickled(imported: bytes) -> bytes:
+    """A torch file that makes an object of a class, given as an instruction."""
+    return zip_bytes(torch_members(b"\x80\x02" + imported + b"\n)R."))
+
+
 def _broken_script(_: Path) -> bytes:
     """TorchScript whose program ends in the middle."""
-    with zipfile.ZipFile(io.BytesIO(hostile.scripted_bytes(hostile.good_network()))) as archive:
+    with zipfile.ZipFile(io.BytesIO(_script())) as archive:
         members = [Member(name, archive.read(name)) for name in archive.namelist()]
     code = next(each for each in members if b"def forward" in each.body)
     return zip_bytes(changed(members, code.name, body=code.body[:-40]))
@@ -867,42 +884,27 @@ def _broken_script(_: Path) -> bytes:
 TRUSTED = [
     *(replace(each, name=f"{each.name}, trusted", options=("--trust",)) for each in (*ARCHIVES, *FOREIGN)),
     *(
-        Case(f"trusted: {name}", make, 3, phrases, ("--trust",))
-        for name, make, phrases in (
-            (
-                "TorchScript with a flipped bit in its weights",
-                lambda _: _flipped_after(hostile.scripted_bytes(hostile.good_network()), FIRST_BYTES, 99),
-                ("damaged", AGAIN),
-            ),
-            ("TorchScript with half a program", _broken_script, ("TorchScript",)),
-            (
-                "TorchScript cut",
-                lambda _: hostile.scripted_bytes(hostile.good_network())[:-100],
-                ("truncated|damaged", AGAIN),
-            ),
-            (
+        replace(each, name=f"trusted: {each.name}", options=("--trust",))
+        for each in (
+            broken("TorchScript with a flipped bit in its weights", _flipped_script, "damaged", AGAIN),
+            broken("TorchScript with half a program", _broken_script, "TorchScript"),
+            broken("TorchScript cut", lambda _: _script()[:-100], "truncated|damaged", AGAIN),
+            broken(
                 ".pt2 with a flipped bit in its weights",
                 lambda _: _flipped_after(hostile.exported_bytes(dict), FIRST_BYTES, 99),
-                ("damaged", AGAIN),
+                "damaged",
+                AGAIN,
             ),
-            (".pt2 without its weights", _exported(lambda m: _without_member(m, "weight_0")), ("exported program",)),
-            (".pt2 with a cut graph", _exported(lambda m: _cut_member(m, "model.json")), ("exported program",)),
-            (
-                "a class that is not installed",
-                holding(zip_bytes(torch_members(b"\x80\x02cno_such_module\nThing\n)R."))),
-                ("no_such_module", "install"),
-            ),
-            (
-                "a class that is gone",
-                holding(zip_bytes(torch_members(b"\x80\x02ctorch.nn\nNoSuchThing\n)R."))),
-                ("NoSuchThing",),
-            ),
-            ("a call that fails", holding(torch_bytes({"x": Call(int, "five")})), ("five",)),
-            ("a call that leaves", holding(torch_bytes({"x": Call(sys.exit, 0)})), ("SystemExit",)),
-            ("bare pickle, cut", lambda path: bare(2)(path)[:30], ("truncated|damaged",)),
-            ("old tar, cut", lambda path: hostile.tar_bytes(canary_of(path))[:1000], (".",)),
-            ("a pickled number", holding(pickle.dumps(5, 2)), ("int", "state dict")),
-            ("a Module without data", holding(torch_bytes(hostile.network().to("meta"))), ("meta|without data",)),
+            broken(".pt2 without its weights", _exported(lambda m: _without_member(m, "weight_0")), "exported program"),
+            broken(".pt2 with a cut graph", _exported(lambda m: _cut_member(m, "model.json")), "exported program"),
+            case("a class that is not installed", pickled(b"cno_such_module\nThing"), "no_such_module", "install"),
+            case("a class that is gone", pickled(b"ctorch.nn\nNoSuchThing"), "NoSuchThing"),
+            case("a call that fails", torch_bytes({"x": Call(int, "five")}), "five"),
+            case("a call that leaves", torch_bytes({"x": Call(sys.exit, 0)}), "SystemExit"),
+            broken("bare pickle, cut", lambda path: bare(2)(path)[:30], "truncated|damaged"),
+            broken("old tar, cut", lambda path: hostile.tar_bytes(canary_of(path))[:1000], "."),
+            case("a pickled number", pickle.dumps(5, 2), "int", "state dict"),
+            case("a Module without data", torch_bytes(hostile.network().to("meta")), "meta|without data"),
         )
     ),
 ]

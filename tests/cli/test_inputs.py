@@ -256,18 +256,6 @@ def test_the_batch_axis_of_other_tensors_is_named(run: Run, cases: Path) -> None
     assert [each["shape"] for each in record_of(cases / "out")["inputs"]] == [[4]] * 3
 
 
-def test_targets_of_a_batch_in_one_file_go_with_its_inputs(run: Run, cases: Path) -> None:
-    values = save(cases / "batch.npy", np.random.default_rng(0).uniform(0, 0.9, (4, 3, 6, 6)).astype(np.float32))
-    options = ("--loss", "ce", "--target", "4,3,2,1", "--batch-size", "2", "--json")
-    found = json.loads(run("grads", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, *options).stdout)
-    network = built(cases, "Picky")
-    losses = [
-        functional.cross_entropy(network(values[part]), torch.tensor([4, 3, 2, 1])[part]).item()
-        for part in (slice(0, 2), slice(2, 4))
-    ]
-    assert found["loss"]["value"] == pytest.approx(sum(losses), rel=1e-5)
-
-
 @pytest.mark.parametrize("command", ["activations", "grads"])
 def test_inputs_by_name_are_keyword_arguments(run: Run, cases: Path, command: str) -> None:
     x = torch.cat([picture(cases / "1.png", 1), picture(cases / "2.png", 2)])
@@ -304,26 +292,10 @@ def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
     assert len(json.loads(noise.stdout)["inputs"]) == 2
 
 
-def test_rows_of_an_input_by_name_go_with_the_pictures_in_every_batch(run: Run, cases: Path) -> None:
-    for number in range(3):
-        picture(cases / f"{number}.png", number)
-    b = save(cases / "b.npy", np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32))
-    names = [f"{number}.png" for number in range(3)]
-    options = ("--input", "b=b.npy", "--batch-size", 2, "--layer", "right")
-    ended = run("activations", "cases.py:Mixed", *names, *AS_THEY_ARE, *options, "--save-tensors")
-    assert ended.code == 0
-    with torch.no_grad():
-        expected = built(cases, "Mixed").right(b).numpy()
-    saved = safetensors.numpy.load_file(cases / "out" / "activations.safetensors")
-    np.testing.assert_allclose(saved["right"], expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--input", "b"), 2, ["--input 'b'", "NAME=VALUE"]),
         (("--input", "b=missing.npy"), 3, ["'missing.npy'", "no such file"]),
-        (("--input", "b=fast"), 2, ["b=fast", "quotes"]),
         (("--input", "c=3"), 6, ["Mixed", "unexpected keyword argument 'c'"]),
         (("--input", "b=word.npy"), 3, ["word.npy"]),
     ],
@@ -362,14 +334,3 @@ def test_two_pictures_are_a_pair_of_frames_for_optical_flow(run: Run, cases: Pat
     assert (named.code, pair.code) == (0, 0)
     first, second = (rows_of(cases / name) for name in ("named", "pair"))
     assert [row["activation"]["l2"] for row in first] == [row["activation"]["l2"] for row in second]
-
-
-def test_a_png_with_a_wrong_checksum_is_told_in_one_line(run: Run, cases: Path) -> None:
-    picture(cases / "a.png", 0, size=40)
-    content = bytearray((cases / "a.png").read_bytes())
-    content[content.find(b"IDAT") + 900] ^= 8
-    (cases / "a.png").write_bytes(content)
-    ended = run("activations", "cases.py:Normed", "a.png", *AS_THEY_ARE)
-    assert ended.code == 3
-    [error] = ended.errors
-    assert error.endswith("'a.png': it is damaged: the checksum of its IDAT chunk is wrong. Get the file again.")

@@ -71,13 +71,6 @@ def test_pipes_and_devices_do_not_hang(tmp_path):
     assert "pipe, socket or device" in failure(Path("/dev/zero"))
 
 
-def test_links_to_pictures_are_followed(tmp_path):
-    pixels = random_pixels(2, 2)
-    save(tmp_path / "a.png", pixels)
-    (tmp_path / "b.png").symlink_to("a.png")
-    assert torch.equal(load_input(tmp_path / "b.png", PLAIN)[0], as_input(pixels))
-
-
 def test_no_permission_is_said(tmp_path, monkeypatch):
     path = save(tmp_path / "a.png", random_pixels(2, 2))
 

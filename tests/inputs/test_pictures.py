@@ -154,13 +154,6 @@ def test_converts_colour_to_luma_for_a_one_channel_network(tmp_path):
     assert record.steps == ("RGB converted to greyscale (luma of ITU-R BT.601)",)
 
 
-def test_keeps_greyscale_for_a_one_channel_network(tmp_path):
-    pixels = random_pixels(5, 6, channels=1)
-    tensor, record = load_input(save(tmp_path / "a.png", pixels[..., 0]), PLAIN_GREY)
-    assert torch.equal(tensor, as_input(pixels))
-    assert record.steps == ()
-
-
 def test_divides_greyscale_by_alpha_where_it_was_multiplied(tmp_path):
     stored = np.array([[[50, 255], [50, 102], [0, 0]]], dtype=np.uint8)
     (tmp_path / "a.tif").write_bytes(tiff(stored, 8))

@@ -1,4 +1,4 @@
-"""Small networks of twelve families, saved in the ways that take trust to load, and what their calls show."""
+"""Small networks of nine families, saved in the ways that take trust to load, and what their calls show."""
 
 import random
 import warnings
@@ -21,7 +21,7 @@ from torchvision.models.video.resnet import BasicStem, Conv3DSimple, VideoResNet
 
 from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_torchscript
-from tests.networks import TORCHVISION, Network, image, small_swin, small_vit, vgg_with_a_small_head
+from tests.networks import TORCHVISION, Network, image, small_swin, small_vit
 
 
 def dense() -> nn.Module:
@@ -41,9 +41,8 @@ def video() -> nn.Module:
     return VideoResNet(VideoBlock, [Conv3DSimple] * 4, [1, 1, 1, 1], BasicStem, num_classes=5)
 
 
-EIGHT: dict[str, Network] = {
+SEVEN: dict[str, Network] = {
     "resnet": Network(lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5), image(2, 3, 32, 48)),
-    "vgg": Network(vgg_with_a_small_head, image(1, 3, 32, 32)),
     "densenet": Network(dense, image(2, 3, 32, 32)),
     "mobilenet_v3": TORCHVISION["mobilenet_v3_small"],
     "efficientnet": Network(efficientnet, image(1, 3, 32, 32)),
@@ -52,10 +51,8 @@ EIGHT: dict[str, Network] = {
     "vit": Network(small_vit, image(2, 3, 112, 112)),
 }
 
-TWELVE: dict[str, Network] = {
-    **EIGHT,
-    "squeezenet": TORCHVISION["squeezenet1_1"],
-    "shufflenet": TORCHVISION["shufflenet_v2_x0_5"],
+NINE: dict[str, Network] = {
+    **SEVEN,
     "video resnet": Network(video, image(1, 3, 4, 32, 32)),
     "lraspp": TORCHVISION["lraspp_mobilenet_v3_large"],
 }
@@ -144,13 +141,9 @@ Key = tuple[str, int, int]
 
 @dataclass
 class Witness:
-    """What plain hooks, none of them hookscope's, saw of every call of every module.
+    """What plain hooks, none of them hookscope's, saw of every call of every module, as calls finished.
 
-    Attributes:
-        activations: Clones of the outputs, in the order in which calls finished.
-        gradients: Those that arrived at outputs.
-        kinds: Class name of each layer.
-        passed_through: Calls that returned an input as it was.
+    Activations are clones; calls in `passed_through` returned an input as it was.
     """
 
     activations: dict[Key, Tensor] = field(default_factory=dict)

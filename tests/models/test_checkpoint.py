@@ -189,12 +189,6 @@ def test_a_shard_or_its_link_outside_of_the_indexs_folder_is_refused(tmp_path: P
     assert "link out of its folder" in refusal(shard(folder, {}, a="one.safetensors"))
 
 
-def test_a_missing_shard_and_a_tensor_that_its_shard_does_not_hold_are_named(tmp_path: Path) -> None:
-    message = refusal(shard(tmp_path, {"one.safetensors": A}, x="two.safetensors"))
-    assert "lacks 1 of its 2 files, such as 'two.safetensors'" in message
-    assert "one.safetensors lacks 'x'" in refusal(shard(tmp_path, {"one.safetensors": A}, x="one.safetensors"))
-
-
 def test_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
     index = shard(tmp_path, {"one.safetensors": A | {"z": torch.ones(1)}, "two.safetensors": A | B})
     assert "'a' is in one.safetensors and in another file" in refusal(index)

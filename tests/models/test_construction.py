@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.models.construction import parameter_count, replaced, seeded, skipped_initialisation
+from hookscope.models.construction import parameter_count, seeded, skipped_initialisation
 from tests.models.saved import draw, random_numbers_untouched, seed_all
 
 
@@ -65,15 +65,6 @@ def test_initialisation_is_as_before_after_the_block() -> None:
     weight = nn.Linear(3, 3).weight
     torch.manual_seed(0)
     assert torch.equal(weight, nn.Linear(3, 3).weight)
-
-
-def test_replaced_attribute_comes_back() -> None:
-    class Thing:
-        colour = "red"
-
-    with replaced(Thing, "colour", "blue"):
-        assert Thing.colour == "blue"
-    assert Thing.colour == "red"
 
 
 def test_parameter_count_counts_a_tied_parameter_once() -> None:

@@ -30,23 +30,15 @@ def silent_url() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/net-12345678.pth"
 
 
-def test_download_lands_in_torch_hubs_cache(server: Server, hub_cache: Path) -> None:
+def test_download_lands_in_torch_hubs_cache_once_and_prints_nothing(
+    server: Server, hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = url_of(server)
     path = fetch(url)
-    assert path == cached_file(url)
+    assert fetch(url) == path == cached_file(url)
     assert path.parent == hub_cache
     assert path.read_bytes() == BODY
-
-
-def test_cached_file_is_not_downloaded_again(server: Server) -> None:
-    url = url_of(server)
-    fetch(url)
-    fetch(url)
     assert len(server.requests) == 1
-
-
-def test_download_prints_nothing(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    fetch(url_of(server))
     assert capsys.readouterr() == ("", "")
 
 

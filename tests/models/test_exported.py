@@ -17,7 +17,7 @@ from hookscope.models import load_model
 from hookscope.models.construction import FileOptions
 from hookscope.models.exported import read_pickle
 from tests.models.hostile import Call
-from tests.models.saved import EIGHT, SAVERS, TWELVE, build, save_exported, save_scripted, tensors_of
+from tests.models.saved import NINE, SAVERS, SEVEN, build, save_exported, save_scripted, tensors_of
 from tests.models.test_checkpoint import save_legacy
 from tests.networks import conv_net
 
@@ -156,13 +156,13 @@ assert not [name for name in sys.modules if name.startswith("hookscope.models.")
 # Layers and gradients of the other networks are compared in `test_saved_networks`.
 WHOLE = [
     ("pickled", "resnet"),
-    *((form, name) for name in TWELVE if name not in EIGHT for form in ("scripted", "exported")),
+    *((form, name) for name in NINE if name not in SEVEN for form in ("scripted", "exported")),
 ]
 
 
 @pytest.mark.parametrize(("form", "name"), WHOLE)
 def test_a_network_saved_whole_computes_what_it_did(tmp_path: Path, form: str, name: str) -> None:
-    network, args = build(TWELVE[name])
+    network, args = build(NINE[name])
     path = tmp_path / "model.pt"
     SAVERS[form](network, args, path)
     loaded = load_model(str(path), options=FileOptions(trust=True))

@@ -22,6 +22,7 @@ from hookscope.models.zoo import model_names
 from tests.models.hostile import Call
 
 from .conftest import Server
+from .test_zoo import assert_same
 
 SMALL = "test_resnet"  # one of timm's own test networks, with published weights like any other
 
@@ -46,12 +47,6 @@ def cached(folder: Path, file: str) -> Path:
     path = repository / "snapshots" / ("0" * 40) / file
     path.parent.mkdir(parents=True)
     return path
-
-
-def assert_same(first: nn.Module, second: nn.Module) -> None:
-    ours, theirs = first.state_dict(), second.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_names_are_listed_only_when_timm_is_asked_for() -> None:

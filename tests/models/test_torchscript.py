@@ -12,7 +12,7 @@ from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models import torchscript
 from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_torchscript
-from tests.models.saved import EIGHT, SAVERS, build, load_script, quiet, save_scripted, save_traced
+from tests.models.saved import SAVERS, SEVEN, build, load_script, quiet, save_scripted, save_traced
 from tests.networks import conv_net
 
 
@@ -104,7 +104,7 @@ def test_a_buffer_that_the_script_assigns_is_restored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_a_failing_layer_is_found_and_the_cause_is_the_operators(tmp_path: Path, traced: bool) -> None:
-    eager, args = build(EIGHT["resnet"])
+    eager, args = build(SEVEN["resnet"])
     loaded = load_script(eager, tmp_path, args if traced else None)
     with pytest.raises(ForwardError) as caught:
         inspect(loaded, torch.randn(1, 4, 32, 32))
@@ -117,7 +117,7 @@ def test_a_failing_layer_is_found_and_the_cause_is_the_operators(tmp_path: Path,
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
 def test_what_a_hook_raises_comes_out_as_it_is_and_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
-    eager, args = build(EIGHT["resnet"])
+    eager, args = build(SEVEN["resnet"])
     module = load_script(eager, tmp_path).module
 
     def explode(*_: object) -> None:

@@ -127,15 +127,6 @@ def test_building_leaves_random_numbers_and_the_int8_engine_alone() -> None:
         assert loaded.module(torch.rand(1, 3, 32, 32)).shape == (1, 1000)
 
 
-def test_random_weights_that_were_asked_for_are_in_the_record_without_a_warning() -> None:
-    loaded = load_model(SMALL, weights="none", seed=4)
-    assert loaded.info.random
-    assert loaded.info.weights == "random, seed 4"
-    assert loaded.info.sha256 is None
-    assert loaded.info.categories == ()
-    assert loaded.warnings == loaded.notes == ()
-
-
 def test_auto_without_network_is_random_with_a_loud_reason() -> None:
     loaded = load_model(SMALL, seed=2)
     assert loaded.info.random
@@ -255,15 +246,6 @@ def test_file_of_trained_weights_fits_its_network(name: str, tmp_path: Path) -> 
     assert loaded.info.categories == ()
 
 
-def test_arguments_make_the_network_of_the_file(tmp_path: Path) -> None:
-    torch.save(build(SMALL, num_classes=7).state_dict(), tmp_path / "mine.pt")
-    assert load_model(str(tmp_path / "mine.pt"), arch=SMALL, model_arguments=["num_classes=7"]).module.num_classes == 7
-    with pytest.raises(
-        CheckpointError, match=r"classifier.1.weight: file \(7, 512, 1, 1\), network \(1000, 512, 1, 1\)"
-    ):
-        load_model(SMALL, weights=str(tmp_path / "mine.pt"))
-
-
 @pytest.mark.parametrize("classes", [91, 3])
 def test_file_of_a_detector_with_frozen_batchnorm_gives_frozen_batchnorm(tmp_path: Path, classes: int) -> None:
     name = "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -325,18 +307,6 @@ def test_network_for_other_channels_takes_them_and_keeps_everything_else(name: s
     }.get(name, (torch.rand(1, channels, 64, 64),))
     with torch.no_grad():
         assert ours.module.eval()(*inputs) is not None
-
-
-def test_file_for_grey_pictures_makes_its_network(tmp_path: Path) -> None:
-    grey = build("mnasnet0_5")
-    grey.layers[0] = nn.Conv2d(1, 16, 3, padding=1, stride=2, bias=False)
-    torch.save(grey.state_dict(), tmp_path / "mine.pt")
-    loaded = load_model(str(tmp_path / "mine.pt"))
-    preprocessing = loaded.preprocessing
-    assert (preprocessing.channels, preprocessing.mean, preprocessing.std) == (1, (0.449,), (0.226,))
-    picture = torch.rand(1, 1, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(loaded.module.eval()(picture), grey.eval()(picture))
 
 
 def test_trained_weights_are_not_for_other_channels() -> None:
