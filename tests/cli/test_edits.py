@@ -11,6 +11,8 @@ from torch import nn
 
 from tests.cli.conftest import Run, names_below, record_of
 
+pytestmark = pytest.mark.usefixtures("without_plots")
+
 CASE = """
 from collections import OrderedDict
 

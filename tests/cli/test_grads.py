@@ -292,6 +292,7 @@ LOSS_CASES: dict[tuple[str, ...], Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize(("options", "mode"), [(options, "eval") for options in LOSS_CASES] + [(CE_OF_3, "train")])
+@pytest.mark.usefixtures("without_plots")
 def test_gradients_of_parameters_are_autograds(
     run: Run, folder: Path, build: Network, options: tuple[str, ...], mode: str
 ) -> None:
@@ -311,6 +312,7 @@ def test_gradients_of_parameters_are_autograds(
         assert_row(row, tensors[f"{name} grad"])
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_the_input_itself_can_be_the_target_and_dropout_is_seeded(run: Run, folder: Path) -> None:
     options = ("--loss", "mse", "--target", "self", "--mode", "train", "--quiet")
     values = []
@@ -322,6 +324,7 @@ def test_the_input_itself_can_be_the_target_and_dropout_is_seeded(run: Run, fold
     assert values[0] == values[1] != values[2]
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_autocast_runs_layers_in_the_lower_precision(run: Run, folder: Path) -> None:
     ended = run("grads", "case.py:classifier", "picture.npy", "--autocast", "bfloat16", "--out", "out", "-q")
     assert ended.code == 0
@@ -342,6 +345,7 @@ def test_an_output_is_chosen_by_its_key(run: Run, folder: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_shape(run: Run, folder: Path) -> None:
     assert run("grads", "case.py:classifier", "--input-shape", "2,3,9,10", "--out", "given", "-q").code == 0
     shapes = [row["shape"] for row in table(folder / "given" / "gradients.csv")]
@@ -410,6 +414,7 @@ def test_histograms_are_of_the_layers_named(run: Run, folder: Path) -> None:
         assert (folder / "one" / name).read_bytes() == (folder / "all" / name).read_bytes()
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_limit_decides_where_a_verdict_begins(run: Run, folder: Path) -> None:
     np.save(folder / "one.npy", np.ones((1, 2), np.float32))
 
