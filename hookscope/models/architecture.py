@@ -35,7 +35,6 @@ TIMM_SECONDS = 20.0
 _PACKED = "_packed_params._packed_params"
 
 _Shapes = Mapping[str, tuple[int, ...]]
-_Form = tuple[str, _Shapes]  # prefix, and the shapes by the names without it
 _Built = tuple[nn.Module, _Shapes]  # with the shapes of its state dict
 
 
@@ -43,14 +42,13 @@ _Built = tuple[nn.Module, _Shapes]  # with the shapes of its state dict
 class Candidate:
     """A network, as MODEL would name it, whose names and shapes are those of a file with these arguments.
 
-    `input_channels` is C of the pictures, if it is not the network's own; `prefix` is to be removed from the names in
-    the file; `remarks` say how sure this is, and what differs from the network as published, for people.
+    `input_channels` is C of the pictures, if it is not the network's own; `remarks` say how sure this is, and what
+    differs from the network as published, for people.
     """
 
     model: str
     arguments: Mapping[str, Any]
     input_channels: int | None
-    prefix: str
     remarks: tuple[str, ...]
 
 
@@ -118,8 +116,9 @@ def adapt(model: str, shapes: _Shapes) -> Candidate | None:
     return replace(found[0], remarks=found[0].remarks[1:]) if found else None
 
 
-def _forms(shapes: _Shapes) -> list[_Form]:
-    return [(prefix, {new: shapes[old] for old, new in names.items()}) for prefix, names in stripped_forms(shapes)]
+def _forms(shapes: _Shapes) -> list[_Shapes]:
+    """Return the shapes by the names in the file, and by those without each prefix of a wrapper."""
+    return [{new: shapes[old] for old, new in names.items()} for _, names in stripped_forms(shapes)]
 
 
 def _named(model: str) -> _Network | None:
@@ -146,11 +145,11 @@ def _timm_network(name: str) -> _Network:
     return _Network(f"timm:{name}", build, timm_zoo.build_timm, published.num_classes, "img_size", heads)
 
 
-def _timm_networks(forms: Sequence[_Form]) -> list[_Network]:
+def _timm_networks(forms: Sequence[_Shapes]) -> list[_Network]:
     """Return those of timm's networks that take the picture with a layer of a name that the file has."""
     from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
 
-    known = {name for _, shapes in forms for name in shapes}
+    known = set().union(*forms)
     return [
         _timm_network(name)
         for name in timm_zoo.timm_names()
@@ -176,15 +175,15 @@ def _with_ties(found: list[Candidate], library: str) -> tuple[Candidate, ...]:
     return tuple(told)
 
 
-def _fitting(networks: Iterable[_Network], forms: Sequence[_Form]) -> list[Candidate]:
+def _fitting(networks: Iterable[_Network], forms: Sequence[_Shapes]) -> list[Candidate]:
     """Return the networks that fit the first of `forms` that any fits; of those, the ones that need least changing."""
     found: dict[int, list[Candidate]] = {}
-    int8 = any(name.endswith(".zero_point") for name in forms[0][1])
+    int8 = any(name.endswith(".zero_point") for name in forms[0])
     for network in networks:
-        built = _built(network, {}, None, forms[0][1]) if network.int8 == int8 else None
-        for index, (prefix, shapes) in enumerate(forms if built else ()):
-            if candidate := _settled(network, built, prefix, shapes):
-                left_out = len(forms[0][1]) - len(shapes)
+        built = _built(network, {}, None, forms[0]) if network.int8 == int8 else None
+        for index, shapes in enumerate(forms if built else ()):
+            if candidate := _settled(network, built, shapes):
+                left_out = len(forms[0]) - len(shapes)
                 more = (f"{left_out} other tensors in the file",) if left_out else ()
                 found.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
                 break
@@ -193,7 +192,7 @@ def _fitting(networks: Iterable[_Network], forms: Sequence[_Form]) -> list[Candi
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
-def _settled(network: _Network, built: _Built | None, prefix: str, given: _Shapes) -> Candidate | None:
+def _settled(network: _Network, built: _Built | None, given: _Shapes) -> Candidate | None:
     """Return the network with the arguments that make it fit `given` exactly; `built` is it without any."""
     given = _packed_shapes(given) if network.int8 else given
     arguments: dict[str, Any] = {}
@@ -205,8 +204,7 @@ def _settled(network: _Network, built: _Built | None, prefix: str, given: _Shape
         own = _float_shapes(own, given) if network.int8 else own
         missing = {name for name in own.keys() - given.keys() if not name.endswith(COUNTER)}
         if not missing and own.items() >= given.items():
-            remarks = _remarks(network, arguments, channels, own, given)
-            return Candidate(network.model, arguments, channels, prefix, remarks)
+            return Candidate(network.model, arguments, channels, _remarks(network, arguments, channels, own, given))
         surplus = given.keys() - own.keys()
         if missing or surplus:
             change = _change_of_heads(network, module, missing, surplus, given)

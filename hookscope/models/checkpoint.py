@@ -31,7 +31,6 @@ class Checkpoint:
             dtypes. Carries torch's `_metadata` when the file does.
         sha256: Hex digest of the file; for an index, of the text "DIGEST NAME" of the index and each shard, a line
             each.
-        kind: What kind of file it is.
         warnings: Sentences a reader must see, such as which tensors are not used.
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
         notes: Sentences about where in the file the weights are, and what else it holds.
@@ -40,7 +39,6 @@ class Checkpoint:
     name: str
     state: "OrderedDict[str, Any]"
     sha256: str
-    kind: FileKind
     warnings: tuple[str, ...] = ()
     module: nn.Module | None = None
     notes: tuple[str, ...] = ()
@@ -68,18 +66,18 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     `options` names none; NothingMatchedError if there is none where `options` says.
     """
     name = printable(str(path))
-    kind, kinds = files_of(path)
+    _, kinds = files_of(path)
     if path in kinds:
         content = _read_verified(kinds, name, options)[path]
         weights, digest = weights_in(content, name, options.key), digest_of(path)
-        return Checkpoint(printable(path.name), weights.state, digest, kind, (), weights.module, weights.notes)
+        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, weights.notes)
     contents = _read_verified(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
     joined, warnings = _joined(name, read_index(path), read)
     weights = weights_in(joined, name, options.key)
     lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in (path, *kinds))
     digest = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
-    return Checkpoint(printable(path.name), weights.state, digest, kind, warnings, notes=weights.notes)
+    return Checkpoint(printable(path.name), weights.state, digest, warnings, notes=weights.notes)
 
 
 def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:

@@ -78,13 +78,12 @@ def test_network_with_ten_classes_is_recognised_as_itself_or_as_a_true_tie(
     for candidate in candidates:
         assert candidate.arguments == options
         assert candidate.input_channels is None
-        assert candidate.prefix == ""
 
 
 @pytest.mark.parametrize("name", FLOAT)
 def test_named_network_takes_the_counts_of_the_file(name: str, all_shapes: dict[str, Shapes]) -> None:
     own = adapt(name, all_shapes[name])
-    assert own == Candidate(name, {}, None, "", ())
+    assert own == Candidate(name, {}, None, ())
     options = {"num_classes": 10} if default_classes(name) else {}
     first_of_its_kind = next(other for other in FLOAT if builder_module(other) == builder_module(name))
     for channels in (1, 4) if name == first_of_its_kind else (1,):
@@ -160,7 +159,7 @@ def test_prefix_of_a_wrapper_is_removed_and_its_own_tensors_are_left_out(
 ) -> None:
     wrapped = {f"{prefix}{key}": shape for key, shape in all_shapes["resnet18"].items()} | {"n_averaged": ()}
     (candidate,) = recognise(wrapped)
-    assert (candidate.model, candidate.prefix) == ("resnet18", prefix)
+    assert candidate.model == "resnet18"
     assert "1 other tensors in the file" in candidate.remarks
 
 
@@ -264,9 +263,7 @@ def test_timm_network_is_recognised_where_torchvision_has_none(
     for candidate in candidates:  # each is a true tie
         assert (candidate.arguments, candidate.input_channels) == (arguments, channels)
         assert timm_shapes(candidate.model.removeprefix("timm:"), **options) == shapes
-    assert adapt(f"timm:{name}", shapes) == Candidate(
-        f"timm:{name}", arguments, channels, "", candidates[0].remarks[1:]
-    )
+    assert adapt(f"timm:{name}", shapes) == Candidate(f"timm:{name}", arguments, channels, candidates[0].remarks[1:])
 
 
 def test_every_timm_network_names_the_layer_that_takes_the_picture() -> None:

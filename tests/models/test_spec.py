@@ -151,7 +151,7 @@ def test_file_on_meta_is_read_and_has_to_fit(file: str, tmp_path: Path) -> None:
 
 def test_networks_of_equal_names_and_shapes_are_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
-    twins = tuple(Candidate(name, {}, None, "", ()) for name in ("resnet18", "resnet34"))
+    twins = tuple(Candidate(name, {}, None, ()) for name in ("resnet18", "resnet34"))
     monkeypatch.setattr("hookscope.models.architecture.recognise", lambda _: twins)
     with pytest.raises(UsageError, match=r"equal names and shapes: resnet18, resnet34; .*--arch resnet18"):
         load_model(str(tmp_path / "model.pt"))
