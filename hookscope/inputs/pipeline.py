@@ -21,10 +21,10 @@ from hookscope.results.provenance import SHOWN_INPUTS
 class InputPipeline:
     """The inputs of a run, in batches, as often as they are asked for.
 
-    They are `files`, pictures and tensor files or pictures in memory, or the `batch` of tensors in memory, or noise of
-    `noise_shape`, batch axis first, and `seed`; with inputs by name, `named`, in every batch, or on their own. Batches
-    go to `device`, floating-point tensors in `dtype`, and through `finish`, for example to add targets. `pictures`
-    fills with the first pictures as the network sees them, (H, W, 3) or (H, W) uint8, as batches are read.
+    There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or noise of `noise_shape`,
+    batch axis first, by `seed`; inputs by name, `named`, go with every batch, or are the only ones. Batches go to
+    `device`, their floating-point tensors in `dtype`, then through `finish`, for example to add targets. While they are
+    read, `pictures` gets the first pictures as the network sees them, (H, W, 3) or (H, W) uint8.
     """
 
     files: Sequence[Path | Image]

@@ -22,9 +22,9 @@ _EXACT_IN_FLOAT32 = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uin
 class Values(NamedTuple):
     """Statistics of a tensor's elements; of complex numbers, from `zero_count` on, those of their moduli.
 
-    `nan_count` and `inf_count` are apart where a complex number is both: it counts as NaN. `zero_count` and what
-    follows are None for a dtype without arithmetic. `min` and `max` are exact; they, `mean` and `std`, with the number
-    of elements as the divisor, are of the finite elements, None without any.
+    A complex number with NaN in either part counts as NaN alone. `zero_count` and what follows are None for a dtype
+    without arithmetic. `min` and `max`, exact, `mean` and `std`, with the number of elements as its divisor, are those
+    of the finite elements; None without any.
     """
 
     nan_count: int

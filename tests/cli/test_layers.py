@@ -87,7 +87,6 @@ def test_a_position_counts_in_execution_order(run: Run) -> None:
     [
         ("ssdlite320_mobilenet_v3_large", "type:conv2d@0", "backbone.features.0.0.0", [[1, 16, 160, 160]]),
         ("r3d_18", "/^stem$/", "stem", [[1, 64, 16, 56, 56]]),
-        ("raft_small", "flow_head.conv1", "update_block.flow_head.conv1", [[1, 128, 48, 48]]),
         ("quantized_resnet18", "/^fc$/", "fc", [[1, 1000]]),
     ],
 )

@@ -327,7 +327,7 @@ def test_a_process_without_stderr_can_read_tiff(tmp_path, monkeypatch):
     assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
 
 
-def test_a_fresh_process_reads_without_torchvision_and_without_stray_output(tmp_path):
+def test_a_fresh_process_reads_pictures_and_loads_a_users_network_without_torchvision_or_stray_output(tmp_path):
     # 277 is the TIFF tag for samples per pixel; Pillow logs a value that makes no sense.
     damaged = tiff(np.zeros((2, 2), dtype=np.uint8), 8).replace(
         struct.pack("<HHII", 277, 4, 1, 1), struct.pack("<HHII", 277, 4, 1, 2048)
@@ -338,6 +338,8 @@ def test_a_fresh_process_reads_without_torchvision_and_without_stray_output(tmp_
         "from hookscope.results.inputs import Preprocessing; errors = []; "
         f"paths = [Path('a.tif'), Path({str(SAMPLES / 'cat.jpg')!r})]; "
         "(batch,) = load_batches(paths, Preprocessing(), 4, errors.append); "
+        "from hookscope.models import load_model; load_model('torch.nn:Linear', model_arguments=['in_features=1', "
+        "'out_features=1']); "
         "print(len(errors), batch.records[0].shape, 'torchvision' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
