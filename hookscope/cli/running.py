@@ -123,17 +123,12 @@ def last_line(saved: "SavedRun", input_count: int, grids_for: int) -> str:
 
 def report_all(failures: Sequence[HookscopeError]) -> int:
     """Print every failure, one line for all inputs that the model raised on alike; return the gravest exit code."""
-    lines: list[HookscopeError] = []
     names: dict[str, list[str]] = {}
+    lines: dict[object, HookscopeError] = {}
     for failure in failures:
         if isinstance(failure, UnfitInputError) and failure.names:
-            if failure.reason not in names:
-                lines.append(failure)
             names.setdefault(failure.reason, []).extend(failure.names)
+            lines[failure.reason] = UnfitInputError(names[failure.reason], failure.reason)
         else:
-            lines.append(failure)
-    merged = (
-        UnfitInputError(names[each.reason], each.reason) if isinstance(each, UnfitInputError) and each.names else each
-        for each in lines
-    )
-    return gravest([report(each) for each in merged])
+            lines[id(failure)] = failure
+    return gravest([report(each) for each in lines.values()])

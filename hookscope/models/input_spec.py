@@ -90,18 +90,9 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
         raise UsageError(f"{type(module).__name__} has no convolution over 3 channels to rebuild for {channels}.")
     for name, layer in seeing:
         convolution: Any = type(layer)  # each class is typed for its own number of axes
-        rebuilt = convolution(
-            channels,
-            layer.out_channels,
-            layer.kernel_size,
-            layer.stride,
-            layer.padding,
-            layer.dilation,
-            layer.groups,
-            layer.bias is not None,
-            layer.padding_mode,
-            device=layer.weight.device,
-        )
+        kept = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+        settings = {setting: getattr(layer, setting) for setting in kept}
+        rebuilt = convolution(channels, **settings, bias=layer.bias is not None, device=layer.weight.device)
         rebuilt.train(layer.training).requires_grad_(layer.weight.requires_grad)
         module.set_submodule(name, rebuilt)
     normalising = getattr(module, "transform", None)  # torchvision's detectors do so by themselves

@@ -1,5 +1,6 @@
 """The command line as tests run it: in a separate process, or inside this one, always without a network."""
 
+import csv
 import json
 import os
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from tests.fork_server import ForkServer
 
@@ -206,6 +209,22 @@ def record_of(run_path: Path) -> dict[str, Any]:
     """Read a run's `run.json`."""
     record: dict[str, Any] = json.loads((run_path / "run.json").read_bytes())
     return record
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Read a table of a run."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def built(source: str, name: str) -> nn.Module:
+    """Build a network that some source text defines, as hookscope does by default."""
+    space: dict[str, Any] = {}
+    exec(source, space)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network: nn.Module = space[name]()
+    return network
 
 
 def names_below(folder: Path) -> set[str]:

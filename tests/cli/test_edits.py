@@ -1,6 +1,5 @@
 """`--edit` through the command line: case B2, what is shown, and what is refused."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.cli.conftest import Run, names_below, record_of
+from tests.cli.conftest import Run, built, names_below, record_of, table
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 
@@ -40,17 +39,9 @@ def picture(tmp_path: Path) -> torch.Tensor:
 
 @pytest.fixture
 def network() -> nn.Sequential:
-    names: dict[str, object] = {}
-    exec(CASE, names)
-    with torch.random.fork_rng(devices=[]):
-        built = names["textbook"]()  # type: ignore[operator]
-    assert isinstance(built, nn.Sequential)
-    return built
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    network = built(CASE, "textbook")
+    assert isinstance(network, nn.Sequential)
+    return network
 
 
 def test_clamped_gradients_of_a_relu_reach_the_convolution_without_negative_values(

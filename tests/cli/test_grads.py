@@ -1,9 +1,7 @@
-import csv
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import Run, names_below, record_of
+from tests.cli.conftest import Run, built, names_below, record_of, table
 
 CASES = '''
 import torch
@@ -140,8 +138,6 @@ RUN_FILES = {
     "plots/parameter-ratios.png",
 }
 
-Network = Callable[..., nn.Module]
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -153,25 +149,6 @@ def folder(tmp_path: Path) -> Path:
     np.save(tmp_path / "five.npy", np.arange(5, dtype=np.float32))
     np.save(tmp_path / "seven.npy", np.arange(7, dtype=np.float32))
     return tmp_path
-
-
-@pytest.fixture
-def build() -> Network:
-    """Build a network of `CASES`."""
-    names: dict[str, Any] = {}
-    exec(CASES, names)
-
-    def built(name: str) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            network: nn.Module = names[name]()
-        return network
-
-    return built
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def statistics_of(gradient: torch.Tensor) -> dict[str, float]:
@@ -293,13 +270,11 @@ LOSS_CASES: dict[tuple[str, ...], Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize(("options", "mode"), [(options, "eval") for options in LOSS_CASES] + [(CE_OF_3, "train")])
 @pytest.mark.usefixtures("without_plots")
-def test_gradients_of_parameters_are_autograds(
-    run: Run, folder: Path, build: Network, options: tuple[str, ...], mode: str
-) -> None:
+def test_gradients_of_parameters_are_autograds(run: Run, folder: Path, options: tuple[str, ...], mode: str) -> None:
     arguments = ("--mode", mode, "--save-tensors", "--out", "out", "--quiet")
     ended = run("grads", "case.py:classifier", "picture.npy", *options, *arguments)
     assert (ended.code, ended.stderr) == (0, "")
-    network = build("classifier").train(mode == "train")
+    network = built(CASES, "classifier").train(mode == "train")
     loss = LOSS_CASES[options](network(picture(folder)))
     expected = gradients_of(network, loss)
     record = record_of(folder / "out")
@@ -361,7 +336,7 @@ def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_s
 
 
 def test_each_picture_alone_has_the_norms_it_has_in_a_run_of_its_own(
-    run: Run, folder: Path, pictures: list[Path], build: Network
+    run: Run, folder: Path, pictures: list[Path]
 ) -> None:
     options = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--loss", "ce")
     ended = run(
@@ -370,7 +345,7 @@ def test_each_picture_alone_has_the_norms_it_has_in_a_run_of_its_own(
     assert (ended.code, ended.stderr) == (0, "")
     rows = table(folder / "o" / "inputs.csv")
     assert [Path(row["name"]).name for row in rows] == [path.name for path in pictures]
-    network = build("classifier").eval()
+    network = built(CASES, "classifier").eval()
     for target, (row, path) in enumerate(zip(rows, pictures, strict=True)):
         with Image.open(path) as image:
             pixels = torch.from_numpy(np.asarray(image, np.float32) / 255).permute(2, 0, 1)[None]

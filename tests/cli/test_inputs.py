@@ -9,10 +9,9 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import CAT, Run, names_below, record_of, rows_of
+from tests.cli.conftest import CAT, Run, built, names_below, record_of, rows_of
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 
@@ -70,17 +69,6 @@ def cases(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def built(folder: Path, name: str) -> nn.Module:
-    """Build a network as hookscope does by default."""
-    space: dict[str, object] = {}
-    exec(compile((folder / "cases.py").read_text(encoding="utf-8"), "cases.py", "exec"), space)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = space[name]()  # type: ignore[operator]
-    assert isinstance(network, nn.Module)
-    return network
-
-
 def picture(path: Path, seed: int, size: int = 8, colour: tuple[int, int, int] | None = None) -> torch.Tensor:
     """Write a picture; return it as an input, (1, 3, H, W)."""
     pixels = np.random.default_rng(seed).integers(0, 200, (size, size, 3), dtype=np.uint8)
@@ -126,7 +114,7 @@ def test_what_the_network_refuses_is_named_and_the_others_are_finished(run: Run,
     assert record["thumbnails"] == ["inputs/000.png", "inputs/001.png"]
     with Image.open(cases / "out" / "inputs" / "001.png") as kept, Image.open(cases / "in" / "5.png") as source:
         assert np.array_equal(np.asarray(kept), np.asarray(source))
-    network = built(cases, "Picky")
+    network = built(NETWORKS, "Picky")
     with torch.no_grad():
         expected = network.conv(good).numpy()
     saved = safetensors.numpy.load_file(cases / "out" / "activations.safetensors")
@@ -142,7 +130,7 @@ def test_targets_stay_with_their_inputs_where_others_cannot_be_used(run: Run, ca
     ended = run("grads", "cases.py:Picky", "in", *AS_THEY_ARE, *options)
     assert ended.code == 3
     assert len(ended.errors) == 3, "none is told again for --per-image"
-    network = built(cases, "Picky")
+    network = built(NETWORKS, "Picky")
     loss = sum(functional.cross_entropy(network(x[None]), torch.tensor([y])) for x, y in zip(good, (4, 0), strict=True))
     names, parameters = zip(*network.named_parameters(), strict=True)
     gradients = torch.autograd.grad(loss, parameters)
@@ -243,7 +231,7 @@ def test_a_batch_in_one_tensor_file_is_that_many_inputs(run: Run, cases: Path, b
     record = record_of(cases / "out")
     assert [each["name"] for each in record["inputs"]] == [f"batch.npy[{index}]" for index in range(8)]
     with torch.no_grad():
-        expected = built(cases, "Picky").conv(values)
+        expected = built(NETWORKS, "Picky").conv(values)
     [row] = [row for row in rows_of(cases / "out") if row["layer"] == "conv"]
     assert row["activation"]["mean"] == pytest.approx(expected.mean().item(), rel=1e-5)
     assert run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-axis", "none").code == 6
@@ -266,7 +254,7 @@ def test_inputs_by_name_are_keyword_arguments(run: Run, cases: Path, command: st
                 "--layer", "*")  # fmt: skip
     assert (ended.code, ended.stderr) == (0, "")
     with torch.no_grad():
-        expected = built(cases, "Mixed")(x, b.float().expand(2, 2), rate=3)
+        expected = built(NETWORKS, "Mixed")(x, b.float().expand(2, 2), rate=3)
     [row] = [row for row in rows_of(cases / "out") if row["layer"] == ""]
     assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
     named = record_of(cases / "out")["named_inputs"]
@@ -284,7 +272,7 @@ def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
         f"x.npy with b.npy[{index}]" for index in range(3)
     ]
     with torch.no_grad():
-        expected = built(cases, "Mixed")(x, b)
+        expected = built(NETWORKS, "Mixed")(x, b)
     [row] = [row for row in rows_of(target) if row["layer"] == ""]
     assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
     found = json.loads(run("grads", "cases.py:Mixed", *options[:4], "--loss", "sum", "--json").stdout)

@@ -1,6 +1,5 @@
 """The networks with names build and run, on the meta device or on a real one, on inputs of their own preprocessing."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -12,6 +11,7 @@ from hookscope.models import LoadedModel, build_on_meta, load_model
 from hookscope.models.construction import skipped_initialisation
 from hookscope.models.zoo import model_names
 from hookscope.results.inputs import Preprocessing
+from tests.models.saved import tensors_of
 
 # Detection counts boxes, which the meta device cannot.
 DETECTION = [name for name in model_names() if any(word in name for word in ("rcnn", "retina", "ssd", "fcos"))]
@@ -42,16 +42,8 @@ def inputs_for(preprocessing: Preprocessing, device: str = "cpu", size: tuple[in
             return [image[None]]
 
 
-def tensors(output: object) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    else:
-        for value in output.values() if isinstance(output, dict) else output:  # type: ignore[attr-defined]
-            yield from tensors(value)
-
-
 def check_output(loaded: LoadedModel, output: object) -> None:
-    found = list(tensors(output))
+    found = tensors_of(output)
     assert found
     classes = {"image": 1000, "video": 400}.get(loaded.preprocessing.kind)
     if classes and isinstance(output, torch.Tensor):

@@ -218,33 +218,14 @@ def test_a_scripted_detector_runs_with_the_layers_that_can_be_hooked(tmp_path: P
     network = TORCHVISION["ssdlite320_mobilenet_v3_large"]
     eager, (images,) = build(network)
     loaded = load_script(eager, tmp_path)
-    expected, _ = record(eager, [image.clone() for image in images])
-    seen, (_, detections) = record(loaded.module, [image.clone() for image in images])
+    expected, outputs = witness(eager, ([image.clone() for image in images],))
+    seen, again = witness(loaded.module, ([image.clone() for image in images],))
     (warning,) = loaded.warnings
     assert warning == (
         "model.pt: no hook can reach 2 layers (anchor_generator, transform): what they take or return cannot pass "
         "through Python."
     )
-    assert expected.keys() - seen.keys() == {"anchor_generator", "transform"}
-    for layer in seen.keys() - {""}:
-        for first, second in zip(seen[layer], expected[layer], strict=True):
-            torch.testing.assert_close(first, second)
-    assert torch.equal(detections[0]["boxes"], expected[""][0])
-
-
-def record(network: nn.Module, *args: Any) -> tuple[dict[str, list[Tensor]], Any]:
-    """Return all outputs of each layer, without gradients, and the network's."""
-    seen: dict[str, list[Tensor]] = {}
-    handles = [
-        module.register_forward_hook(
-            lambda _module, _args, output, layer=layer: seen.setdefault(layer, []).extend(
-                tensor.clone() for tensor in tensors_of(output)
-            )
-        )
-        for layer, module in network.named_modules()
-    ]
-    with torch.no_grad():
-        output = network(*args)
-    for handle in handles:
-        handle.remove()
-    return seen, output
+    assert {layer for layer, _, _ in expected.activations.keys() - seen.activations.keys()} == {"anchor_generator"}
+    for key, tensor in seen.activations.items():
+        torch.testing.assert_close(tensor, expected.activations[key])
+    assert torch.equal(again[0], outputs[0])
