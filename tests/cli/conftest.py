@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
@@ -209,6 +211,24 @@ def record_of(run_path: Path) -> dict[str, Any]:
     """Read a run's `run.json`."""
     record: dict[str, Any] = json.loads((run_path / "run.json").read_bytes())
     return record
+
+
+def statistics_of(values: NDArray[Any], channel_axis: int | None = None) -> dict[str, float]:
+    """Compute in float64 what a row says of a tensor; of an activation with its channel axis."""
+    wide = values.astype(np.float64)
+    others = tuple(axis for axis in range(wide.ndim) if axis != channel_axis)
+    dead = {} if channel_axis is None else {"dead_channel_count": (wide == 0).all(others).sum()}
+    return dead | {
+        "mean": wide.mean(),
+        "std": wide.std(),
+        "min": wide.min(),
+        "max": wide.max(),
+        "mean_abs": np.abs(wide).mean(),
+        "l2": np.sqrt((wide**2).sum()),
+        "zero_fraction": (wide == 0).mean(),
+        "nan_count": np.isnan(wide).sum(),
+        "inf_count": np.isinf(wide).sum(),
+    }
 
 
 def table(path: Path) -> list[dict[str, str]]:

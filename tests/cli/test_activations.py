@@ -19,34 +19,15 @@ import safetensors.torch
 import torch
 import torchvision
 from matplotlib import colormaps
-from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
 from hookscope.render.html import report_html
 from hookscope.runs.reading import read_run
-from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of
+from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
 
 TABLES = {"run.json", "layers.csv", "layers.json"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
-
-
-def statistics_of(values: NDArray[Any], channel_axis: int) -> dict[str, float]:
-    """Compute in float64 what a row says of an activation."""
-    wide = values.astype(np.float64)
-    others = tuple(axis for axis in range(wide.ndim) if axis != channel_axis)
-    return {
-        "mean": wide.mean(),
-        "std": wide.std(),
-        "min": wide.min(),
-        "max": wide.max(),
-        "mean_abs": np.abs(wide).mean(),
-        "l2": np.sqrt((wide**2).sum()),
-        "zero_fraction": (wide == 0).mean(),
-        "nan_count": np.isnan(wide).sum(),
-        "inf_count": np.isinf(wide).sum(),
-        "dead_channel_count": (wide == 0).all(others).sum(),
-    }
 
 
 def assert_statistics(row: dict[str, Any], expected: dict[str, float], relative: float = 1e-5) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hookscope.render.grids import draw_grid
 from hookscope.results.activations import FeatureMaps
 from tests.cli.conftest import CAT, Run, record_of, rows_of
+from tests.cli.test_tensorboard import read
 
 LARGEST_FILE = 200_000
 NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
@@ -208,19 +208,13 @@ def test_a_missing_package_is_one_line_before_anything_runs(
 # For TensorBoard
 
 
-def read(folder: str) -> EventAccumulator:
-    accumulator = EventAccumulator(folder, size_guidance={"scalars": 0, "images": 0, "histograms": 0})
-    accumulator.Reload()
-    return accumulator
-
-
 @pytest.mark.parametrize(("command", "options"), [("activations", ()), ("grads", ("--loss", "sum", "--grids"))])
 def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
     run: Run, command: str, options: tuple[str, ...]
 ) -> None:
     ended = run(command, "net.py:tiny", CAT, *options, "--out", "out", "--tensorboard", "logs/one")
     assert (ended.code, ended.stderr.count("error")) == (0, 0)
-    found = read("logs/one")
+    found = read(Path("logs/one"))
     for row in rows_of(Path("out")):
         for metric in ("mean", "zero_fraction"):
             [event] = found.Scalars(f"activation {metric}/{row['layer']}")

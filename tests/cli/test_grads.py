@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import Run, built, names_below, record_of, table
+from tests.cli.conftest import Run, built, names_below, record_of, statistics_of, table
 
 CASES = '''
 import torch
@@ -151,23 +151,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def statistics_of(gradient: torch.Tensor) -> dict[str, float]:
-    wide = gradient.detach().double().numpy()
-    return {
-        "mean": wide.mean(),
-        "std": wide.std(),
-        "min": wide.min(),
-        "max": wide.max(),
-        "mean_abs": np.abs(wide).mean(),
-        "l2": np.sqrt((wide**2).sum()),
-        "zero_fraction": (wide == 0).mean(),
-        "nan_count": 0,
-        "inf_count": 0,
-    }
-
-
 def assert_row(row: dict[str, str], gradient: torch.Tensor) -> None:
-    expected = statistics_of(gradient)
+    expected = statistics_of(gradient.detach().numpy())
     measured = {name: float(row[name]) for name in expected}
     assert measured == pytest.approx(expected, rel=1e-5, abs=1e-7), row
     assert row["shape"] == "x".join(map(str, gradient.shape))
