@@ -512,25 +512,11 @@ def _arguments(given: Texts | Mapping[str, Any]) -> list[str]:
 
 
 def _preprocessing(
-    resize: Sizes | None,
-    crop: Sizes | None,
-    mean: Numbers | None,
-    std: Numbers | None,
-    max_pixels: int | None,
-    batch_axis: str | int | None,
+    resize: Any, crop: Any, mean: Any, std: Any, max_pixels: int | None, batch_axis: Any
 ) -> dict[str, Any]:
     """Return the preprocessing options as text, as the command line has them."""
-
-    def text(value: object, between: str) -> str | None:
-        if value is None or isinstance(value, str):
-            return value
-        return between.join(map(str, value)) if isinstance(value, Sequence) else str(value)
-
-    return {
-        "resize": text(resize, "x"),
-        "crop": text(crop, "x"),
-        "mean": text(mean, ","),
-        "std": text(std, ","),
-        "max_pixels": max_pixels,
-        "batch_axis": text(batch_axis, ""),
-    }
+    texts: dict[str, Any] = {"max_pixels": max_pixels, "batch_axis": None if batch_axis is None else str(batch_axis)}
+    for name, value, between in (("resize", resize, "x"), ("crop", crop, "x"), ("mean", mean, ","), ("std", std, ",")):
+        is_several = isinstance(value, Sequence) and not isinstance(value, str)
+        texts[name] = between.join(map(str, value)) if is_several else None if value is None else str(value)
+    return texts

@@ -35,10 +35,10 @@ _PATIENCE_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a process ended."""
+    """How a process ended, and the most memory that it, or a process it started, ever held."""
 
-    returncode: int  # as `subprocess` has it
-    stdout: str  # "" if that was not to a pipe
+    returncode: int
+    stdout: str
     stderr: str
     peak_bytes: int  # the most memory that it, or a process it started, ever held
 
@@ -57,9 +57,9 @@ class ForkServer:
         stdout: io.IOBase | None = None,
         largest_file: int | None = None,
     ) -> Finished:
-        """Run what `python ARGUMENTS` would: `-m MODULE …` or `-c PROGRAM …`, with all of an environment.
+        """Run what `python ARGUMENTS` would: `-m MODULE …` or `-c PROGRAM …`, its stdout to a pipe or a file.
 
-        `stdout` is a file to write to, or a pipe; `largest_file` is how many bytes a file may have that it writes.
+        No file that it writes may be larger than `largest_file` bytes.
         """
         if self._process is None:
             self._start()

@@ -1,6 +1,7 @@
 import doctest
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -15,21 +16,17 @@ from PIL import Image
 from torch import nn
 
 import hookscope
+from tests.fork_server import ForkServer
 
 README = Path(__file__).parents[1] / "README.md"
 CAT = README.parent / "sample_images" / "cat.jpg"
 
 
-def in_a_fresh_process(script: str) -> str:
-    """Run a script and return what it prints."""
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
-
-
 def test_importing_hookscope_does_not_import_torch() -> None:
     script = "import sys, hookscope; print('torch' in sys.modules, 'numpy' in sys.modules); hookscope.UsageError"
-    assert in_a_fresh_process(script + "; print('torch' in sys.modules)") == "False False\nFalse\n"
+    script += "; print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False False\nFalse\n", "")
 
 
 def test_all_is_sorted_complete_and_without_repetition() -> None:
@@ -46,22 +43,8 @@ def test_every_public_name_is_what_its_home_defines(name: str) -> None:
     assert getattr(hookscope, name).__doc__
 
 
-def test_names_stay_functions_whatever_submodule_is_imported_when() -> None:
-    script = """
-import hookscope.checks.checkpoint
-import importlib, pkgutil, types
-import hookscope
-before = hookscope.check
-for module in pkgutil.walk_packages(hookscope.__path__, "hookscope."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
-assert hookscope.check is before
-for name in hookscope.__all__:
-    assert not isinstance(getattr(hookscope, name), types.ModuleType), name
-from hookscope import capture, check, checkpoint, layers, report
-assert callable(capture) and callable(check) and callable(checkpoint) and callable(layers) and callable(report)
-"""
-    assert in_a_fresh_process(script) == ""
+def test_no_submodule_takes_the_place_of_a_name_when_it_is_imported() -> None:
+    assert not set(hookscope.__all__) & {module.name for module in pkgutil.iter_modules(hookscope.__path__)}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -94,7 +77,7 @@ OF_COMMANDS = {
     *("update_baseline", "junit", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
 }
 OF_FUNCTIONS = {"on_progress", "on_error"}
-OTHER_NAMES = {"named": "input", "with_inputs": "inputs", "keep_tensors": "save_tensors", "checkpoints": "checkpoint"}
+OTHER_NAMES = {"checkpoints": "checkpoint"}
 
 
 @pytest.mark.parametrize("name", ["activations", "grads", "check", "checkpoint", "layers", "report"])
@@ -111,11 +94,12 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
         assert ours is Parameter.empty or (ours or None) == (defaults[each] or None), each
 
 
-def test_the_library_does_what_the_command_does(run: hookscope.Activations, tmp_path: Path) -> None:
+def test_the_library_does_what_the_command_does(
+    run: hookscope.Activations, fork_server: ForkServer, tmp_path: Path
+) -> None:
     options = ["--layer", "name:/^(_conv_stem|_bn0|_fc)$/", "--grids-for", "1", "--save-tensors", "--json"]
-    command = [sys.executable, "-m", "hookscope", "activations", "demo", str(CAT), *options, "--out", "by-command"]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as the tests have
-    ended = subprocess.run(command, cwd=tmp_path, env=one_thread, capture_output=True, text=True, check=True)
+    command = ("-m", "hookscope", "activations", "demo", CAT, *options, "--out", "by-command")
+    ended = fork_server.run(*command, cwd=tmp_path, environment=os.environ | {"OMP_NUM_THREADS": "1"})  # as tests have
     document = json.loads(ended.stdout)
     assert document.pop("run") == "by-command"
     ours = json.loads(run.to_json())

@@ -112,13 +112,9 @@ def _leave(code: int) -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line.
+    """Run one command line, given without the program's name, and return its exit code.
 
-    Args:
-        arguments: Without the program's name; none at all prints the help, but is a usage error.
-
-    Returns:
-        The exit code; a message has been printed to stderr unless it is 0.
+    A message has been printed to stderr unless that is 0. No arguments at all print the help, but are a usage error.
     """
     try:
         result = app(args=list(arguments) or ["--help"], prog_name="hookscope", standalone_mode=False)

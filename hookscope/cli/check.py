@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.options import Arch, Trust
-from hookscope.cli.sections import RULES, RUN, SHOW, WORKERS, WRITE
 from hookscope.errors import HookscopeError, OutputError, UsageError, gravest
 from hookscope.text import safe_text, slug
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hookscope.checks.settings import CheckSettings
-    from hookscope.cli.check_workers import Checked, CheckJob
+    from hookscope.cli.check_workers import Checked
     from hookscope.results.check import CheckReport
     from hookscope.sandbox import Limits
 
@@ -43,84 +43,48 @@ def check(
     arch: Arch = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml.",
-            rich_help_panel=RULES,
-        ),
+        under.rules(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml."),
     ] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Compare layer statistics with this baseline.", rich_help_panel=RULES),
+        Path | None, under.rules(metavar="FILE", help="Compare layer statistics with this baseline.")
     ] = None,
     update_baseline: Annotated[
-        bool,
-        typer.Option(
-            "--update-baseline", help="Write the baseline from one checkpoint instead.", rich_help_panel=RULES
-        ),
+        bool, under.rules("--update-baseline", help="Write the baseline from one checkpoint instead.")
     ] = False,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the report as JUnit XML.", rich_help_panel=WRITE)
-    ] = None,
+    junit: Annotated[Path | None, under.write(metavar="FILE", help="Also write the report as JUnit XML.")] = None,
     page: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Also write the report as one HTML page.", rich_help_panel=WRITE),
+        Path | None, under.write("--report", metavar="FILE", help="Also write the report as one HTML page.")
     ] = None,
     report_format: Annotated[
-        Format | None,
-        typer.Option(
-            "--format",
-            help="Format on stdout; default: github in GitHub Actions, else text.",
-            rich_help_panel=SHOW,
-        ),
+        Format | None, under.show("--format", help="Format on stdout; default: github in GitHub Actions, else text.")
     ] = None,
     select: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE", help="Apply only this rule or glob; repeatable.", rich_help_panel=RULES),
+        list[str] | None, under.rules(metavar="RULE", help="Apply only this rule or glob; repeatable.")
     ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE", help="Skip this rule or glob; repeatable.", rich_help_panel=RULES),
-    ] = None,
+    ignore: Annotated[list[str] | None, under.rules(metavar="RULE", help="Skip this rule or glob; repeatable.")] = None,
     evidence: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write grids, histograms and rows of failing layers here.", rich_help_panel=WRITE
-        ),
+        Path | None, under.write(metavar="DIR", help="Write grids, histograms and rows of failing layers here.")
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Checkpoints to check in parallel.", rich_help_panel=WORKERS)
-    ] = 1,
+    jobs: Annotated[int, under.workers(min=1, metavar="N", help="Checkpoints to check in parallel.")] = 1,
     timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, max=1e6, metavar="SECONDS", help="Time limit for each checkpoint.", rich_help_panel=WORKERS
-        ),
+        float, under.workers(min=0.1, max=1e6, metavar="SECONDS", help="Time limit for each checkpoint.")
     ] = 600,
     memory: Annotated[
         float | None,
-        typer.Option(
+        under.workers(
             min=0.01,
             max=1e6,
             metavar="GIB",
             help="Memory limit for each checkpoint; default: nine tenths of the machine's memory, divided by --jobs.",
-            rich_help_panel=WORKERS,
         ),
     ] = None,
     trust: Trust = False,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=RUN)
-    ] = "cpu",
-    rules: Annotated[bool, typer.Option("--rules", help="List the rules and exit.", rich_help_panel=RULES)] = False,
+    device: Annotated[str, under.run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "cpu",
+    rules: Annotated[bool, under.rules("--rules", help="List the rules and exit.")] = False,
     explain: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RULE", help="Explain a rule, its limits and their sources, and exit.", rich_help_panel=RULES
-        ),
+        str | None, under.rules(metavar="RULE", help="Explain a rule, its limits and their sources, and exit.")
     ] = None,
-    init: Annotated[
-        bool, typer.Option("--init", help="Write a hookscope.toml with every setting, and exit.", rich_help_panel=RULES)
-    ] = False,
+    init: Annotated[bool, under.rules("--init", help="Write a hookscope.toml with every setting, and exit.")] = False,
 ) -> int:
     """Load and run each CHECKPOINT, and check it by rules: corrupt, non-finite, half-loaded, dead, drifting?
 
@@ -139,7 +103,7 @@ def check(
         return _inform(rules, explain, init)
     from hookscope.checks.configuration import read_settings
     from hookscope.checks.judging import wanted_rules
-    from hookscope.cli.check_workers import CheckJob
+    from hookscope.cli.check_workers import Checked, CheckJob, check_workers
     from hookscope.cli.checkpoints import find_checkpoints
 
     if not checkpoints:
@@ -166,7 +130,12 @@ def check(
     ]
     tables, messages = consoles(json=chosen in ("json", "markdown"))
     at_once = min(jobs, len(found))
-    results = _run(work, _limits(timeout, memory, at_once, device), at_once, messages)
+    finished: dict[int, Checked] = {}
+    with progress_bar(messages, shown=True) as advance:
+        for position, checked in check_workers(work, _limits(timeout, memory, at_once, device), at_once):
+            finished[position] = checked
+            advance(len(finished), len(work))
+    results = [finished[position] for position in range(len(work))]
     reports = [each.report for each in results]
     failures: list[HookscopeError] = []
     writers = list(_writers(reports, junit, page, summary, time.perf_counter() - began))
@@ -263,17 +232,6 @@ def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> 
         return Limits(timeout, int(memory * 2**30))
     machine = machine_memory_bytes()
     return Limits(timeout, None if machine is None else int(_SHARE_OF_MEMORY * machine / at_once))
-
-
-def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
-    from hookscope.cli.check_workers import check_workers
-
-    results: dict[int, Checked] = {}
-    with progress_bar(messages, shown=True) as advance:
-        for position, checked in check_workers(work, limits, at_once):
-            results[position] = checked
-            advance(len(results), len(work))
-    return [results[position] for position in range(len(work))]
 
 
 def _writers(

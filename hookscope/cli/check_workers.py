@@ -35,13 +35,7 @@ class CheckJob:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a job.
-
-    Attributes:
-        report: The verdict.
-        baseline: The new one as text; "" if none was wanted, or it could not be had.
-        traceback: Of a bug; "" without one.
-    """
+    """What came of a job: the verdict, the new baseline as text, if it was wanted and had, and a bug's traceback."""
 
     report: CheckReport
     baseline: str = ""
@@ -51,10 +45,7 @@ class Checked:
 def check_workers(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
     """Check checkpoints; yield the position of each and what came of it, as they finish.
 
-    Args:
-        jobs: What to check.
-        limits: Of each worker.
-        at_once: Workers at a time; they share the processor cores, unless OMP_NUM_THREADS says how many each may take.
+    `at_once` workers share the processor cores, unless OMP_NUM_THREADS says how many each may take.
     """
     shares = at_once > 1 and "OMP_NUM_THREADS" not in os.environ
     environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // at_once))} if shares else {}

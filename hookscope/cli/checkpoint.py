@@ -4,18 +4,16 @@ from typing import Annotated
 
 import typer
 
+from hookscope.cli import sections as under
 from hookscope.cli.console import consoles
 from hookscope.cli.options import Json, Key
-from hookscope.cli.sections import SHOW
 
 
 def checkpoint(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A weights file, or the index of a sharded one.")],
     key: Key = None,
     json: Json = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Show every tensor, the optimiser's too.", rich_help_panel=SHOW)
-    ] = False,
+    full: Annotated[bool, under.show("--full", help="Show every tensor, the optimiser's too.")] = False,
 ) -> int:
     """List what FILE holds without loading a model or running anything: all sets of weights, statistics of each tensor.
 

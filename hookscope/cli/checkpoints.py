@@ -14,21 +14,13 @@ _INDEX_SUFFIX = ".index.json"
 
 
 def find_checkpoints(sources: Sequence[str]) -> list[str]:
-    """Expand folders and globs into the checkpoints to check, each once.
+    """Expand folders and globs into the checkpoints to check, values for MODEL, each once and in order.
 
     A folder stands for the weights files in it and below it, in natural order ("2.pt" before "10.pt"); names that begin
     with a dot are left out. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very name, and its
     folders likewise. The shards of a split checkpoint count once, as the index that lists them. Everything else is kept
-    as it is: a file, a missing one included, or another form of MODEL.
-
-    Args:
-        sources: What the user named, in order.
-
-    Returns:
-        Values for MODEL, in the order of `sources`.
-
-    Raises:
-        NothingMatchedError: If a folder holds no weights file, or a glob matches nothing.
+    as it is: a file, a missing one included, or another form of MODEL. Raises NothingMatchedError if a folder holds no
+    weights file, or a glob matches nothing.
     """
     names = [name for source in sources for name in _expand(source)]
     indices: dict[Path, dict[str, str]] = {}

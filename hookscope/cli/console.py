@@ -25,11 +25,7 @@ def report(error: HookscopeError) -> int:
 
 
 def consoles(*, json: bool) -> "tuple[Console, Console]":
-    """Return the console for tables, and the one for messages, which is on stderr.
-
-    Args:
-        json: Whether stdout is taken by JSON; tables then go to stderr too.
-    """
+    """Return the console for tables, on stderr where JSON takes stdout, and that for messages, which is on stderr."""
     from rich.console import Console
 
     # Names may hold what Rich would take for markup or an emoji.
@@ -42,15 +38,7 @@ def consoles(*, json: bool) -> "tuple[Console, Console]":
 
 @contextmanager
 def progress_bar(console: "Console", *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show how many inputs are finished, on a terminal only.
-
-    Args:
-        console: Where to draw.
-        shown: False for no bar.
-
-    Yields:
-        A function to call with the number of inputs finished, and of all.
-    """
+    """Show how many inputs are finished, on a terminal only; yield what is called with that number, and that of all."""
     if not shown or not console.is_terminal:
         yield lambda _finished, _total: None
         return

@@ -2,9 +2,9 @@
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from hookscope.cli.preview import check_preview, show_grids
@@ -21,93 +21,45 @@ if TYPE_CHECKING:
 _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
 
 
-@dataclass(frozen=True, slots=True)
-class Exporters:
-    """Where a run is wanted besides its directory.
-
-    Attributes:
-        show: Whether its grids are shown in the terminal.
-        tensorboard: Folder for TensorBoard's file; None for none.
-        page: File for an HTML page of the run; None for none.
-    """
-
-    show: bool
-    tensorboard: Path | None
-    page: Path | None
-
-    def export(
-        self,
-        saved: "SavedRun",
-        result: "Activations | Gradients",
-        consoles: "tuple[Console, Console]",
-        *,
-        json: bool,
-        quiet: bool,
-    ) -> None:
-        """Write what is wanted of a run besides its directory, and show its grids.
-
-        Args:
-            saved: The run directory.
-            result: What was found.
-            consoles: For tables and for messages.
-            json: Whether stdout is taken by JSON.
-            quiet: Whether to keep silent about the page.
-
-        Raises:
-            OutputError: If something cannot be written.
-        """
-        pictures = [saved.folder / grid.path for grid in saved.grids]
-        if self.tensorboard is not None:
-            from hookscope.cli.tensorboard import write_run
-
-            write_run(self.tensorboard, result, pictures)
-        if self.page is not None:
-            from hookscope.api import report
-
-            page = report(saved.folder, self.page)
-            if not quiet:
-                consoles[0].print(page_line(page), soft_wrap=True)
-        if self.show:
-            from hookscope.results.activations import Activations
-
-            maps = result.feature_maps if isinstance(result, Activations) else result.gradient_maps
-            show_grids(maps, pictures, *consoles, json=json)
-
-
-def choose_exporters(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None, grids: bool) -> Exporters:
-    """Return where a run is wanted, or refuse what cannot be done before a model is run for nothing.
-
-    Args:
-        run: The run directory.
-        show: As in `Exporters`.
-        tensorboard: As in `Exporters`.
-        page: As in `Exporters`.
-        grids: Whether grids are drawn at all.
-
-    Raises:
-        UsageError: If a package is missing, or the options do not go together.
-        OutputError: If something wanted cannot be written, or lies in the run directory.
-    """
+def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None, grids: bool) -> None:
+    """Refuse what cannot be done besides writing the run directory `run`, before a model is run for nothing."""
     if show:
         check_preview(grids=grids)
     if tensorboard is not None:
         _check_tensorboard(tensorboard, run)
     if page is not None:
-        _check_page(page, run)
-    return Exporters(show, tensorboard, page)
+        from hookscope.runs.reports import check_report_target
+
+        check_report_target(page)
+        if _within(page, run):
+            raise OutputError(f"Cannot write to '{safe_text(str(page))}': {_RUN_IS_CLOSED}. Name another file.")
+
+
+def export(
+    saved: "SavedRun", result: "Activations | Gradients", consoles: "tuple[Console, Console]", option: SimpleNamespace
+) -> None:
+    """Write what the options want of a run besides its directory, and show its grids; consoles: tables, messages."""
+    pictures = [saved.folder / grid.path for grid in saved.grids]
+    if option.tensorboard is not None:
+        from hookscope.cli.tensorboard import write_run
+
+        write_run(option.tensorboard, result, pictures)
+    if option.page is not None:
+        from hookscope.api import report
+
+        page = report(saved.folder, option.page)
+        if not option.quiet:
+            consoles[0].print(page_line(page), soft_wrap=True)
+    if option.show:
+        from hookscope.results.activations import Activations
+
+        maps = result.feature_maps if isinstance(result, Activations) else result.gradient_maps
+        show_grids(maps, pictures, *consoles, json=option.json)
 
 
 def page_line(page: Path) -> str:
     """Return what is said of a page that was written."""
     return f"{safe_text(str(page))} holds the report ({page.stat().st_size / 1e6:.1f} MB)"
-
-
-def _check_page(page: Path, run: Path) -> None:
-    from hookscope.runs.reports import check_report_target
-
-    check_report_target(page)
-    if _within(page, run):
-        raise OutputError(f"Cannot write to '{safe_text(str(page))}': {_RUN_IS_CLOSED}. Name another file.")
 
 
 def _check_tensorboard(folder: Path, run: Path) -> None:

@@ -5,35 +5,24 @@ from contextlib import redirect_stdout
 
 import typer
 
+from hookscope.cli import options
 from hookscope.cli.console import consoles, report
-from hookscope.cli.options import (
-    AllowMissing,
-    AllowUnexpected,
-    Arch,
-    InputShape,
-    Json,
-    Key,
-    Layer,
-    Model,
-    ModelArg,
-    Ops,
-    Trust,
-)
+from hookscope.cli.running import arguments_of
 from hookscope.errors import ModelError
 
 
 def layers(
-    model: Model,
-    layer: Layer = None,
-    ops: Ops = False,
-    arch: Arch = None,
-    model_arg: ModelArg = None,
-    trust: Trust = False,
-    key: Key = None,
-    allow_missing: AllowMissing = None,
-    allow_unexpected: AllowUnexpected = None,
-    input_shape: InputShape = None,
-    json: Json = False,
+    model: options.Model,
+    layer: options.Layer = None,
+    ops: options.Ops = False,
+    arch: options.Arch = None,
+    model_arg: options.ModelArg = None,
+    trust: options.Trust = False,
+    key: options.Key = None,
+    allow_missing: options.AllowMissing = None,
+    allow_unexpected: options.AllowUnexpected = None,
+    input_shape: options.InputShape = None,
+    json: options.Json = False,
 ) -> int:
     """List MODEL's modules with types, parameters and shapes, and mark what the patterns select.
 
@@ -51,18 +40,7 @@ def layers(
 
     tables, messages = consoles(json=json)
     with redirect_stdout(sys.stderr if json else sys.stdout):  # a model may print
-        table = api.layers(
-            model,
-            layer=layer or (),
-            ops=ops,
-            arch=arch,
-            model_arg=model_arg or (),
-            trust=trust,
-            key=key,
-            allow_missing=allow_missing or (),
-            allow_unexpected=allow_unexpected or (),
-            input_shape=input_shape,
-        )
+        table = api.layers(**arguments_of(api.layers, locals()))
     if table.warnings:
         messages.print(warnings_panel(table.warnings))
     if json:

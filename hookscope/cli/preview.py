@@ -30,11 +30,7 @@ _NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on
 
 
 def check_preview(*, grids: bool) -> None:
-    """Refuse `--show` where nothing could be shown, before a model is run for nothing.
-
-    Raises:
-        UsageError: If no grids are drawn, or the library that shows them is missing.
-    """
+    """Refuse `--show` where nothing could be shown, before a model is run for nothing."""
     if not grids:
         raise UsageError("--show shows grids: give --grids too.")
     if find_spec("textual_image") is None:
@@ -46,14 +42,8 @@ def show_grids(
 ) -> None:
     """Draw grids of the first input, spread evenly over depth, where stdin and stdout are a terminal with colours.
 
-    Anywhere else nothing is drawn, and a line on stderr says so: a file or a pipe gets no escape sequences.
-
-    Args:
-        maps: What was drawn.
-        pictures: PNG files of it, as many.
-        tables: The console on stdout.
-        messages: The console on stderr.
-        json: Whether stdout is taken by JSON.
+    Anywhere else nothing is drawn, and a line on stderr says so: a file or a pipe gets no escape sequences. `pictures`
+    are PNG files of `maps`.
     """
     if json or not _is_interactive(tables):
         messages.print(_NOTHING_SHOWN, soft_wrap=True)

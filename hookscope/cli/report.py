@@ -5,23 +5,17 @@ from typing import Annotated
 
 import typer
 
+from hookscope.cli import sections as under
 from hookscope.cli.console import consoles
 from hookscope.cli.exporters import page_line
 from hookscope.cli.options import Quiet
-from hookscope.cli.sections import WRITE
 
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `activations` or `grads`.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="HTML file to write; default: RUN.html next to RUN.",
-            rich_help_panel=WRITE,
-        ),
+        under.write("--out", "-o", metavar="FILE", help="HTML file to write; default: RUN.html next to RUN."),
     ] = None,
     quiet: Quiet = False,
 ) -> int:

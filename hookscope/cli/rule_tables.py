@@ -26,9 +26,8 @@ _NEEDS: dict[Needs, str] = {
 def rules_table() -> RenderableType:
     """Return all rules in the order in which they are judged: identifier, default level, what it needs, meaning."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("rule", no_wrap=True)
-    table.add_column("level", no_wrap=True)
-    table.add_column("needs", no_wrap=True)
+    for name in ("rule", "level", "needs"):
+        table.add_column(name, no_wrap=True)
     table.add_column("meaning", overflow="fold")
     for rule in RULES.values():
         level = Text(rule.level, style=_STYLES[rule.level])

@@ -1,15 +1,22 @@
-"""What `activations` and `grads` share: where the run goes, what is printed, and the exit code."""
+"""What the commands that run a model share: its arguments, where the run goes, what is printed, and the exit code."""
 
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from hookscope.cli.console import report
-from hookscope.errors import HookscopeError, ModelError, UnfitInputError, gravest
-from hookscope.text import safe_text
+import typer
+
+from hookscope.cli.console import consoles, progress_bar, report
+from hookscope.cli.exporters import check_exports, export
+from hookscope.errors import HookscopeError, UnfitInputError, gravest
+from hookscope.text import safe_text, strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,22 +26,66 @@ if TYPE_CHECKING:
     from hookscope.results.gradients import Gradients
 
 
+def arguments_of(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a command's arguments that a function takes under the same names; None is its default."""
+    return {name: given[name] for name in signature(function).parameters if given.get(name) is not None}
+
+
+def run_model(
+    function: "Callable[..., Activations | Gradients]", given: Mapping[str, Any], *, otherwise: str, has_progress: bool
+) -> int:
+    """Run a model as a command's arguments say, show what was seen, write it, and return the exit code.
+
+    `function` is that of `hookscope.api` with the command's name; a run directory is named after `otherwise` where no
+    input is a file; `has_progress` tells whether a progress bar is of use.
+    """
+    from hookscope.inspection.backward import PassError
+    from hookscope.inspection.forward import ForwardError
+    from hookscope.render.grids import check_cmap
+    from hookscope.render.run_files import check_histograms, save_run
+    from hookscope.results.gradients import Gradients
+    from hookscope.runs.directory import check_target
+
+    option = SimpleNamespace(**{"histogram": None, **given})
+    check_cmap(option.cmap)
+    images, named, histogram = option.images or (), option.input or (), option.histogram or ()
+    target = run_path(function.__name__, option.model, option.out, images, named, otherwise)
+    check_target(target)
+    check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page, grids=option.grids)
+    tables, messages = consoles(json=option.json)
+    failures: list[HookscopeError] = []
+    arguments = arguments_of(function, given) | {"grids_for": option.grids_for if option.grids else 0}
+    shown = has_progress and not option.quiet
+    with redirect_stdout(sys.stderr if option.json else sys.stdout), progress_bar(messages, shown=shown) as advance:
+        try:
+            result = function(**arguments, on_progress=advance, on_error=failures.append)
+            if isinstance(result, Gradients):
+                check_histograms(histogram, result)
+        except (ForwardError, PassError) as error:
+            result = error.inspection
+            if all(getattr(each, "reason", None) != str(error) for each in failures):  # not reported for single inputs
+                failures.append(error)
+    if result.inputs:
+        show_result(result, tables, messages, quiet=option.quiet, full=option.full)
+    saved = None
+    if result.inputs and result.provenance is not None:
+        save = {"cmap": option.cmap, "scale": option.scale, "histogram": histogram}
+        saved = save_run(result, target, **save, command=shlex.join(["hookscope", *sys.argv[1:]]))
+        if not option.quiet:
+            tables.print(last_line(saved, len(result.inputs), option.grids_for), soft_wrap=True)
+        export(saved, result, (tables, messages), option)
+    if option.json:
+        document = {**result.to_dict(), "run": saved and str(saved.folder)}
+        if isinstance(result, Gradients):
+            document["inputs_alone"] = [asdict(each) for each in result.inputs_alone]
+        typer.echo(strict_json(document), nl=False)
+    return report_all(failures)
+
+
 def run_path(
     verb: str, model: str, out: Path | None, images: Sequence[str], named: Sequence[str], otherwise: str
 ) -> Path:
-    """Return where a run goes: `--out`, or a folder named after command, model and first input.
-
-    Args:
-        verb: The command.
-        model: MODEL.
-        out: As given with `--out`.
-        images: Files, folders and globs.
-        named: As given with `--input`.
-        otherwise: The name where no input is a file.
-
-    Raises:
-        NothingMatchedError: If a folder or a glob holds no input.
-    """
+    """Return where a run goes: `out`, or a folder named after command, model and first input, else `otherwise`."""
     from hookscope.inputs.finding import find_inputs
     from hookscope.runs.directory import default_run_path
 
@@ -70,29 +121,14 @@ def last_line(saved: "SavedRun", input_count: int, grids_for: int) -> str:
     return f"{', '.join([*grids, *saved.files])} and run.json are in {safe_text(str(saved.folder))}"
 
 
-def command_line() -> str:
-    """Return the command as it could be typed again."""
-    return shlex.join(["hookscope", *sys.argv[1:]])
-
-
-def unreported(error: ModelError, failures: Sequence[HookscopeError]) -> bool:
-    """Tell whether an error that ended a run is none of those that were reported for single inputs."""
-    return all(getattr(each, "reason", None) != str(error) for each in failures)
-
-
 def report_all(failures: Sequence[HookscopeError]) -> int:
     """Print every failure, one line for all inputs that the model raised on alike; return the gravest exit code."""
-    lines: list[HookscopeError] = []
     names: dict[str, list[str]] = {}
+    lines: dict[object, HookscopeError] = {}
     for failure in failures:
         if isinstance(failure, UnfitInputError) and failure.names:
-            if failure.reason not in names:
-                lines.append(failure)
             names.setdefault(failure.reason, []).extend(failure.names)
+            lines[failure.reason] = UnfitInputError(names[failure.reason], failure.reason)
         else:
-            lines.append(failure)
-    merged = (
-        UnfitInputError(names[each.reason], each.reason) if isinstance(each, UnfitInputError) and each.names else each
-        for each in lines
-    )
-    return gravest([report(each) for each in merged])
+            lines[id(failure)] = failure
+    return gravest([report(each) for each in lines.values()])

@@ -1,12 +1,20 @@
 """`--help` with options under headings, in plain text: importing Rich would make it half as slow again."""
 
+from functools import partial
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperOption
 
-MODEL, INPUT, LAYERS, GRADIENTS = "Model", "Input", "Layers", "Loss and gradients"
-RUN, WRITE, SHOW = "Device and numbers", "Files", "Terminal"
-RULES, WORKERS = "Rules", "Processes"
+
+def _under(heading: str) -> "partial[Any]":
+    return partial(typer.Option, rich_help_panel=heading)
+
+
+# `typer.Option` for options under each heading.
+model, inputs, layers, gradients = map(_under, ("Model", "Input", "Layers", "Loss and gradients"))
+run, write, show = map(_under, ("Device and numbers", "Files", "Terminal"))
+rules, workers = map(_under, ("Rules", "Processes"))
 
 
 class SectionedCommand(TyperCommand):

@@ -46,13 +46,8 @@ _STATISTICS = (
 def write_run(folder: Path, inspection: Activations | Gradients, pictures: Sequence[Path]) -> None:
     """Write scalars and histograms of every activation, gradient and parameter's gradient, the loss, and the grids.
 
-    Args:
-        folder: Made if need be. What is there stays; TensorBoard takes all files of one folder for one run.
-        inspection: What to write.
-        pictures: PNG files of its feature maps, or of its gradient maps, as many.
-
-    Raises:
-        OutputError: If something cannot be written.
+    `folder` is made if need be. What is there stays; TensorBoard takes all files of one folder for one run. `pictures`
+    are PNG files of the feature maps, or of the gradient maps. Raises OutputError if something cannot be written.
     """
     now = time.time()
     target = Path(os.path.realpath(folder))

@@ -17,7 +17,6 @@ Choices a reader should know, all recorded in `InputRecord.steps`:
 
 from hookscope.inputs.batches import (
     Batch,
-    copied,
     copy_of,
     count_inputs,
     in_batches,
@@ -26,20 +25,15 @@ from hookscope.inputs.batches import (
     part_of,
     to_device,
 )
-from hookscope.inputs.finding import IMAGE_SUFFIXES, TENSOR_SUFFIXES, find_inputs
-from hookscope.inputs.loading import MAX_FILE_BYTES, load_input, read_tensor
+from hookscope.inputs.finding import TENSOR_SUFFIXES, find_inputs
+from hookscope.inputs.loading import load_input, read_tensor
 from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
 from hookscope.inputs.options import parse_shape, preprocessing_from_options
-from hookscope.results.inputs import MAX_PIXELS
 
 __all__ = [
-    "IMAGE_SUFFIXES",
-    "MAX_FILE_BYTES",
-    "MAX_PIXELS",
     "TENSOR_SUFFIXES",
     "Batch",
     "NamedInput",
-    "copied",
     "copy_of",
     "count_inputs",
     "find_inputs",

@@ -54,18 +54,8 @@ def load_batches(
     `Preprocessing.batch_axis` to say. For optical flow each frame is paired with the one after it; a single one with
     itself.
 
-    Args:
-        paths: Files to read, as `find_inputs` returns them, and pictures in memory.
-        preprocessing: How a file becomes an input.
-        batch_size: Most inputs in a batch.
-        on_error: Called for a file that cannot be used, which is then skipped; without it the error is raised.
-
-    Yields:
-        Batches whose `indices` count from 0, a file that cannot be used as one.
-
-    Raises:
-        ImageError: If a file cannot be used and there is no `on_error`.
-        UsageError: If `batch_size` is below 1, or as in `load_input`.
+    `on_error` is called for a file that cannot be used, which is skipped but counts in the `indices` of batches;
+    without it the ImageError is raised. Raises UsageError if `batch_size` is below 1, or as in `load_input`.
     """
     if batch_size < 1:
         raise UsageError(f"A batch of {batch_size} inputs is not possible. Give a batch size of 1 or more.")
@@ -80,7 +70,8 @@ def load_batches(
         inputs = _inputs(files, preprocessing, refuse)
         if preprocessing.kind == "flow":
             inputs = _pairs(inputs, refuse)
-        for _, alike in groupby(_usable(inputs), key=_form):
+        usable = (each._replace(position=position) for position, each in enumerate(inputs) if each is not None)
+        for _, alike in groupby(usable, key=lambda each: [(tensor.shape, tensor.dtype) for tensor in each.tensors]):
             while chunk := list(islice(alike, batch_size)):
                 yield from _batches(chunk, preprocessing.kind, refuse)
     finally:
@@ -162,16 +153,6 @@ def _pair(first: _Input, second: _Input, refuse: _Refuse) -> _Input | None:
     return _Input((one, other), replace(first.record, name=name, steps=steps))
 
 
-def _usable(inputs: Iterator[_Input | None]) -> Iterator[_Input]:
-    for position, each in enumerate(inputs):
-        if each is not None:
-            yield each._replace(position=position)
-
-
-def _form(each: _Input) -> tuple[object, ...]:
-    return tuple((tensor.shape, tensor.dtype) for tensor in each.tensors)
-
-
 def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[Batch]:
     """Yield inputs of one form as a batch; each by itself if they cannot be put together."""
     records, positions = tuple(each.record for each in chunk), tuple(each.position for each in chunk)
@@ -211,30 +192,20 @@ def count_inputs(paths: Iterable[Path | str | Image], preprocessing: Preprocessi
     return max(count - 1, 1) if preprocessing.kind == "flow" and count else count
 
 
-def _arguments(stacked: torch.Tensor, kind: InputKind) -> tuple[Any, ...]:
-    if kind == "detection":
-        return (list(stacked),)
-    # The second frame is a copy: a network that changes its input in place must not change both.
-    return (stacked, stacked.clone()) if kind == "flow" else (stacked,)
-
-
 def noise_batch(shape: tuple[int, ...], seed: int, kind: InputKind = "image") -> Batch:
-    """Draw inputs from the standard normal distribution, without touching torch's global random state.
+    """Draw inputs of a shape with the batch axis from the standard normal distribution, the same for equal seeds.
 
-    Args:
-        shape: Shape with the batch axis, e.g. (N, C, H, W).
-        seed: Equal seeds give equal values.
-        kind: What the network takes, which decides how the values are handed over.
-
-    Raises:
-        UsageError: If `shape` has no axis, or an axis below 1.
+    torch's global random state is left alone. `kind` decides how the values are handed over. Raises UsageError if
+    `shape` has no axis, or an axis below 1.
     """
     if not shape or min(shape) < 1:
         raise UsageError(f"Noise of shape {shape} is not possible. Give a batch axis first and no axis below 1.")
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     step = f"standard normal noise, seed {seed}"
     record = InputRecord("noise", None, None, tuple(shape[1:]), (step,))
-    return Batch(_arguments(values, kind), tuple(range(shape[0])), (record,) * shape[0])
+    # The second frame is a copy: a network that changes its input in place must not change both.
+    frames = (values, values.clone()) if kind == "flow" else (values,)
+    return Batch((list(values),) if kind == "detection" else frames, tuple(range(shape[0])), (record,) * shape[0])
 
 
 def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> Batch:

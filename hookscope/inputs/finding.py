@@ -27,24 +27,18 @@ _NAMED_KINDS = 5
 
 
 def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = None) -> list[Path]:
-    """Expand files, folders and globs into the files to read.
+    """Expand files, folders and globs into the files to read, in the order of `sources`.
 
-    A folder stands for the image and tensor files in it and below it, in natural order ("2.jpg" before "10.jpg");
-    names that begin with a dot are left out. Suffixes tell, and the content of a file without one. HEIC counts where a
-    plugin of Pillow's reads it. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very name, and its
-    folders likewise. A name that does not exist is kept, so that reading it fails and the others are finished.
+    A folder stands for the image and tensor files in it and below it, in natural order ("2.jpg" before "10.jpg"); names
+    that begin with a dot are left out. Suffixes tell, and the content of a file without one. HEIC counts where a plugin
+    of Pillow's reads it. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very name, and its folders
+    likewise. A name that does not exist is kept, so that reading it fails and the others are finished.
 
-    Args:
-        sources: What the user named, in order.
-        on_skip: Called with a sentence for each source that holds other files too: how many, and of which kinds.
-
-    Returns:
-        Paths in the order of `sources`.
-
-    Raises:
-        NothingMatchedError: If a folder holds no image or tensor, or a glob matches nothing.
+    `on_skip` gets a sentence for each source that holds other files too. Raises NothingMatchedError if a folder holds
+    no image or tensor, or a glob matches nothing.
     """
-    suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | (_HEIF_SUFFIXES if _reads_heif() else frozenset())
+    reads_heif = "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
+    suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | (_HEIF_SUFFIXES if reads_heif else frozenset())
     found: list[Path] = []
     for source in sources:
         skipped: list[Path] = []
@@ -52,10 +46,6 @@ def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = 
         if skipped and on_skip is not None:
             on_skip(_skipped_text(source, skipped))
     return found
-
-
-def _reads_heif() -> bool:
-    return "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
 
 
 def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[Path]:

@@ -5,6 +5,7 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -21,28 +22,23 @@ from hookscope.text import one_line
 # Our choice: three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB).
 MAX_FILE_BYTES = 2 * 1024**3
 
+_Content = Literal["picture", "array", "stored tensor"]
+
 
 def load_input(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Read one file into one network input.
+    """Read one file, or a picture in memory, into one network input; return it with the record of what was done.
 
     What the file is follows from its content, not from its suffix: JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF and TIFF
     pictures, HEIC where pillow-heif is installed, and tensors as NumPy arrays, safetensors with one tensor, or one
     tensor stored by `torch.save`. No code in a file runs.
 
-    Args:
-        path: The file, or a picture in memory.
-        preprocessing: How a picture becomes an input. A tensor is passed as it is, except that an axis of 1 in front
-            counts as the batch axis and is dropped, unless the tensor has the rank of (C, H, W), for clips of
-            (C, T, H, W), or a single axis; `Preprocessing.batch_axis` can say otherwise.
+    The input is float32 without the batch axis, (C, H, W), or (C, T, H, W) for a clip. A tensor is passed as it is;
+    whole numbers, booleans and complex numbers keep their dtype. An axis of 1 in front counts as the batch axis and is
+    dropped, unless the tensor has the rank of an input, or a single axis; `Preprocessing.batch_axis` can say otherwise.
+    A tensor of several inputs comes whole, with the batch axis first: `load_batches` takes it apart.
 
-    Returns:
-        The input without the batch axis, float32: (C, H, W), or (C, T, H, W) for a clip; a tensor of whole numbers,
-        booleans or complex numbers keeps its dtype. A tensor of several inputs comes whole, with the batch axis first:
-        `load_batches` takes it apart. And the record of what was done.
-
-    Raises:
-        ImageError: If the file is missing, unreadable, corrupt, of another kind, or over a limit.
-        UsageError: If the file is a picture, and `preprocessing` does not suit pictures or contradicts itself.
+    Raises ImageError if the file is missing, unreadable, corrupt, of another kind, or over a limit; UsageError if it is
+    a picture, and `preprocessing` does not suit pictures or contradicts itself.
     """
     if isinstance(path, Image.Image):
         return _take(path, preprocessing)
@@ -50,10 +46,7 @@ def load_input(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[
 
 
 def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Read a file for an argument of a network: a tensor as it is stored, a picture with a batch axis of 1 in front.
-
-    Args and Raises: As for `load_input`.
-    """
+    """Do as `load_input` for an argument: a tensor stays as it is stored, a picture gets a batch axis of 1 in front."""
     return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels), as_argument=True)
 
 
@@ -63,19 +56,15 @@ def is_quiet(path: Path | Image.Image) -> bool:
         return False
     warned: list[str] = []
     try:
-        _check_regular(path, "")
-        with path.open("rb") as file, _recorded_warnings(warned):
-            quiet = _sniff(file, "") == "picture" and is_quiet_picture(file)
+        with _opened(path, "", _recorded_warnings(warned)) as (file, content):
+            quiet = content == "picture" and is_quiet_picture(file)
     except Exception:  # noqa: BLE001 - a damaged or hostile file can make a reader raise anything
         return False
     return quiet and not warned
 
 
 def load_quietly(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Do as `load_input`, for a file that `is_quiet`, in any thread.
-
-    Nothing that all threads share is touched: neither the filters of warnings, nor stderr, nor processes.
-    """
+    """Do as `load_input`, for a file that `is_quiet`, in any thread: what all threads share is left alone."""
     assert isinstance(path, Path)  # noqa: S101 - `is_quiet` said so
     return _load(path, preprocessing, lambda _steps: nullcontext())
 
@@ -98,21 +87,16 @@ def _load(
     as_argument: bool = False,
 ) -> tuple[torch.Tensor, InputRecord]:
     name = repr(str(path))
-    _check_regular(path, name)
     steps: list[str] = []
     size = None
-    try:
-        with path.open("rb") as file, recorded(steps):
-            content = _sniff(file, name)
-            if content == "picture":
-                check_suits_pictures(preprocessing)
-                picture, white, size = read_picture(file, name, preprocessing.channels, preprocessing.max_pixels, steps)
-            else:
-                tensor = read_stored(path) if content == "stored tensor" else read_numpy(file, name)
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
+    with _opened(path, name, recorded(steps)) as (file, content):
+        if content == "picture":
+            check_suits_pictures(preprocessing)
+            picture, white, size = read_picture(file, name, preprocessing.channels, preprocessing.max_pixels, steps)
+        else:
+            tensor = read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if content == "picture":
         tensor = prepare_picture(picture, white, preprocessing, name, steps)
         tensor = tensor[None] if as_argument else tensor
@@ -126,27 +110,31 @@ def looks_like_tensor(path: Path | Image.Image) -> bool:
     if isinstance(path, Image.Image):
         return False
     try:
-        _check_regular(path, "")
-        with path.open("rb") as file:
-            return _sniff(file, "") != "picture"
-    except (ImageError, OSError):
+        with _opened(path, "", nullcontext()) as (_, content):
+            return content != "picture"
+    except ImageError:
         return False
 
 
 def read_tensor(path: Path) -> torch.Tensor:
-    """Read the one tensor in a `.npy`, `.pt` or `.safetensors` file, of any shape and dtype. No code in a file runs.
+    """Read the one tensor in a `.npy`, `.pt` or `.safetensors` file, of any shape and dtype. No code in it runs.
 
-    Raises:
-        ImageError: If the file is missing, unreadable, corrupt, holds no single tensor, or is a picture.
+    Raises ImageError if the file is missing, unreadable, corrupt, holds no single tensor, or is a picture.
     """
     name = repr(str(path))
+    with _opened(path, name, _recorded_warnings([])) as (file, content):
+        if content == "picture":
+            raise ImageError(f"Cannot read {name} as a tensor. Give a .npy, .pt or .safetensors file with one.")
+        return read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+
+
+@contextmanager
+def _opened(path: Path, name: str, recorded: AbstractContextManager[None]) -> Iterator[tuple[BufferedReader, _Content]]:
+    """Open a regular file, and tell what it holds; what the system refuses is an ImageError."""
     _check_regular(path, name)
     try:
-        with path.open("rb") as file, _recorded_warnings([]):
-            content = _sniff(file, name)
-            if content == "picture":
-                raise ImageError(f"Cannot read {name} as a tensor. Give a .npy, .pt or .safetensors file with one.")
-            return read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+        with path.open("rb") as file, recorded:
+            yield file, _sniff(file, name)
     except OSError as error:
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error
 
@@ -197,12 +185,8 @@ def _check_regular(path: Path, name: str) -> None:
         raise ImageError(f"Cannot read {name}: {status.st_size} bytes, over the limit of {MAX_FILE_BYTES}. Split it.")
 
 
-def _sniff(file: BinaryIO, name: str) -> Literal["picture", "array", "stored tensor"]:
-    """Tell from a file's first bytes who reads it, and go back to its start; what nobody knows is left to Pillow.
-
-    Raises:
-        ImageError: If these are the first bytes of something that is well known not to be a picture.
-    """
+def _sniff(file: BinaryIO, name: str) -> _Content:
+    """Tell from a file's first bytes who reads it, and go back to its start; what nobody knows is left to Pillow."""
     head = file.read(1024)
     file.seek(0)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()

@@ -20,13 +20,7 @@ _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None, "null":
 
 @dataclass(frozen=True, slots=True)
 class NamedInput:
-    """One argument that the network is given by name.
-
-    Attributes:
-        name: Of the keyword.
-        value: A tensor from a file, or a number, text or other Python literal.
-        record: What the tensor was read from; None for a literal.
-    """
+    """An argument that the network is given by name: a literal, or a tensor and the record of what it was read from."""
 
     name: str
     value: Any
@@ -47,18 +41,11 @@ class NamedInput:
 
 
 def read_named(texts: Sequence[str], preprocessing: Preprocessing) -> tuple[NamedInput, ...]:
-    """Read "NAME=VALUE" texts.
+    """Read "NAME=VALUE" texts as given with `--input`.
 
     A value is a Python literal, such as a number or a text in quotes, or else a file. A picture is prepared like any
-    other and gets a batch axis of 1; a tensor stays as it is stored.
-
-    Args:
-        texts: As given with `--input`.
-        preprocessing: How a picture becomes an input.
-
-    Raises:
-        UsageError: If one is not of that form, or a name comes twice.
-        ImageError: If a file cannot be read.
+    other and gets a batch axis of 1; a tensor stays as it is stored. Raises UsageError if a text is not of that form,
+    or a name comes twice; ImageError if a file cannot be read.
     """
     named: dict[str, NamedInput] = {}
     for text in texts:
@@ -91,15 +78,10 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
 
 
 def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> Batch:
-    """Return the batch with inputs by name.
+    """Return the batch with inputs by name, copied, for the network may overwrite them.
 
-    A tensor with a row for each input of the run is cut along with the batch, one with a single row is repeated for
-    each of its inputs; any other belongs to all of them as it is.
-
-    Args:
-        batch: What they are added to.
-        named: The inputs; their tensors are copied, for the network may overwrite them.
-        input_count: Inputs of the whole run.
+    A tensor with a row for each of the `input_count` inputs of the run is cut along with the batch, one with a single
+    row is repeated for each of its inputs; any other belongs to all of them as it is.
     """
     count = len(batch.indices)
     kwargs: dict[str, Any] = {}

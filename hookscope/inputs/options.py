@@ -105,11 +105,7 @@ def _parse_values(option: str, text: str, channels: int) -> tuple[float, ...]:
 
 
 def parse_shape(given: str | Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that `--input-shape` means.
-
-    Raises:
-        UsageError: If it is not a shape, or one of more values than anybody's input.
-    """
+    """Return the shape that `--input-shape` means; UsageError for none, or one of more values than anybody's input."""
     text = given if isinstance(given, str) else ",".join(map(str, given))
     try:
         shape = tuple(int(size) for size in text.split(","))

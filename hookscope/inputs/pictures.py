@@ -86,11 +86,7 @@ def looks_like_picture(path: Path) -> bool:
 def is_quiet_picture(file: BinaryIO) -> bool:
     """Tell whether all that `read_picture` may warn of is said when the header is read, as it is here.
 
-    Args:
-        file: Open for reading, at its start.
-
-    Raises:
-        Exception: Of any kind, if it is damaged or not a picture.
+    Raises an Exception of any kind if the file is damaged or not a picture.
     """
     picture = Image.open(file, formats=_FORMATS)
     if picture.format not in _QUIET_FORMATS or picture.mode not in _QUIET_MODES:
@@ -120,18 +116,11 @@ def read_picture(
 ) -> tuple[Image.Image, float, tuple[int, int]]:
     """Decode the first frame and turn it upright.
 
-    Args:
-        file: Open for reading, at its start.
-        name: What to call it in messages.
-        channels: 1 for greyscale, 3 for RGB; of deep greyscale the one channel is kept.
-        max_pixels: A picture of more is refused before it is decoded.
-        steps: Gets a sentence for each thing done.
+    `channels` is 1 for greyscale, 3 for RGB; of deep greyscale the one channel is kept. A picture of more than
+    `max_pixels` is refused before it is decoded. `steps` gets a sentence for each thing done.
 
-    Returns:
-        The picture in Pillow's mode "RGB", "L" or "F", the value that means white, and (width, height) as stored.
-
-    Raises:
-        ImageError: If it is truncated, corrupt, of another format or colour mode, or has too many pixels.
+    Returns the picture in Pillow's mode "RGB", "L" or "F", the value that means white, and (width, height) as stored.
+    Raises ImageError if it is truncated, corrupt, of another format or colour mode, or has too many pixels.
     """
     try:
         picture = _open(file, name)
@@ -167,10 +156,7 @@ def read_picture(
 def take_picture(
     picture: Image.Image, name: str, channels: int, max_pixels: int, steps: list[str]
 ) -> tuple[Image.Image, float, tuple[int, int]]:
-    """Do as `read_picture` with a picture in memory, which stays as it is.
-
-    Args, Returns and Raises: As for `read_picture`.
-    """
+    """Do as `read_picture` with a picture in memory, which stays as it is."""
     _check_pixel_count(picture.size, max_pixels, name)
     try:
         orientation = _orientation(picture)
@@ -202,11 +188,7 @@ def _quiet_libtiff() -> Iterator[None]:
 
 
 def _open(file: BinaryIO, name: str) -> ImageFile.ImageFile:
-    """Open a picture without decoding it.
-
-    Raises:
-        ImageError: If it is of another format, cannot be opened without another package, or has a wrong checksum.
-    """
+    """Open a picture without decoding it."""
     head = file.read(16)
     if head.startswith(_PNG):
         _check_checksums(file, name)
@@ -274,11 +256,7 @@ def _too_large(name: str, size: str, limit: int) -> ImageError:
 
 
 def _depth(picture: ImageFile.ImageFile, file: BinaryIO, name: str, steps: list[str]) -> int:
-    """Return the bits of deep greyscale as far as the format tells, and note what decoding takes away of others.
-
-    Raises:
-        ImageError: If Pillow would decode the picture wrongly.
-    """
+    """Return the bits of deep greyscale as far as the format tells, and note what decoding takes away of others."""
     is_deep = picture.mode in _DEEP_MODES
     if picture.format == "JPEG2000":
         depth = _jpeg2000_depth(file)

@@ -21,17 +21,10 @@ from hookscope.results.provenance import SHOWN_INPUTS
 class InputPipeline:
     """The inputs of a run, in batches, as often as they are asked for.
 
-    Attributes:
-        files: Pictures and tensor files, and pictures in memory.
-        preprocessing: How a picture becomes an input.
-        device: Where batches go.
-        dtype: Of their floating-point tensors.
-        batch: Inputs that are tensors in memory; None for none.
-        noise_shape: Shape of the noise, batch axis first; None for none.
-        seed: Of the noise.
-        named: Inputs by name, for every batch; the only inputs where there are no others.
-        finish: Applied to each batch on its device, for example to add targets.
-        pictures: The first pictures as the network sees them, (H, W, 3) or (H, W) uint8; filled as batches are read.
+    There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or noise of `noise_shape`,
+    batch axis first, by `seed`; inputs by name, `named`, go with every batch, or are the only ones. Batches go to
+    `device`, their floating-point tensors in `dtype`, then through `finish`, for example to add targets. While they are
+    read, `pictures` gets the first pictures as the network sees them, (H, W, 3) or (H, W) uint8.
     """
 
     files: Sequence[Path | Image]

@@ -31,13 +31,7 @@ class Ahead:
     """
 
     def __init__(self, paths: Iterable[Path | Image], preprocessing: Preprocessing, depth: int) -> None:
-        """Read nothing yet.
-
-        Args:
-            paths: Files to read, and pictures in memory.
-            preprocessing: How a picture becomes an input.
-            depth: How many to read ahead.
-        """
+        """Read nothing yet; `depth` files at most are read ahead."""
         self._waiting = iter(paths)
         self._preprocessing = preprocessing
         self._depth = depth

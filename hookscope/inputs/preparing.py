@@ -13,20 +13,10 @@ _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamplin
 def prepare_picture(
     picture: Image.Image, white: float, preprocessing: Preprocessing, name: str, steps: list[str]
 ) -> torch.Tensor:
-    """Resize, crop, scale to 0-1 and normalise.
+    """Resize, crop, scale to 0-1 and normalise a picture in Pillow's mode "RGB", "L" or "F", upright.
 
-    Args:
-        picture: In Pillow's mode "RGB", "L" or "F", upright.
-        white: The value that means white.
-        preprocessing: What to do.
-        name: What to call the picture in messages.
-        steps: Gets a sentence for each thing done.
-
-    Returns:
-        float32: (C, H, W), or (C, T, H, W) for a clip.
-
-    Raises:
-        ImageError: If the picture is too small, or would become too large.
+    `white` is the value that means white; `steps` gets a sentence for each thing done. Returns float32: (C, H, W), or
+    (C, T, H, W) for a clip. Raises ImageError if the picture is too small, or would become too large.
     """
     pixels = _resize(picture, white, preprocessing, name, steps)  # (C, H, W), 0 to white
     if preprocessing.channels == 3 and pixels.shape[0] == 1:
@@ -133,11 +123,7 @@ def _normalise_(scaled: torch.Tensor, preprocessing: Preprocessing, steps: list[
 
 
 def check_suits_pictures(preprocessing: Preprocessing) -> None:
-    """Raise unless pictures can be prepared so.
-
-    Raises:
-        UsageError: If the network takes neither 1 nor 3 channels, or there are not as many means or deviations.
-    """
+    """Raise UsageError unless the network takes 1 or 3 channels, with as many means and deviations or none."""
     channels = preprocessing.channels
     if channels not in {1, 3}:
         raise UsageError(f"The network takes {channels} channels; a picture has 1 or 3. Give tensor files instead.")

@@ -19,15 +19,7 @@ _ALONE = "save the tensor alone with torch.save, numpy.save or safetensors"
 
 
 def read_numpy(file: BinaryIO, name: str) -> torch.Tensor:
-    """Return the array in a `.npy` file.
-
-    Args:
-        file: Open for reading, at its start.
-        name: What to call it in messages.
-
-    Raises:
-        ImageError: If it is damaged, or not of numbers.
-    """
+    """Return the array in a `.npy` file; ImageError if it is damaged, or not of numbers."""
     try:
         array = np.load(file, allow_pickle=False)
     except Exception as error:  # a damaged or hostile file can make a reader raise anything
@@ -44,9 +36,8 @@ def read_numpy(file: BinaryIO, name: str) -> torch.Tensor:
 def read_stored(path: Path) -> torch.Tensor:
     """Return the one plain tensor in a file that torch.save or safetensors wrote, in separate memory.
 
-    Raises:
-        ImageError: If the file is damaged, holds anything else, or reading it would run code or take more time or
-            memory than a file of its size should.
+    Raises ImageError if the file is damaged, holds anything else, or reading it would run code or take more time or
+    memory than a file of its size should.
     """
     name = printable(str(path))
     try:
@@ -84,10 +75,8 @@ def input_rank(kind: InputKind) -> int:
 def prepare_tensor(tensor: torch.Tensor, preprocessing: Preprocessing, name: str, steps: list[str]) -> torch.Tensor:
     """Turn a tensor into an input: drop a batch axis of 1, and convert floating point to float32.
 
-    A batch axis that `preprocessing` names comes first, and stays.
-
-    Raises:
-        ImageError: If it has no element, no axis, or not the batch axis, or torch cannot convert it.
+    A batch axis that `preprocessing` names comes first, and stays. Raises ImageError if the tensor has no element, no
+    axis, or not the batch axis, or torch cannot convert it.
     """
     axis, shape = preprocessing.batch_axis, tuple(tensor.shape)
     if tensor.ndim == 0 or tensor.numel() == 0:

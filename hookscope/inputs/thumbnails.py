@@ -9,17 +9,11 @@ from hookscope.results.inputs import Preprocessing
 
 
 def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> list[NDArray[np.uint8]]:
-    """Return the pictures in a batch, resized and cropped as the network got them.
+    """Return the pictures in a batch, (H, W, 3) or (H, W), resized and cropped as the network got them.
 
     Normalisation is undone: value x std + mean, which gives 0 to 1 again; what lies outside is cut off, and what is not
-    finite is black. Of a clip the first frame is shown.
-
-    Args:
-        values: (N, C, H, W) or (N, C, T, H, W), C being 1 or 3, as handed to the network.
-        preprocessing: How pictures became these values.
-
-    Returns:
-        One for each input, (H, W, 3) or (H, W). None at all if values of this shape are no pictures.
+    finite is black. Of a clip the first frame is shown. There are none if `values`, (N, C, H, W) or (N, C, T, H, W) as
+    handed to the network, are no pictures of 1 or 3 channels.
     """
     if values.ndim == 5:
         values = values[:, :, 0]

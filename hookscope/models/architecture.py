@@ -35,26 +35,20 @@ TIMM_SECONDS = 20.0
 _PACKED = "_packed_params._packed_params"
 
 _Shapes = Mapping[str, tuple[int, ...]]
-_Form = tuple[str, _Shapes]  # prefix, and the shapes by the names without it
 _Built = tuple[nn.Module, _Shapes]  # with the shapes of its state dict
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A network whose names and shapes are those of a file.
+    """A network, as MODEL would name it, whose names and shapes are those of a file with these arguments.
 
-    Attributes:
-        model: What MODEL would be: "resnet34", "timm:convnext_tiny", "demo".
-        arguments: For its builder: {"num_classes": 10}.
-        input_channels: C of the pictures, if it is not the network's own; else None.
-        prefix: What to remove from the names in the file.
-        remarks: How sure this is, and what differs from the network as published, for people.
+    `input_channels` is C of the pictures, if it is not the network's own; `remarks` say how sure this is, and what
+    differs from the network as published, for people.
     """
 
     model: str
     arguments: Mapping[str, Any]
     input_channels: int | None
-    prefix: str
     remarks: tuple[str, ...]
 
 
@@ -62,14 +56,10 @@ class Candidate:
 class _Network:
     """A network that may be the one.
 
-    Attributes:
-        model: What MODEL would be.
-        build: Takes the builder's arguments and, by keyword, `input_channels`.
-        builder: Its library's function or class, for its signature.
-        class_count: What it has by default; None if it is not known, 0 without a classifier.
-        size_argument: The builder's argument for the side of the picture.
-        heads: Names of the classifiers that a class count of 0 takes away.
-        int8: Whether its files hold int8 weights. It is built in floating point, which has the same names for these.
+    `build` takes the builder's arguments and, by keyword, `input_channels`; `builder` is its library's function or
+    class, for its signature, and `size_argument` that one's argument for the side of the picture. `class_count` is None
+    if it is not known, 0 without a classifier; `heads` are the names of the classifiers that a class count of 0 takes
+    away. Files of `int8` networks hold int8 weights: these are built in floating point, which has the same names.
     """
 
     model: str
@@ -95,16 +85,8 @@ def recognise(shapes: _Shapes) -> tuple[Candidate, ...]:
     """Return every known network whose names and shapes are these, up to class and input channel count.
 
     All of torchvision and `demo` are compared; timm's, where it is installed, if none of those fits. Of several ways to
-    read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing.
-
-    Args:
-        shapes: As `state_shapes` gives them.
-
-    Returns:
-        None if no network fits; several if their names and shapes are the same.
-
-    Raises:
-        ModelNotFoundError: If none fits, but the time ran out before all of timm's were compared.
+    read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing. Raises
+    ModelNotFoundError if none fits, but the time ran out before all of timm's were compared.
     """
     forms = _forms(shapes)
     with seeded(0), silenced_known_warnings():
@@ -123,11 +105,8 @@ def recognise(shapes: _Shapes) -> tuple[Candidate, ...]:
 def adapt(model: str, shapes: _Shapes) -> Candidate | None:
     """Return the named network with the class and input channel count that makes it fit; None if nothing does.
 
-    Its remarks say only what differs from the network as published.
-
-    Args:
-        model: A name of torchvision's, "timm:NAME" or "demo"; nothing is known of others.
-        shapes: As `state_shapes` gives them.
+    Its remarks say only what differs from the network as published. `model` is a name of torchvision's, "timm:NAME" or
+    "demo"; nothing is known of others.
     """
     network = _named(model)
     if network is None:
@@ -137,8 +116,9 @@ def adapt(model: str, shapes: _Shapes) -> Candidate | None:
     return replace(found[0], remarks=found[0].remarks[1:]) if found else None
 
 
-def _forms(shapes: _Shapes) -> list[_Form]:
-    return [(prefix, {new: shapes[old] for old, new in names.items()}) for prefix, names in stripped_forms(shapes)]
+def _forms(shapes: _Shapes) -> list[_Shapes]:
+    """Return the shapes by the names in the file, and by those without each prefix of a wrapper."""
+    return [{new: shapes[old] for old, new in names.items()} for _, names in stripped_forms(shapes)]
 
 
 def _named(model: str) -> _Network | None:
@@ -165,11 +145,11 @@ def _timm_network(name: str) -> _Network:
     return _Network(f"timm:{name}", build, timm_zoo.build_timm, published.num_classes, "img_size", heads)
 
 
-def _timm_networks(forms: Sequence[_Form]) -> list[_Network]:
+def _timm_networks(forms: Sequence[_Shapes]) -> list[_Network]:
     """Return those of timm's networks that take the picture with a layer of a name that the file has."""
     from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
 
-    known = {name for _, shapes in forms for name in shapes}
+    known = set().union(*forms)
     return [
         _timm_network(name)
         for name in timm_zoo.timm_names()
@@ -195,15 +175,15 @@ def _with_ties(found: list[Candidate], library: str) -> tuple[Candidate, ...]:
     return tuple(told)
 
 
-def _fitting(networks: Iterable[_Network], forms: Sequence[_Form]) -> list[Candidate]:
+def _fitting(networks: Iterable[_Network], forms: Sequence[_Shapes]) -> list[Candidate]:
     """Return the networks that fit the first of `forms` that any fits; of those, the ones that need least changing."""
     found: dict[int, list[Candidate]] = {}
-    int8 = any(name.endswith(".zero_point") for name in forms[0][1])
+    int8 = any(name.endswith(".zero_point") for name in forms[0])
     for network in networks:
-        built = _built(network, {}, None, forms[0][1]) if network.int8 == int8 else None
-        for index, (prefix, shapes) in enumerate(forms if built else ()):
-            if candidate := _settled(network, built, prefix, shapes):
-                left_out = len(forms[0][1]) - len(shapes)
+        built = _built(network, {}, None, forms[0]) if network.int8 == int8 else None
+        for index, shapes in enumerate(forms if built else ()):
+            if candidate := _settled(network, built, shapes):
+                left_out = len(forms[0]) - len(shapes)
                 more = (f"{left_out} other tensors in the file",) if left_out else ()
                 found.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
                 break
@@ -212,7 +192,7 @@ def _fitting(networks: Iterable[_Network], forms: Sequence[_Form]) -> list[Candi
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
-def _settled(network: _Network, built: _Built | None, prefix: str, given: _Shapes) -> Candidate | None:
+def _settled(network: _Network, built: _Built | None, given: _Shapes) -> Candidate | None:
     """Return the network with the arguments that make it fit `given` exactly; `built` is it without any."""
     given = _packed_shapes(given) if network.int8 else given
     arguments: dict[str, Any] = {}
@@ -224,8 +204,7 @@ def _settled(network: _Network, built: _Built | None, prefix: str, given: _Shape
         own = _float_shapes(own, given) if network.int8 else own
         missing = {name for name in own.keys() - given.keys() if not name.endswith(COUNTER)}
         if not missing and own.items() >= given.items():
-            remarks = _remarks(network, arguments, channels, own, given)
-            return Candidate(network.model, arguments, channels, prefix, remarks)
+            return Candidate(network.model, arguments, channels, _remarks(network, arguments, channels, own, given))
         surplus = given.keys() - own.keys()
         if missing or surplus:
             change = _change_of_heads(network, module, missing, surplus, given)

@@ -27,20 +27,18 @@ class Checkpoint:
 
     Attributes:
         name: The file's, without its folder, safe to show.
-        state: Tensors by name. The file of a quantised network also holds tuples of tensors and dtypes. Carries torch's
-            `_metadata` when the file does. Tensors may be the mapped file itself.
-        sha256: Hex digest of the file's bytes; for an index, of the text "DIGEST  NAME" of the index and each shard, a
-            line each.
-        kind: What kind of file it is.
+        state: Tensors by name, perhaps of the mapped file itself; of a quantised network also tuples of tensors and
+            dtypes. Carries torch's `_metadata` when the file does.
+        sha256: Hex digest of the file; for an index, of the text "DIGEST NAME" of the index and each shard, a line
+            each.
         warnings: Sentences a reader must see, such as which tensors are not used.
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
-        notes: Sentences that are no cause for alarm: where in the file the weights are, and what else it holds.
+        notes: Sentences about where in the file the weights are, and what else it holds.
     """
 
     name: str
     state: "OrderedDict[str, Any]"
     sha256: str
-    kind: FileKind
     warnings: tuple[str, ...] = ()
     module: nn.Module | None = None
     notes: tuple[str, ...] = ()
@@ -60,41 +58,30 @@ def exists(text: str) -> bool:
 
 
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
-    """Return the weights in a file, with its digest. What the file is, its content decides.
+    """Return the weights in a file, or of a sharded one's `index.json`. Its content decides how it is read.
 
-    What could go wrong is tried in a separate process first; this one then maps the file that passed.
-
-    Args:
-        path: A weights file, or the `index.json` of a sharded one.
-        options: Where the weights are in it, and whether it may run code; then a Module's own state dict is read too.
-
-    Raises:
-        CheckpointError: If the file cannot be read, is damaged, or holds no state dict.
-        UntrustedFileError: If reading it would run code from the file, and it is not trusted.
-        UsageError: If it holds several state dicts, and `options` names none.
-        NothingMatchedError: If there is none where `options` says.
+    What could go wrong is tried in a separate process first; this one then maps the file that passed. Of a trusted file
+    a Module's own state dict is read too. Raises CheckpointError if the file cannot be read, is damaged, or holds no
+    state dict; UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and
+    `options` names none; NothingMatchedError if there is none where `options` says.
     """
     name = printable(str(path))
-    kind, kinds = files_of(path)
+    _, kinds = files_of(path)
     if path in kinds:
         content = _read_verified(kinds, name, options)[path]
-        weights, digest = weights_in(content, name, options.key), _digest(path)
-        return Checkpoint(printable(path.name), weights.state, digest, kind, (), weights.module, weights.notes)
+        weights, digest = weights_in(content, name, options.key), digest_of(path)
+        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, weights.notes)
     contents = _read_verified(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
     joined, warnings = _joined(name, read_index(path), read)
     weights = weights_in(joined, name, options.key)
-    lines = "".join(f"{_digest(file)}  {file.name}\n" for file in (path, *kinds))
+    lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in (path, *kinds))
     digest = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
-    return Checkpoint(printable(path.name), weights.state, digest, kind, warnings, notes=weights.notes)
+    return Checkpoint(printable(path.name), weights.state, digest, warnings, notes=weights.notes)
 
 
 def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
-    """Return what kind of file `path` is, and the kinds of the files that hold its tensors: itself, or its shards.
-
-    Raises:
-        CheckpointError: If one cannot be read, or is not what it should be.
-    """
+    """Return what kind of file `path` is, and the kinds of the files that hold its tensors: itself, or its shards."""
     kind = file_kind(path)
     if kind not in ("safetensors index", "torch index"):
         return kind, {path: kind}
@@ -139,7 +126,8 @@ def _joined(
     return state, (note,) * bool(surplus)
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex digits."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -147,10 +135,8 @@ def _digest(path: Path) -> str:
 def read_index(path: Path) -> dict[Path, list[str]]:
     """Return the tensors' names by the file that holds them, shards in the order of their names.
 
-    Shards lie beside the index; where both are links (Hugging Face's cache), beside what the index links to.
-
-    Raises:
-        CheckpointError: If the index names anything else, a shard is missing, or a tensor is in two of them.
+    Shards lie beside the index; where both are links (Hugging Face's cache), beside what the index links to. Raises
+    CheckpointError if the index names anything else, a shard is missing, or a tensor is in two of them.
     """
     name = printable(str(path))
     with open_regular(path) as file:
@@ -187,17 +173,10 @@ def _beside(index: Path, shard: str, name: str) -> Path:
 
 
 def check_names(index: str, shard: Path, listed: list[str], held: Iterable[str], others: Container[str]) -> list[str]:
-    """Return the names of tensors in a shard that the index does not list.
+    """Return the names of tensors that a shard holds (`held`) and the index does not list for it (`listed`).
 
-    Args:
-        index: What to call the index in messages.
-        shard: The shard's path.
-        listed: Names that the index says it holds.
-        held: Names that it holds.
-        others: Names that the index lists at all.
-
-    Raises:
-        CheckpointError: If it lacks one of its own, or holds one of another shard's.
+    Raises CheckpointError if the shard lacks a listed one, or holds one of `others`, all names that the index lists.
+    `index` is what to call it in messages.
     """
     shown = printable(shard.name, 80)
     held = list(held)

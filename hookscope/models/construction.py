@@ -50,11 +50,9 @@ def loaded_module(module: nn.Module) -> LoadedModel:
 class FileOptions:
     """How weights are read out of a file and put into a network.
 
-    Attributes:
-        trust: Whether a file may run code while it is read: pickled modules, TorchScript, exported programs.
-        key: Where in the file the weights are: "ema.state_dict"; None to find them.
-        allow_missing: Globs over names of the network that the file need not have.
-        allow_unexpected: Globs over names of the file that the network need not know.
+    With `trust` the file may run code while it is read. `key` says where in it the weights are, "ema.state_dict"; None
+    to find them. `allow_missing` and `allow_unexpected` are globs over names of the network that the file need not
+    have, and over names of the file that the network need not know.
     """
 
     trust: bool = False

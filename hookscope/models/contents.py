@@ -43,15 +43,8 @@ _OVERLAP_WORK = 10_000
 def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
     """List what a weights file holds. Nothing in it is run; its values are read once, a piece at a time.
 
-    Args:
-        path: A weights file, or the `index.json` of a sharded one.
-        key: Where in it what is wanted is; None for all that has tensors.
-
-    Raises:
-        CheckpointError: If the file cannot be read, is damaged, or holds no tensors.
-        UntrustedFileError: If reading it would run code from the file.
-        UsageError: If an index is given a `key`.
-        NothingMatchedError: If there is nothing at `key`.
+    Raises CheckpointError if the file cannot be read, is damaged, or holds no tensors; UntrustedFileError if reading it
+    would run code; UsageError if an index is given a `key`; NothingMatchedError if there is nothing at `key`.
     """
     kind, kinds = files_of(path)
     if key is not None and kinds.keys() != {path}:
@@ -93,6 +86,7 @@ def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[
     absent = sum(tensor.is_meta for tensor in tensors)
     what = "1 tensor has" if absent == 1 else f"{absent} tensors have"
     warning = f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."
+    metadata = (_safetensors_header(path)[0].get("__metadata__") or {}) if kind == "safetensors" else {}
     rows = iter(zip(tensors, _values(path, kind, content, tensors), _tied(parts), strict=True))
     return {
         "parts": [
@@ -107,7 +101,7 @@ def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[
         ],
         "producer": _producer(path, kind, content),
         "entries": [] if any(part.is_weights and not part.key for part in parts) else _entries(content),
-        "metadata": _metadata(path, kind),
+        "metadata": {str(name): str(value) for name, value in metadata.items()},
         "warnings": [warning] * bool(absent),
     }
 
@@ -333,14 +327,6 @@ def _summary(value: object) -> str:
     if isinstance(value, str | int | float | bool | None):
         return printable(str(value), _LONGEST_VALUE)
     return ""
-
-
-def _metadata(path: Path, kind: FileKind) -> dict[str, str]:
-    """Return the text that a safetensors file has beside its tensors."""
-    if kind != "safetensors":
-        return {}
-    metadata = _safetensors_header(path)[0].get("__metadata__") or {}
-    return {str(name): str(value) for name, value in metadata.items()}
 
 
 def _producer(path: Path, kind: FileKind, content: object) -> str:

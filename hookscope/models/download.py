@@ -3,8 +3,7 @@
 import re
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -47,10 +46,8 @@ def fetch(url: str) -> Path:
     """Return the file of `url` out of torch.hub's cache, downloading it first if it is not there.
 
     A digest in the file's name, as in "resnet34-b627a593.pth", is compared with what arrives. Nothing is left behind by
-    a download that fails. A progress bar appears if standard error is a terminal.
-
-    Raises:
-        DownloadError: If it cannot be downloaded; without a network within 15 s.
+    a download that fails with DownloadError, without a network within 15 s. A progress bar appears if standard error is
+    a terminal.
     """
     path = cached_file(url)
     if is_cached(url):
@@ -60,7 +57,9 @@ def fetch(url: str) -> Path:
     digest = re.search(r"-([a-f0-9]{8,})\.", path.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _socket_timeout(STALL_SECONDS):
+        with ExitStack() as stack:  # every socket operation waits so long at most, also those deep inside urllib
+            stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+            socket.setdefaulttimeout(STALL_SECONDS)
             torch.hub.download_url_to_file(url, str(path), digest and digest[1], progress=sys.stderr.isatty())
     except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torch.hub's word for another digest
         raise DownloadError(f"{url} cannot be downloaded: {_reason(error)}. {REMEDY}") from error
@@ -110,14 +109,3 @@ def _reason(error: Exception) -> str:
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     return "what arrives is not the expected file" if isinstance(cause, RuntimeError) else type(cause).__name__
-
-
-@contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Let every socket operation, also those deep inside urllib, wait for `seconds` at most."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

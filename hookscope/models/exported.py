@@ -3,7 +3,6 @@
 Nothing here asks whether they do. Whoever calls it has.
 """
 
-import hashlib
 import logging
 import pickle
 import re
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.errors import CheckpointError
+from hookscope.models.checkpoint import digest_of
 from hookscope.models.construction import LoadedModel, model_info, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.python_source import importable
@@ -31,10 +31,8 @@ _MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '
 def read_pickle(path: Path) -> object:
     """Unpickle a file: torch's zip, its two older formats, or a bare pickle. Tensors come to the CPU.
 
-    Classes are looked for in the current folder first, as if Python had been started there.
-
-    Raises:
-        CheckpointError: If it cannot be unpickled, or belongs to classes that cannot be imported.
+    Classes are looked for in the current folder first. Raises CheckpointError if it cannot be unpickled, or belongs to
+    classes that cannot be imported.
     """
     shown = printable(str(path))
     try:
@@ -64,12 +62,8 @@ def read_pickle(path: Path) -> object:
 def load_torchscript(path: Path, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
 
-    `module.state_dict()` has the names of the original's, for an eager network to take over. Buffers that the original
-    kept out of its state dict are among them: TorchScript does not record which those were. Code in it runs with
-    random number generators seeded by `seed`.
-
-    Raises:
-        CheckpointError: If it cannot be loaded.
+    Buffers that the original kept out of its state dict are in that of the module: TorchScript does not record which
+    those were. Code in the file runs with random number generators seeded by `seed`. Raises CheckpointError.
     """
     import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
 
@@ -87,10 +81,8 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
 def load_exported_program(path: Path, seed: int) -> LoadedModel:
     """Load an exported program (.pt2) as a tree of modules with the original names and class names.
 
-    It runs once on its example inputs, if the file has them, to see that the tree computes the same.
-
-    Raises:
-        CheckpointError: If it cannot be loaded.
+    It runs once on its example inputs, if the file has them, to see that the tree computes the same. Raises
+    CheckpointError.
     """
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
@@ -138,9 +130,7 @@ def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> 
 
 def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, remarks: tuple[str, ...]) -> LoadedModel:
     name = printable(path.name)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    info = model_info(name, module, name, sha256=digest)
+    info = model_info(name, module, name, sha256=digest_of(path))
     return LoadedModel(module, info, preprocessing, tuple(f"{name}: {remark}" for remark in remarks))
 
 

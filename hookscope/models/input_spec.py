@@ -78,10 +78,8 @@ def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
 def set_input_channels(module: nn.Module, channels: int) -> None:
     """Rebuild, in place, every convolution over three channels as the same over another number.
 
-    In torchvision's networks these are the ones that see the picture: the first one, and RAFT's two.
-
-    Raises:
-        UsageError: If there is none, as in int8 networks.
+    In torchvision's networks these are the ones that see the picture: the first one, and RAFT's two. Raises UsageError
+    if there is none, as in int8 networks.
     """
     seeing = [
         (name, layer)
@@ -92,18 +90,9 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
         raise UsageError(f"{type(module).__name__} has no convolution over 3 channels to rebuild for {channels}.")
     for name, layer in seeing:
         convolution: Any = type(layer)  # each class is typed for its own number of axes
-        rebuilt = convolution(
-            channels,
-            layer.out_channels,
-            layer.kernel_size,
-            layer.stride,
-            layer.padding,
-            layer.dilation,
-            layer.groups,
-            layer.bias is not None,
-            layer.padding_mode,
-            device=layer.weight.device,
-        )
+        kept = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+        settings = {setting: getattr(layer, setting) for setting in kept}
+        rebuilt = convolution(channels, **settings, bias=layer.bias is not None, device=layer.weight.device)
         rebuilt.train(layer.training).requires_grad_(layer.weight.requires_grad)
         module.set_submodule(name, rebuilt)
     normalising = getattr(module, "transform", None)  # torchvision's detectors do so by themselves
@@ -126,12 +115,8 @@ def _first_layer(module: nn.Module) -> _Layer | None:
 def example_shape(module: nn.Module, preprocessing: Preprocessing) -> tuple[int, ...] | None:
     """Return the shape of one input, N = 1, as the preprocessing would make it of a square picture.
 
-    Args:
-        module: Asked for its first layer where nothing but defaults is known of the preprocessing.
-        preprocessing: The network's.
-
-    Returns:
-        (1, C, H, W), (1, C, T, H, W) for clips, or what the first layer takes; None if it does not tell.
+    (1, C, H, W), (1, C, T, H, W) for clips, or, where nothing but defaults is known, what the first layer takes; None
+    if it does not tell.
     """
     if preprocessing.source == Preprocessing().source:
         return infer_input_shape(module)

@@ -35,12 +35,9 @@ _Keys = tuple[object, ...]  # that lead from the whole content to a part of it
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights in what a file holds.
+    """Tensors by name, detached, what else stands among them, and notes on where they were and what else there is.
 
-    Attributes:
-        state: Tensors by name, detached, and what else stands among them.
-        module: The pickled Module that they are of, which only a trusted file can hold; else None.
-        notes: Sentences about where they were, and what else there is.
+    `module` is the pickled Module that they are of, which only a trusted file can hold; else None.
     """
 
     state: "OrderedDict[str, Any]"
@@ -52,11 +49,9 @@ class Weights:
 class Part:
     """A part of what a file holds, with all the tensors in it.
 
-    Attributes:
-        key: Where it is, keys joined by dots; "" for the whole content.
-        is_weights: Whether it is a set of weights; an optimiser's state, for one, is not.
-        tensors: (name, tensor) in the file's order, detached: "conv.weight", "state.0.exp_avg", "[2]", "packed[0]".
-        state: The state dict itself; empty if it is none.
+    `key` is "" for the whole content, else keys joined by dots. An optimiser's state, for one, is no set of weights.
+    `tensors` are detached and in the file's order, with names like "conv.weight", "state.0.exp_avg", "[2]" and
+    "packed[0]"; `state` is the state dict itself, empty if it is none.
     """
 
     key: str
@@ -68,14 +63,8 @@ class Part:
 def parts_of(content: object, name: str, key: str | None = None) -> list[Part]:
     """Return the parts of what a file holds that have tensors: every set of weights, then everything else.
 
-    Args:
-        content: What the file holds.
-        name: What to call the file in messages.
-        key: As for `weights_in`; what is there is the only part then.
-
-    Raises:
-        CheckpointError: If there are no tensors.
-        NothingMatchedError: If there is nothing at `key`.
+    `name` is the file's in messages; with a `key`, as for `weights_in`, what is there is the only part. Raises
+    CheckpointError if there are no tensors, NothingMatchedError if there is nothing at `key`.
     """
     if key is None:
         sets = {id(found): (_joined(keys), found) for keys, found in _sets(content)}
@@ -173,19 +162,12 @@ def _joined(keys: _Keys) -> str:
 
 
 def weights_in(content: object, name: str, key: str | None = None) -> Weights:
-    """Return the weights in what a file holds.
+    """Return the weights in what a file holds, `name` in messages.
 
-    Args:
-        content: What the file holds.
-        name: What to call the file in messages.
-        key: Where they are: keys joined by dots, which keys may contain themselves; what all names of the weights start
-            with may follow, or be it. None to find them.
-
-    Raises:
-        CheckpointError: If there are none, or some without data, or that claim more than their storage has.
-        UsageError: If there are several and no `key`.
-        NothingMatchedError: If there is nothing at `key`.
-        ModelError: If a trusted Module raises.
+    `key` says where they are: keys joined by dots, which keys may contain themselves; what all names of the weights
+    start with may follow, or be it. Raises CheckpointError if there are no weights, or some without data, or that claim
+    more than their storage has; UsageError if there are several and no `key`; NothingMatchedError if there is nothing
+    at `key`; ModelError if a trusted Module raises.
     """
     keys, prefix = (_find(content, name), "") if key is None else _walked(content, key, name)
     found, ignored = _reach(content, keys, prefix)

@@ -25,18 +25,11 @@ MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "fe
 _classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
 
-def _no_details(_module: nn.Module) -> str:
-    """Stand in for `extra_repr`, which would ask for attributes that the layer does not have."""
-    return ""
-
-
 def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Module]:
     """Return a subclass of `behaviour` that is named as, and where possible is an instance of, the class named.
 
-    Args:
-        behaviour: What the layer does; its methods win over the borrowed class's.
-        qualified_name: Of the class the layer was written as: "torch.nn.modules.conv.Conv2d". May come from a file;
-            nothing is imported by it.
+    The methods of `behaviour` win over the borrowed class's. `qualified_name` is that of the class the layer was
+    written as, "torch.nn.modules.conv.Conv2d"; it may come from a file, and nothing is imported by it.
     """
     known = _classes.get((behaviour, qualified_name))
     if known is not None:
@@ -45,8 +38,8 @@ def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Modu
     in_torch: Any = getattr(nn, name, None) if home.startswith("torch.nn.modules") else None
     borrowed = isinstance(in_torch, type) and issubclass(in_torch, _BORROWED)
     bases: tuple[type, ...] = (behaviour, in_torch) if borrowed else (behaviour,)
-    # What the borrowed class does to itself on the way to another device counts on attributes of its own.
-    members: dict[str, Any] = {"extra_repr": _no_details, "_apply": nn.Module._apply}  # noqa: SLF001 - torch names it so
+    # What the borrowed class says of itself, or does on the way to another device, counts on attributes of its own.
+    members: dict[str, Any] = {"extra_repr": lambda _module: "", "_apply": nn.Module._apply}  # noqa: SLF001 - torch's
     members["__module__"] = home or behaviour.__module__
     made = type(printable(name, 80) or behaviour.__name__, bases, members)
     _classes[behaviour, qualified_name] = made
@@ -56,12 +49,8 @@ def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Modu
 def set_sizes(module: nn.Module, groups: int | None = None, permutation: Sequence[int] | None = None) -> None:
     """Set the sizes that layers of torch are known by (`out_channels`, `in_features`, …) from the weight's shape.
 
-    A size that cannot be told is 0, or () where it is a shape.
-
-    Args:
-        module: Of a class from `layer_class`, with its parameters in place.
-        groups: Of a convolution; None if not known.
-        permutation: Of a layer that permutes axes, torchvision's `dims`.
+    A size that cannot be told is 0, or () where it is a shape. `groups` is a convolution's; `permutation` becomes
+    torchvision's `dims` of a layer that permutes axes.
     """
     weight = getattr(module, "weight", None)
     shape = tuple(weight.shape) if isinstance(weight, Tensor) else ()

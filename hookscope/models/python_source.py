@@ -33,11 +33,7 @@ _numbers = itertools.count()
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Read `--model-arg` values such as "width=2": a Python literal, or else the text itself.
-
-    Raises:
-        UsageError: If one is not of the form NAME=VALUE, or a name comes twice.
-    """
+    """Read `--model-arg` values such as "width=2": a Python literal, or else the text itself; UsageError for others."""
     arguments: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -54,21 +50,12 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel:
-    """Build a network with a factory from a Python file or an importable module.
+    """Build a network with `factory`, dots allowed, of a path that ends in ".py" or an importable module.
 
-    Args:
-        source: A path that ends in ".py", or a dotted module name, looked for in the current folder first.
-        factory: Name in it, dots allowed, of a callable that returns a Module, or of a Module.
-        options: How it is built. Weights "auto" and "none" leave the network as it was made. On the meta device it is
-            made there if the factory can; a weights file is read and has to fit, but is not loaded.
-
-    Raises:
-        InputError: If the file does not exist or cannot be read.
-        ModelNotFoundError: If there is no such module, or no such name in it.
-        ModelError: If the user's code raises.
-        UsageError: If the factory does not take the arguments or makes no Module, or the weights are not a file.
-        CheckpointError: If the weights cannot be read or do not fit.
-        UntrustedFileError: If reading the weights could run code.
+    Weights "auto" and "none" leave the network as it was made. On the meta device it is made there if the factory can;
+    a weights file is read and has to fit, but is not loaded. Raises InputError, ModelNotFoundError, ModelError if the
+    user's code raises, UsageError if the factory does not take the arguments, makes no Module, or the weights are not a
+    file, and what reading weights raises.
     """
     is_file = source.endswith(".py")
     name = f"{Path(source).name if is_file else source}:{factory}"
@@ -99,11 +86,8 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
 def load_function(path: Path, name: str) -> Callable[..., Any]:
     """Import a Python file and return the callable of that name in it.
 
-    Raises:
-        InputError: If the file does not exist or cannot be read.
-        ModelNotFoundError: If there is no such name in it.
-        ModelError: If the file raises while it is imported.
-        UsageError: If what has the name cannot be called.
+    Raises InputError if the file cannot be read, ModelError if it raises, ModelNotFoundError if it has no such name,
+    and UsageError if what has the name cannot be called.
     """
     _check_readable(path)
     with importable(path.parent, is_file=True):

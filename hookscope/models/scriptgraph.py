@@ -58,12 +58,7 @@ class Plan:
 
 
 def planned(script: Any, twin: Callable[[], Any]) -> Plan:
-    """Look through the graphs, which belong to types: instances of one type share them.
-
-    Args:
-        script: The root.
-        twin: Gives a second copy of it.
-    """
+    """Look through the graphs of a script; `twin` gives a second copy of it."""
     owners: dict[str, list[tuple[str, Any]]] = {}
     for name, module in script.named_modules():
         owners.setdefault(module._c._type().qualified_name(), []).append((name, module._c))

@@ -22,11 +22,8 @@ from hookscope.text import printable
 class ModelSpec:
     """What MODEL says, before anything is loaded.
 
-    Attributes:
-        form: "demo"; "torchvision" and "timm", a name in theirs; "file" and "module", a factory in Python; "weights", a
-            file that holds them, and perhaps the network too: its content says.
-        source: The registry name, the path, or the dotted module name.
-        factory: For "file" and "module", the name of the callable or Module in it; else "".
+    `source` is the registry name, the path, or the dotted module name; `factory` the name of the callable or Module in
+    a "file" or "module". A "weights" file may hold the network too: its content says.
     """
 
     form: Literal["demo", "torchvision", "timm", "file", "module", "weights"]
@@ -37,15 +34,10 @@ class ModelSpec:
 def parse_model(text: str) -> ModelSpec:
     """Say what MODEL means.
 
-    A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name.
-
-    Args:
-        text: "demo", "resnet34", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build",
-            "model.safetensors", "model.safetensors.index.json".
-
-    Raises:
-        ModelNotFoundError: If it is none of these.
-        UsageError: If it is a Python file without a factory.
+    A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name. Other forms:
+    "demo", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build", "model.safetensors",
+    "model.safetensors.index.json". Raises ModelNotFoundError for anything else, UsageError for a Python file without a
+    factory.
     """
     spec = _by_form(text)
     if spec is not None:

@@ -33,10 +33,9 @@ COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does
 def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
     """Return the ways to read the names of a file, whose network may have been wrapped in others when it was saved.
 
-    Returns:
-        (prefix removed, {name in the file: name}), most conservative first: as they are, then without wrapping
-        prefixes, then without wrappers inside names. Names outside a prefix are not in its mapping: AveragedModel's
-        counter, a metric of Lightning's.
+    Each is (prefix removed, {name in the file: name}), most conservative first: as they are, then without wrapping
+    prefixes, then without wrappers inside names. Names outside a prefix are not in its mapping: AveragedModel's
+    counter, a metric of Lightning's.
     """
     forms: list[tuple[str, dict[str, str]]] = [("", {name: name for name in names})]
     for removed, mapping in forms:  # grows while it is walked: breadth first
@@ -47,7 +46,8 @@ def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
             _add(forms, removed + prefix, inner)
     for removed, mapping in forms[:]:
         for wrapper in _INNER_WRAPPERS:
-            _add(forms, removed + wrapper, {name: _without(rest, wrapper) for name, rest in mapping.items()})
+            inner = {name: f".{rest}".replace(f".{wrapper}", ".")[1:] for name, rest in mapping.items()}
+            _add(forms, removed + wrapper, inner)
     return forms
 
 
@@ -63,10 +63,6 @@ def _add(forms: list[tuple[str, dict[str, str]]], removed: str, mapping: dict[st
     distinct = len(set(mapping.values())) == len(mapping)
     if mapping and distinct and all(mapping != other for _, other in forms):
         forms.append((removed, mapping))
-
-
-def _without(name: str, wrapper: str) -> str:
-    return f".{name}".replace(f".{wrapper}", ".")[1:]
 
 
 def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:
@@ -91,20 +87,11 @@ def load_into(
     and what `options` allows: a name of the network that matches `allow_missing`; a name of the file that matches
     `allow_unexpected`; a name of another shape that matches both.
 
-    Args:
-        module: Its parameters and buffers are overwritten, in part also when this raises.
-        state: Tensors by name.
-        origin: What to call the weights in messages: a file name.
-        options: What need not fit.
-        name: What to call the network in messages; without one, its class is named.
-        notes: Gets a sentence about the prefix that was removed, if one was; None has it among those returned.
+    In messages the weights are called `origin`, a file name, and the network `name`, or else by its class. `notes` gets
+    a sentence about the prefix that was removed; None has it among those returned, which a reader must see: what of the
+    file is unused, what of the network is not in the file, which patterns were not needed.
 
-    Returns:
-        Sentences a reader must see: what of the file is unused, what of the network is not in the file, which patterns
-        were not needed.
-
-    Raises:
-        MisfitError: If names or shapes do not fit, or in more ways than one; one line naming a few of each group.
+    Raises MisfitError if names or shapes do not fit, or in more ways than one; the module is overwritten in part then.
     """
     own = module.state_dict()
     network = name or type(module).__name__

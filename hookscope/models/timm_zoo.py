@@ -41,23 +41,15 @@ def _timm() -> ModuleType:
 
 
 def timm_names() -> list[str]:
-    """Return the names of timm's networks, sorted, without the tags of their weights.
-
-    Raises:
-        UsageError: If timm is missing.
-    """
+    """Return the names of timm's networks, sorted, without the tags of their weights; UsageError without timm."""
     return sorted(_timm().list_models())
 
 
 def published(name: str) -> Any:
     """Return timm's `PretrainedCfg` of a network: its weights, input and the names of its first and last layers.
 
-    Args:
-        name: "resnet50", or with the tag of its weights: "resnet50.a1_in1k".
-
-    Raises:
-        UsageError: If timm is missing.
-        ModelNotFoundError: If timm has no such network, or no such weights of it.
+    `name` may have the tag of its weights: "resnet50.a1_in1k". Raises UsageError if timm is missing, ModelNotFoundError
+    if it has no such network, or no such weights of it.
     """
     timm = _timm()
     architecture, _, tag = name.partition(".")
@@ -80,11 +72,7 @@ def names_in(layers: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...
 
 
 def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
-    """Build an untrained network of timm's, by its name with or without the tag of its weights.
-
-    Args and Raises: As for `hookscope.models.zoo.build_torchvision`; UsageError, too, if timm is missing, and
-    ModelNotFoundError if it has no such network.
-    """
+    """Build an untrained network of timm's, by its name with or without a tag; raises as `build_torchvision`."""
     published(name)
     given = dict(arguments) if input_channels is None else dict(arguments) | {"in_chans": input_channels}
     return _created(name, given, ModelError(f"timm:{name} cannot be built"), pretrained=False)
@@ -102,16 +90,10 @@ def _created(name: str, given: Mapping[str, Any], otherwise: HookscopeError, **o
 
 
 def load_timm(name: str, options: BuildOptions) -> LoadedModel:
-    """Build a network of timm's.
+    """Build a network of timm's, by its name with or without the tag of its weights: "convnext_tiny.fb_in22k".
 
-    Args:
-        name: Its name: "convnext_tiny", or with the tag of its weights: "convnext_tiny.fb_in22k".
-        options: How it is built; `weights` may be the tag of trained weights.
-
-    Raises:
-        UsageError: If timm is missing.
-        ModelNotFoundError: If timm has no such network.
-        HookscopeError: As `hookscope.models.zoo.load_torchvision`.
+    `options.weights` may be such a tag. Raises as `load_torchvision`, UsageError if timm is missing, and
+    ModelNotFoundError if it has no such network.
     """
     if reserved := _RESERVED_ARGUMENTS & options.arguments.keys():
         raise UsageError(f"--model-arg {min(reserved)} is not for timm's networks; use --weights.")
@@ -148,14 +130,10 @@ def _trained_weights(config: Any, *, on_meta: bool) -> ChosenWeights:
 def _weights_file(config: Any) -> Path:
     """Return the file of trained weights, downloaded if need be; timm itself may unpickle what it downloads."""
     url = config.url if isinstance(config.url, str) and not config.url.endswith(".npz") else None
-    if config.hf_hub_id:
-        return _hub_file(config, url)
-    if url:
+    if not config.hf_hub_id:
+        if url is None:
+            raise DownloadError(f"timm publishes no weights of {config.architecture} that hookscope reads.")
         return fetch(url)
-    raise DownloadError(f"timm publishes no weights of {config.architecture} that hookscope reads.")
-
-
-def _hub_file(config: Any, url: str | None) -> Path:
     from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache  # noqa: PLC0415 (timm's own need)
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError  # noqa: PLC0415
 

@@ -53,10 +53,8 @@ class ScriptLayer(nn.Module):
     def __init__(self, script: Any, taken: dict[int, tuple[Any, nn.Parameter]]) -> None:
         """Take over the tensors of a script module, not its children.
 
-        Args:
-            script: The module.
-            taken: (the script's tensor, the parameter made of it) by the tensor's identity, for those taken over so
-                far, so that tied ones stay tied.
+        `taken` has, by the identity of the script's tensor, that and the parameter made of it, so that tied ones stay
+        tied.
         """
         handle = script._c
         self.__dict__["_script"] = handle
@@ -111,15 +109,11 @@ _library: list[torch.library.Library] = []
 def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
     """Return modules that stand for those of a script, with their names and class names, and run it with their hooks.
 
-    A list or dictionary that a layer takes or returns is copied on the way; where a layer changes one it was given,
-    the call is left alone.
+    A list or dictionary that a layer takes or returns is copied on the way; where a layer changes one it was given, the
+    call is left alone. `load` loads the script, a `RecursiveScriptModule` that has not run yet: its graphs are changed.
+    It is called again if they turn out not to be changeable, or where looking into them would fix them as they are.
 
-    Args:
-        load: Loads the script, a `RecursiveScriptModule` that has not run yet. Its graphs are changed. Called again
-            if they turn out not to be changeable, or where looking into them would fix them as they are.
-
-    Returns:
-        The root, and what a reader must be told, such as which modules run without their hooks.
+    Returns the root, and what a reader must be told, such as which modules run without their hooks.
     """
     script = load()
     try:

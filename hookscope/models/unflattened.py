@@ -67,16 +67,10 @@ class _Call:
 
 
 def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return modules that stand for the layers of an exported program, with their names and class names.
+    """Return modules that stand for the layers of an exported program, with their names and class names, in eval mode.
 
-    Layers that left no operator in the graph are there, without ever being called.
-
-    Args:
-        program: The program.
-        seed: Of the random numbers that trying it on its own example inputs may draw.
-
-    Returns:
-        The root, in eval mode, and what a reader must be told.
+    Layers that left no operator in the graph are there, without ever being called. Trying the program on its own
+    example inputs draws random numbers by `seed`. The second value is what a reader must be told.
     """
     remarks = []
     root = _laid_out(program)
@@ -86,7 +80,9 @@ def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[s
         if absent := _absent(root):
             remarks.append(f"absent from the exported graph: {some_layers(absent)}.")
     else:
-        root = _closed(program)
+        root = program.module()
+        for switch in ("train", "eval"):  # its mode is switched without complaint: it changes nothing
+            vars(root).pop(switch, None)
         remarks.append(
             "only the output of the whole network and its parameters can be seen: torch cannot lay its layers out such "
             "that they compute the same."
@@ -205,14 +201,6 @@ def _equal(first: object, second: object) -> bool:
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return first.shape == second.shape and torch.allclose(first, second, equal_nan=True)
     return type(first) is type(second)
-
-
-def _closed(program: ExportedProgram) -> nn.Module:
-    """Return the program as one module, whose mode is switched without complaint: it changes nothing."""
-    module: nn.Module = program.module()
-    for switch in ("train", "eval"):
-        vars(module).pop(switch, None)
-    return module
 
 
 def _name_and_size(module: nn.Module) -> None:

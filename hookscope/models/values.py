@@ -22,14 +22,9 @@ _EXACT_IN_FLOAT32 = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uin
 class Values(NamedTuple):
     """Statistics of a tensor's elements; of complex numbers, from `zero_count` on, those of their moduli.
 
-    Attributes:
-        nan_count: Elements that are NaN.
-        inf_count: Elements that are +Inf or -Inf, and not NaN in another part.
-        zero_count: Elements that are zero; None for a dtype without arithmetic, as is what follows.
-        min: Smallest finite element, exactly; None if there is none, as is what follows.
-        max: Largest finite element.
-        mean: Mean of the finite elements.
-        std: Their standard deviation, with the number of elements as the divisor.
+    A complex number with NaN in either part counts as NaN alone. `zero_count` and what follows are None for a dtype
+    without arithmetic. `min` and `max`, exact, `mean` and `std`, with the number of elements as its divisor, are those
+    of the finite elements; None without any.
     """
 
     nan_count: int
@@ -52,13 +47,8 @@ class ValueReader:
     def in_file(self, file: BinaryIO, begin: int, layout: Tensor) -> Values | None:
         """Return the statistics of a strided tensor in a file; None for a view too scattered to be gathered.
 
-        Args:
-            file: Open for reading; its position is moved.
-            begin: Where in the file the tensor's storage begins, in bytes.
-            layout: A tensor on any device, whose dtype, sizes, strides and offset say which bytes are its own.
-
-        Raises:
-            EOFError: If the file ends before the tensor does.
+        Its storage begins at byte `begin` of the file; dtype, sizes, strides and offset of `layout`, a tensor on any
+        device, say which bytes are its own. Raises EOFError if the file ends before the tensor does.
         """
         sizes, strides, repeats = _distinct(layout)
         begin += int(layout.storage_offset()) * layout.element_size()

@@ -33,14 +33,10 @@ _ALTERED = "trained ones are not tried together with --model-arg or other input 
 class BuildOptions:
     """How a network is built, and what is loaded into it.
 
-    Attributes:
-        weights: "auto", "none", the name of trained weights, a state dict file, or one that has been read.
-        arguments: For the function that builds it, such as `num_classes`.
-        seed: Of random weights, which are those of `torch.manual_seed(seed)` and the library's own builder.
-        on_meta: Build what would be loaded, but without values, on the meta device; nothing is downloaded. A quantised
-            network, which cannot live there, gets random values on the CPU.
-        input_channels: C of the pictures; None for as many as the network is built for.
-        file: How a weights file is read and loaded.
+    `weights` is "auto", "none", the name of trained weights, a state dict file, or one that has been read; random ones
+    are those of `torch.manual_seed(seed)` and the library's own builder. `on_meta` builds what would be loaded, but
+    without values, on the meta device, and downloads nothing; a quantised network, which cannot live there, gets random
+    values on the CPU. `input_channels` is C of the pictures; None for as many as the network is built for.
     """
 
     weights: str | Checkpoint = "auto"
@@ -68,9 +64,8 @@ class BuildOptions:
     def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]") -> "ChosenWeights | None":
         """Return what "auto", "none" and a file stand for; None for the name of trained weights.
 
-        Args:
-            name: The network's.
-            trained: Returns the weights that its library recommends; raises DownloadError if they cannot be had.
+        `trained` returns the weights that the network's library recommends; it raises DownloadError if they cannot be
+        had.
         """
         reason = ""
         if self.weights == "auto":
@@ -90,15 +85,11 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChosenWeights:
-    """What goes into a network that has a name.
+    """What goes into a network that has a name, and where it comes from, for people and the record.
 
-    Attributes:
-        origin: For people and the record: "ResNet34_Weights.IMAGENET1K_V1", "random, seed 0", "model.pt".
-        enum: torchvision's trained weights, which also decide how their builder configures the network.
-        checkpoint: The state dict; None for random weights, and when nothing is loaded.
-        random: Whether the network keeps the random values it is built with.
-        warnings: Sentences a reader must see.
-        notes: Sentences that are no cause for alarm.
+    `enum` is torchvision's trained weights, which also decide how their builder configures the network; `checkpoint` is
+    None for random weights, and when nothing is loaded; `random` says that the network keeps the values it is built
+    with.
     """
 
     origin: str
@@ -123,16 +114,10 @@ def load_named(
     builder_loads: bool = False,
     quantised: bool = False,
 ) -> LoadedModel:
-    """Build a network that has a name, and load its weights.
+    """Build a network that has a name, for messages and the record, and load its weights.
 
-    Args:
-        name: For messages and the record.
-        chosen: Its weights.
-        options: How it is built.
-        build: Builds it.
-        describe: Given the network.
-        builder_loads: Whether `build` loads the weights.
-        quantised: Whether building calibrates on what the parameters hold, and the network must stay on the CPU.
+    `describe` is given the network; `builder_loads` says that `build` loads the weights, `quantised` that building
+    calibrates on what the parameters hold, and that the network must stay on the CPU.
     """
     notes: list[str] = [*chosen.notes]
     misfits: tuple[str, ...] = ()

@@ -52,14 +52,9 @@ _KINDS: dict[str, InputKind] = {"detection": "detection", "video": "video", "opt
 def model_names(pattern: str | None = None) -> list[str]:
     """Return the names that MODEL accepts, `demo` first, then torchvision's sorted.
 
-    Args:
-        pattern: A plain word selects the names that contain it, a glob (`*?[]`) those it matches as a whole, both
-            whatever the case. None selects all. One that begins with "timm:" selects among timm's instead, which are
-            many and take seconds to import.
-
-    Raises:
-        NothingMatchedError: If no name matches.
-        UsageError: If timm is asked for and missing.
+    In `pattern` a plain word selects the names that contain it, a glob (`*?[]`) those it matches as a whole, both
+    whatever the case. One that begins with "timm:" selects among timm's instead, which are many and take seconds to
+    import. Raises NothingMatchedError if no name matches, UsageError if timm is asked for and missing.
     """
     names = [DEMO, *torchvision.models.list_models()]
     if pattern is None:
@@ -79,17 +74,10 @@ def model_names(pattern: str | None = None) -> list[str]:
 
 
 def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
-    """Build a network of torchvision's registry.
+    """Build a network of torchvision's registry; its first convolution is rebuilt for another number of input channels.
 
-    Args:
-        name: Its registry name.
-        options: How it is built. Its first convolution is rebuilt for another number of input channels.
-
-    Raises:
-        UsageError: If there are no such weights, or the builder takes no such arguments.
-        CheckpointError: If the weights cannot be had, read, or do not fit.
-        UntrustedFileError: If reading the weights could run code.
-        ModelError: If the builder raises.
+    Raises UsageError if there are no such weights, or the builder takes no such arguments; CheckpointError or
+    UntrustedFileError if the weights cannot be had, read, or do not fit; ModelError if the builder raises.
     """
     if reserved := _RESERVED_ARGUMENTS & options.arguments.keys():
         raise UsageError(f"--model-arg {min(reserved)} is not for torchvision's networks; use --weights.")
@@ -109,11 +97,7 @@ def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
 def load_demo(options: BuildOptions) -> LoadedModel:
     """Build EfficientNet-Lite0 with its ImageNet weights out of the packages of the `demo` extra; no network needed.
 
-    `num_classes` is the only argument that it takes.
-
-    Raises:
-        UsageError: If the packages are missing.
-        HookscopeError: As `load_torchvision`.
+    `num_classes` is the only argument that it takes. Raises as `load_torchvision`, and UsageError without the packages.
     """
     if unknown := options.arguments.keys() - {"num_classes"}:
         raise UsageError(f"MODEL 'demo' takes no --model-arg {printable(min(unknown))}; it takes num_classes.")
@@ -130,11 +114,7 @@ def load_demo(options: BuildOptions) -> LoadedModel:
 
 
 def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
-    """Build an untrained EfficientNet-Lite0.
-
-    Raises:
-        UsageError: If its package is missing, or `num_classes` cannot be right.
-    """
+    """Build an untrained EfficientNet-Lite0; UsageError if its package is missing, or an argument cannot be right."""
     try:
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 (an optional package)
     except ImportError as error:
@@ -242,17 +222,9 @@ def build_torchvision(
 ) -> nn.Module:
     """Build a network of torchvision's registry with torchvision's builder.
 
-    Args:
-        name: Its registry name.
-        arguments: For the builder.
-        enum: Trained weights, for the builder to load.
-        input_channels: C of the pictures, if it is to be another.
-        on_trained_backbone: Let the builder load the backbone's trained weights, where there is one.
-
-    Raises:
-        UsageError: If the builder takes no such arguments.
-        MisfitError: If the trained weights do not fit.
-        ModelError: If the builder raises.
+    The builder loads the trained weights `enum`, and with `on_trained_backbone` the backbone's, where there is one.
+    `input_channels` is C of the pictures, if it is to be another. Raises UsageError if the builder takes no such
+    arguments, MisfitError if the trained weights do not fit, ModelError if the builder raises.
     """
     accepted = inspect.signature(torchvision.models.get_model_builder(name)).parameters
     own: dict[str, Any] = {"quantize": True} if name.startswith("quantized_") else {}
@@ -282,10 +254,7 @@ def _nothing_loaded() -> Iterator[None]:
 
 
 def _describe(name: str, enum: WeightsEnum | None, module: nn.Module) -> Description:
-    """Return preprocessing, and the class names of trained classifiers.
-
-    Scores of detection and segmentation are not one per class.
-    """
+    """Return preprocessing, and the class names of trained classifiers: others do not have one score per class."""
     family = torchvision.models.get_model_builder(name).__module__.split(".")[2]
     is_classifier = family not in ("detection", "segmentation", "optical_flow")
     categories = tuple(enum.meta.get("categories") or ()) if enum and is_classifier else ()

@@ -1,5 +1,6 @@
 """The command line as tests run it: in a separate process, or inside this one, always without a network."""
 
+import csv
 import json
 import os
 import subprocess
@@ -9,8 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 from PIL import Image
+from torch import nn
 
 from tests.fork_server import ForkServer
 
@@ -33,10 +38,6 @@ def tiny(width=4, channels=3, dtype=torch.float32):
         nn.Conv2d(width, 2 * width, 3, stride=2),
         nn.ReLU(),
     ).to(dtype)
-
-
-def grey():
-    return tiny(channels=1)
 
 
 def nothing():
@@ -174,6 +175,12 @@ def run(
     return run_here
 
 
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `grads` draw no plots, which take most of the time of a small network."""
+    monkeypatch.setattr("hookscope.render.run_files._draw_plots", lambda *_: [])
+
+
 @pytest.fixture(scope="session")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python file of small networks."""
@@ -204,6 +211,40 @@ def record_of(run_path: Path) -> dict[str, Any]:
     """Read a run's `run.json`."""
     record: dict[str, Any] = json.loads((run_path / "run.json").read_bytes())
     return record
+
+
+def statistics_of(values: NDArray[Any], channel_axis: int | None = None) -> dict[str, float]:
+    """Compute in float64 what a row says of a tensor; of an activation with its channel axis."""
+    wide = values.astype(np.float64)
+    others = tuple(axis for axis in range(wide.ndim) if axis != channel_axis)
+    dead = {} if channel_axis is None else {"dead_channel_count": (wide == 0).all(others).sum()}
+    return dead | {
+        "mean": wide.mean(),
+        "std": wide.std(),
+        "min": wide.min(),
+        "max": wide.max(),
+        "mean_abs": np.abs(wide).mean(),
+        "l2": np.sqrt((wide**2).sum()),
+        "zero_fraction": (wide == 0).mean(),
+        "nan_count": np.isnan(wide).sum(),
+        "inf_count": np.isinf(wide).sum(),
+    }
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Read a table of a run."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def built(source: str, name: str) -> nn.Module:
+    """Build a network that some source text defines, as hookscope does by default."""
+    space: dict[str, Any] = {}
+    exec(source, space)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network: nn.Module = space[name]()
+    return network
 
 
 def names_below(folder: Path) -> set[str]:

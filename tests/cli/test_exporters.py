@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hookscope.render.grids import draw_grid
 from hookscope.results.activations import FeatureMaps
 from tests.cli.conftest import CAT, Run, record_of, rows_of
+from tests.cli.test_tensorboard import read
 
 LARGEST_FILE = 200_000
 NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
@@ -208,35 +208,21 @@ def test_a_missing_package_is_one_line_before_anything_runs(
 # For TensorBoard
 
 
-def read(folder: str) -> EventAccumulator:
-    accumulator = EventAccumulator(folder, size_guidance={"scalars": 0, "images": 0, "histograms": 0})
-    accumulator.Reload()
-    return accumulator
-
-
-def test_activations_go_to_tensorboard_with_the_runs_own_numbers_and_grids(run: Run, pictures: list[Path]) -> None:
-    ended = run("activations", "net.py:tiny", *pictures[:2], "--out", "out", "--tensorboard", "logs/one")
+@pytest.mark.parametrize(("command", "options"), [("activations", ()), ("grads", ("--loss", "sum", "--grids"))])
+def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
+    run: Run, command: str, options: tuple[str, ...]
+) -> None:
+    ended = run(command, "net.py:tiny", CAT, *options, "--out", "out", "--tensorboard", "logs/one")
     assert (ended.code, ended.stderr.count("error")) == (0, 0)
-    found = read("logs/one")
+    found = read(Path("logs/one"))
     for row in rows_of(Path("out")):
-        for metric in ("mean", "std", "zero_fraction", "dead_channel_fraction"):
+        for metric in ("mean", "zero_fraction"):
             [event] = found.Scalars(f"activation {metric}/{row['layer']}")
             assert event.value == np.float32(row["activation"][metric])
-    assert len(found.Tags()["images"]) == len(record_of(Path("out"))["grids"]) == 8
-    assert len(found.Tags()["histograms"]) == 4
-
-
-def test_gradients_go_to_tensorboard_with_the_runs_own_numbers_and_grids(run: Run) -> None:
-    ended = run("grads", "net.py:tiny", CAT, "--loss", "sum", "--grids", "--out", "out", "--tensorboard", "logs")
-    assert ended.code == 0
-    found = read("logs")
-    document = json.loads(Path("out/gradients.json").read_bytes())
-    for row in document["gradients"]:
-        assert found.Scalars(f"gradient l2/{row['layer']}")[0].value == np.float32(row["gradient"]["l2"])
-    for row in document["parameters"]:
-        assert found.Scalars(f"parameter ratio/{row['name']}")[0].value == np.float32(row["ratio"])
-    assert found.Scalars("loss")[0].value == np.float32(record_of(Path("out"))["loss"]["value"])
-    assert len(found.Tags()["images"]) == 4
+    if command == "grads":
+        for row in json.loads(Path("out/gradients.json").read_bytes())["gradients"]:
+            assert found.Scalars(f"gradient l2/{row['layer']}")[0].value == np.float32(row["gradient"]["l2"])
+    assert len(found.Tags()["images"]) == len(record_of(Path("out"))["grids"]) == 4
 
 
 @pytest.mark.parametrize(

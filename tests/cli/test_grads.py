@@ -1,9 +1,7 @@
-import csv
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import CAT, Run, names_below, record_of
+from tests.cli.conftest import Run, built, names_below, record_of, statistics_of, table
 
 CASES = '''
 import torch
@@ -140,8 +138,6 @@ RUN_FILES = {
     "plots/parameter-ratios.png",
 }
 
-Network = Callable[..., nn.Module]
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -155,42 +151,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def build() -> Network:
-    """Build a network of `CASES`."""
-    names: dict[str, Any] = {}
-    exec(CASES, names)
-
-    def built(name: str) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            network: nn.Module = names[name]()
-        return network
-
-    return built
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def statistics_of(gradient: torch.Tensor) -> dict[str, float]:
-    wide = gradient.detach().double().numpy()
-    return {
-        "mean": wide.mean(),
-        "std": wide.std(),
-        "min": wide.min(),
-        "max": wide.max(),
-        "mean_abs": np.abs(wide).mean(),
-        "l2": np.sqrt((wide**2).sum()),
-        "zero_fraction": (wide == 0).mean(),
-        "nan_count": 0,
-        "inf_count": 0,
-    }
-
-
 def assert_row(row: dict[str, str], gradient: torch.Tensor) -> None:
-    expected = statistics_of(gradient)
+    expected = statistics_of(gradient.detach().numpy())
     measured = {name: float(row[name]) for name in expected}
     assert measured == pytest.approx(expected, rel=1e-5, abs=1e-7), row
     assert row["shape"] == "x".join(map(str, gradient.shape))
@@ -280,8 +242,9 @@ def test_quiet_prints_nothing_when_there_is_nothing_to_say(run: Run, folder: Pat
 
 # --- Losses, targets, modes ------------------------------------------------------------------------------------------
 
+CE_OF_3 = ("--loss", "ce", "--target", "3")
 LOSS_CASES: dict[tuple[str, ...], Callable[[torch.Tensor], torch.Tensor]] = {
-    ("--loss", "ce", "--target", "3"): lambda output: functional.cross_entropy(output, torch.tensor([3])),
+    CE_OF_3: lambda output: functional.cross_entropy(output, torch.tensor([3])),
     ("--loss", "mse", "--target", "five.npy"): lambda output: functional.mse_loss(output, torch.arange(5.0)[None]),
     ("--loss", "l1", "--target", "zeros"): lambda output: output.abs().mean(),
     ("--loss", "logit", "--target", "2"): lambda output: output[:, 2].sum(),
@@ -290,15 +253,13 @@ LOSS_CASES: dict[tuple[str, ...], Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("options", LOSS_CASES, ids=" ".join)
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_gradients_of_parameters_are_autograds(
-    run: Run, folder: Path, build: Network, options: tuple[str, ...], mode: str
-) -> None:
+@pytest.mark.parametrize(("options", "mode"), [(options, "eval") for options in LOSS_CASES] + [(CE_OF_3, "train")])
+@pytest.mark.usefixtures("without_plots")
+def test_gradients_of_parameters_are_autograds(run: Run, folder: Path, options: tuple[str, ...], mode: str) -> None:
     arguments = ("--mode", mode, "--save-tensors", "--out", "out", "--quiet")
     ended = run("grads", "case.py:classifier", "picture.npy", *options, *arguments)
     assert (ended.code, ended.stderr) == (0, "")
-    network = build("classifier").train(mode == "train")
+    network = built(CASES, "classifier").train(mode == "train")
     loss = LOSS_CASES[options](network(picture(folder)))
     expected = gradients_of(network, loss)
     record = record_of(folder / "out")
@@ -311,6 +272,7 @@ def test_gradients_of_parameters_are_autograds(
         assert_row(row, tensors[f"{name} grad"])
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_the_input_itself_can_be_the_target_and_dropout_is_seeded(run: Run, folder: Path) -> None:
     options = ("--loss", "mse", "--target", "self", "--mode", "train", "--quiet")
     values = []
@@ -322,6 +284,7 @@ def test_the_input_itself_can_be_the_target_and_dropout_is_seeded(run: Run, fold
     assert values[0] == values[1] != values[2]
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_autocast_runs_layers_in_the_lower_precision(run: Run, folder: Path) -> None:
     ended = run("grads", "case.py:classifier", "picture.npy", "--autocast", "bfloat16", "--out", "out", "-q")
     assert ended.code == 0
@@ -342,6 +305,7 @@ def test_an_output_is_chosen_by_its_key(run: Run, folder: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_shape(run: Run, folder: Path) -> None:
     assert run("grads", "case.py:classifier", "--input-shape", "2,3,9,10", "--out", "given", "-q").code == 0
     shapes = [row["shape"] for row in table(folder / "given" / "gradients.csv")]
@@ -357,7 +321,7 @@ def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_s
 
 
 def test_each_picture_alone_has_the_norms_it_has_in_a_run_of_its_own(
-    run: Run, folder: Path, pictures: list[Path], build: Network
+    run: Run, folder: Path, pictures: list[Path]
 ) -> None:
     options = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--loss", "ce")
     ended = run(
@@ -366,7 +330,7 @@ def test_each_picture_alone_has_the_norms_it_has_in_a_run_of_its_own(
     assert (ended.code, ended.stderr) == (0, "")
     rows = table(folder / "o" / "inputs.csv")
     assert [Path(row["name"]).name for row in rows] == [path.name for path in pictures]
-    network = build("classifier").eval()
+    network = built(CASES, "classifier").eval()
     for target, (row, path) in enumerate(zip(rows, pictures, strict=True)):
         with Image.open(path) as image:
             pixels = torch.from_numpy(np.asarray(image, np.float32) / 255).permute(2, 0, 1)[None]
@@ -410,6 +374,7 @@ def test_histograms_are_of_the_layers_named(run: Run, folder: Path) -> None:
         assert (folder / "one" / name).read_bytes() == (folder / "all" / name).read_bytes()
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_limit_decides_where_a_verdict_begins(run: Run, folder: Path) -> None:
     np.save(folder / "one.npy", np.ones((1, 2), np.float32))
 
@@ -440,23 +405,16 @@ def test_a_loss_that_is_not_a_number_still_says_where(run: Run, folder: Path) ->
 ONES, PICTURE = ("case.py:Textbook", "ones.npy"), ("case.py:classifier", "picture.npy")
 REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     ((*PICTURE, "--loss", "cee"), 2, ["'cee'", "'ce'"]),
-    ((*PICTURE, "--loss", "ce", "--target", "5"), 2, ["class 5", "0 to 4"]),
-    ((*PICTURE, "--loss", "ce", "--target", "-1"), 2, ["'-1'"]),
-    ((*PICTURE, "--loss", "ce", "--target", "tabby"), 2, ["'tabby'"]),
-    ((*PICTURE, "--loss", "ce", "--target", "1,2"), 2, ["2 target classes"]),
     ((*PICTURE, "--loss", "ce", "--target", "five.npy"), 2, ["five.npy", "class indices"]),
     ((*PICTURE, "--loss", "mse", "--target", "seven.npy"), 2, ["seven.npy", "1x5"]),
-    ((*PICTURE, "--loss", "mse", "--target", "3"), 2, ["'3'"]),
     ((*PICTURE, "--loss", "mse", "--target", "self"), 2, ["1x3x8x8", "1x5"]),
     ((*PICTURE, "--loss", "mse", "--target", "missing.npy"), 3, ["missing.npy"]),
-    ((*PICTURE, "--loss", "sum", "--target", "zeros"), 2, ["sum", "target"]),
     ((*PICTURE, "--loss", "loss.py:vector"), 2, ["loss.py:vector", "1x5", "0-d"]),
     ((*PICTURE, "--loss", "loss.py:constant"), 2, ["loss.py:constant", "gradient"]),
     ((*PICTURE, "--loss", "loss.py:a_number"), 2, ["loss.py:a_number", "float"]),
     ((*PICTURE, "--loss", "loss.py:distance"), 2, ["loss.py:distance", "no target"]),
     ((*PICTURE, "--loss", "loss.py:not_a_function"), 2, ["not a function"]),
     ((*PICTURE, "--loss", "loss.py:nothing"), 5, ["nothing"]),
-    ((*PICTURE, "--loss", "missing.py:nothing"), 3, ["missing.py"]),
     ((*PICTURE, "--output-key", "logits"), 2, ["'logits'"]),
     (("case.py:Two", "ones.npy", "--output-key", "logits"), 2, ["'logits'", "['aux']", "['other']"]),
     ((*ONES, "--limit", "vanish=1"), 2, ["'vanish=1'", "'vanishing'"]),
@@ -469,12 +427,8 @@ REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     (("case.py:classifier", "--input-shape", "1,x"), 2, ["'1,x'"]),
     (("case.py:classifier", "--per-image"), 2, ["--per-image", "IMAGE"]),
     (("case.py:Cut",), 2, ["IMAGE", "--input-shape"]),
-    ((*ONES, "--layer", "fc9"), 5, ["'fc9'"]),
     ((*ONES, "--mode", "tain"), 2, ["'tain'"]),
     ((*ONES, "--autocast", "float32"), 2, ["'float32'"]),
-    ((*ONES, "--cmap", "virids"), 2, ["'viridis'"]),
-    (("case.py:Textbook", "missing.npy"), 3, ["missing.npy"]),
-    (("case.py:nothing", "ones.npy"), 5, ["'nothing'"]),
 ]
 
 
@@ -524,21 +478,6 @@ def test_a_pass_that_breaks_off_says_so_in_the_json(run: Run) -> None:
     assert (ended.code, document["run"], document["loss"]) == (6, None, None)
     assert document["failure"]["layer"] == "1"
     assert [row["layer"] for row in document["rows"]] == ["0"]
-
-
-def test_an_input_that_cannot_be_read_is_told_and_the_others_are_run(run: Run, folder: Path) -> None:
-    ended = run("grads", *ONES, "missing.npy", "--out", "out", "--quiet")
-    assert ended.code == 3
-    assert len(ended.errors) == 1
-    assert [each["name"] for each in record_of(folder / "out")["inputs"]] == ["ones.npy"]
-
-
-def test_the_programs_own_process_writes_a_run_from_a_picture(started: Run, folder: Path) -> None:
-    arguments = ("--resize", "32", "--crop", "32", "--loss", "ce", "--out", "out")
-    ended = started("grads", "case.py:classifier", CAT, *arguments, cwd=folder)
-    assert (ended.code, ended.stderr) == (0, "")
-    assert names_below(folder / "out") == RUN_FILES | {"inputs", "inputs/000.png"}
-    assert max(map(len, ended.stdout.splitlines()[:-1])) <= 80
 
 
 @pytest.mark.parametrize("limit", [4_000, 60_000], ids=["no room for tables", "no room for tensors"])

@@ -20,16 +20,6 @@ def test_a_picture_is_kept_as_the_network_saw_it(run: Run, tmp_path: Path, verb:
         assert np.array_equal(np.asarray(kept), expected)
 
 
-def test_each_of_several_pictures_is_kept_in_its_place(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
-    options = ("--resize", "none", "--crop", "none", "--batch-size", 2, "--no-grids", "--out", "out")
-    assert run("activations", "net.py:tiny", tmp_path / "pictures", *options).code == 0
-    names = [f"inputs/{number:03d}.png" for number in range(5)]
-    assert record_of(tmp_path / "out")["thumbnails"] == names
-    for name, path in zip(names, pictures, strict=True):
-        with Image.open(path) as source, Image.open(tmp_path / "out" / name) as kept:
-            assert np.array_equal(np.asarray(kept), np.asarray(source.convert("RGB")))
-
-
 def test_what_was_no_picture_has_none(run: Run, tmp_path: Path) -> None:
     np.save(tmp_path / "tensor.npy", np.zeros((3, 16, 16), np.float32))
     assert run("activations", "net.py:tiny", tmp_path / "tensor.npy", "--out", "out").code == 0

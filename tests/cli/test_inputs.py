@@ -9,10 +9,11 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import CAT, Run, names_below, record_of, rows_of
+from tests.cli.conftest import CAT, Run, built, names_below, record_of, rows_of
+
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--no-grids", "--out", "out")
 
@@ -68,17 +69,6 @@ def cases(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def built(folder: Path, name: str) -> nn.Module:
-    """Build a network as hookscope does by default."""
-    space: dict[str, object] = {}
-    exec(compile((folder / "cases.py").read_text(encoding="utf-8"), "cases.py", "exec"), space)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = space[name]()  # type: ignore[operator]
-    assert isinstance(network, nn.Module)
-    return network
-
-
 def picture(path: Path, seed: int, size: int = 8, colour: tuple[int, int, int] | None = None) -> torch.Tensor:
     """Write a picture; return it as an input, (1, 3, H, W)."""
     pixels = np.random.default_rng(seed).integers(0, 200, (size, size, 3), dtype=np.uint8)
@@ -124,7 +114,7 @@ def test_what_the_network_refuses_is_named_and_the_others_are_finished(run: Run,
     assert record["thumbnails"] == ["inputs/000.png", "inputs/001.png"]
     with Image.open(cases / "out" / "inputs" / "001.png") as kept, Image.open(cases / "in" / "5.png") as source:
         assert np.array_equal(np.asarray(kept), np.asarray(source))
-    network = built(cases, "Picky")
+    network = built(NETWORKS, "Picky")
     with torch.no_grad():
         expected = network.conv(good).numpy()
     saved = safetensors.numpy.load_file(cases / "out" / "activations.safetensors")
@@ -140,7 +130,7 @@ def test_targets_stay_with_their_inputs_where_others_cannot_be_used(run: Run, ca
     ended = run("grads", "cases.py:Picky", "in", *AS_THEY_ARE, *options)
     assert ended.code == 3
     assert len(ended.errors) == 3, "none is told again for --per-image"
-    network = built(cases, "Picky")
+    network = built(NETWORKS, "Picky")
     loss = sum(functional.cross_entropy(network(x[None]), torch.tensor([y])) for x, y in zip(good, (4, 0), strict=True))
     names, parameters = zip(*network.named_parameters(), strict=True)
     gradients = torch.autograd.grad(loss, parameters)
@@ -241,7 +231,7 @@ def test_a_batch_in_one_tensor_file_is_that_many_inputs(run: Run, cases: Path, b
     record = record_of(cases / "out")
     assert [each["name"] for each in record["inputs"]] == [f"batch.npy[{index}]" for index in range(8)]
     with torch.no_grad():
-        expected = built(cases, "Picky").conv(values)
+        expected = built(NETWORKS, "Picky").conv(values)
     [row] = [row for row in rows_of(cases / "out") if row["layer"] == "conv"]
     assert row["activation"]["mean"] == pytest.approx(expected.mean().item(), rel=1e-5)
     assert run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-axis", "none").code == 6
@@ -256,18 +246,6 @@ def test_the_batch_axis_of_other_tensors_is_named(run: Run, cases: Path) -> None
     assert [each["shape"] for each in record_of(cases / "out")["inputs"]] == [[4]] * 3
 
 
-def test_targets_of_a_batch_in_one_file_go_with_its_inputs(run: Run, cases: Path) -> None:
-    values = save(cases / "batch.npy", np.random.default_rng(0).uniform(0, 0.9, (4, 3, 6, 6)).astype(np.float32))
-    options = ("--loss", "ce", "--target", "4,3,2,1", "--batch-size", "2", "--json")
-    found = json.loads(run("grads", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, *options).stdout)
-    network = built(cases, "Picky")
-    losses = [
-        functional.cross_entropy(network(values[part]), torch.tensor([4, 3, 2, 1])[part]).item()
-        for part in (slice(0, 2), slice(2, 4))
-    ]
-    assert found["loss"]["value"] == pytest.approx(sum(losses), rel=1e-5)
-
-
 @pytest.mark.parametrize("command", ["activations", "grads"])
 def test_inputs_by_name_are_keyword_arguments(run: Run, cases: Path, command: str) -> None:
     x = torch.cat([picture(cases / "1.png", 1), picture(cases / "2.png", 2)])
@@ -276,7 +254,7 @@ def test_inputs_by_name_are_keyword_arguments(run: Run, cases: Path, command: st
                 "--layer", "*")  # fmt: skip
     assert (ended.code, ended.stderr) == (0, "")
     with torch.no_grad():
-        expected = built(cases, "Mixed")(x, b.float().expand(2, 2), rate=3)
+        expected = built(NETWORKS, "Mixed")(x, b.float().expand(2, 2), rate=3)
     [row] = [row for row in rows_of(cases / "out") if row["layer"] == ""]
     assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
     named = record_of(cases / "out")["named_inputs"]
@@ -294,7 +272,7 @@ def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
         f"x.npy with b.npy[{index}]" for index in range(3)
     ]
     with torch.no_grad():
-        expected = built(cases, "Mixed")(x, b)
+        expected = built(NETWORKS, "Mixed")(x, b)
     [row] = [row for row in rows_of(target) if row["layer"] == ""]
     assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
     found = json.loads(run("grads", "cases.py:Mixed", *options[:4], "--loss", "sum", "--json").stdout)
@@ -304,26 +282,10 @@ def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
     assert len(json.loads(noise.stdout)["inputs"]) == 2
 
 
-def test_rows_of_an_input_by_name_go_with_the_pictures_in_every_batch(run: Run, cases: Path) -> None:
-    for number in range(3):
-        picture(cases / f"{number}.png", number)
-    b = save(cases / "b.npy", np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32))
-    names = [f"{number}.png" for number in range(3)]
-    options = ("--input", "b=b.npy", "--batch-size", 2, "--layer", "right")
-    ended = run("activations", "cases.py:Mixed", *names, *AS_THEY_ARE, *options, "--save-tensors")
-    assert ended.code == 0
-    with torch.no_grad():
-        expected = built(cases, "Mixed").right(b).numpy()
-    saved = safetensors.numpy.load_file(cases / "out" / "activations.safetensors")
-    np.testing.assert_allclose(saved["right"], expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--input", "b"), 2, ["--input 'b'", "NAME=VALUE"]),
         (("--input", "b=missing.npy"), 3, ["'missing.npy'", "no such file"]),
-        (("--input", "b=fast"), 2, ["b=fast", "quotes"]),
         (("--input", "c=3"), 6, ["Mixed", "unexpected keyword argument 'c'"]),
         (("--input", "b=word.npy"), 3, ["word.npy"]),
     ],
@@ -362,14 +324,3 @@ def test_two_pictures_are_a_pair_of_frames_for_optical_flow(run: Run, cases: Pat
     assert (named.code, pair.code) == (0, 0)
     first, second = (rows_of(cases / name) for name in ("named", "pair"))
     assert [row["activation"]["l2"] for row in first] == [row["activation"]["l2"] for row in second]
-
-
-def test_a_png_with_a_wrong_checksum_is_told_in_one_line(run: Run, cases: Path) -> None:
-    picture(cases / "a.png", 0, size=40)
-    content = bytearray((cases / "a.png").read_bytes())
-    content[content.find(b"IDAT") + 900] ^= 8
-    (cases / "a.png").write_bytes(content)
-    ended = run("activations", "cases.py:Normed", "a.png", *AS_THEY_ARE)
-    assert ended.code == 3
-    [error] = ended.errors
-    assert error.endswith("'a.png': it is damaged: the checksum of its IDAT chunk is wrong. Get the file again.")

@@ -87,7 +87,6 @@ def test_a_position_counts_in_execution_order(run: Run) -> None:
     [
         ("ssdlite320_mobilenet_v3_large", "type:conv2d@0", "backbone.features.0.0.0", [[1, 16, 160, 160]]),
         ("r3d_18", "/^stem$/", "stem", [[1, 64, 16, 56, 56]]),
-        ("raft_small", "flow_head.conv1", "update_block.flow_head.conv1", [[1, 128, 48, 48]]),
         ("quantized_resnet18", "/^fc$/", "fc", [[1, 1000]]),
     ],
 )
@@ -100,7 +99,7 @@ def test_every_kind_of_torchvision_network_is_listed_with_shapes(
     assert (selected["layer"], selected["output_shapes"]) == (layer, shapes)
 
 
-@pytest.mark.parametrize("model", ["resnet18", "demo", "vit_b_32", "swin_t", "raft_small", "net.py:tiny"])
+@pytest.mark.parametrize("model", ["resnet18", "demo", "vit_b_32", "swin_t", "net.py:tiny"])
 def test_shapes_come_from_the_meta_device_where_that_works(
     run: Run, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
@@ -122,13 +121,6 @@ def test_a_network_of_doubles_is_run_in_doubles(run: Run, tmp_path: Path) -> Non
     ended = run("layers", "double.py:build", "--json")
     assert ended.code == 0
     assert modules_of(ended.stdout)[1]["output_shapes"] == [[1, 4, 222, 222]]
-
-
-def test_a_weights_file_is_listed_as_its_architecture(run: Run, tmp_path: Path) -> None:
-    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3)).state_dict(), tmp_path / "weights.pt")
-    ended = run("layers", "weights.pt", "--arch", "net.py:tiny", "--json")
-    assert ended.code == 0
-    assert [module["kind"] for module in modules_of(ended.stdout)] == ["Sequential", "Conv2d", "ReLU", "Conv2d", "ReLU"]
 
 
 def test_without_a_telling_first_layer_the_modules_are_listed_without_shapes(run: Run) -> None:
@@ -158,11 +150,7 @@ def test_a_network_that_raises_is_listed_up_to_there(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("resnt34",), 5, ["'resnet34'"]),
-        (("net.py:tyni",), 5, ["'tiny'"]),
         (("resnet18", "--layer", "cnv1"), 5, ["'cnv1'", "'conv1'"]),
-        (("resnet18", "--layer", "conv", "--layer", "!conv"), 5, ["leave no layer"]),
-        (("resnet18", "--layer", "/*/"), 2, ["'/*/'"]),
         (("resnet18", "--input-shape", "1,3,x"), 2, ["'1,3,x'"]),
         (("resnet18", "--input-shape", "0,3,224,224"), 2, ["below 1"]),
         (("resnet18", "--input-shape", "1,3,100000,100000"), 2, ["smaller"]),

@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.usefixtures("without_plots")
+
 NETWORK = """
 import torch
 from torch import nn

@@ -1,6 +1,5 @@
 """Rows that repeat another, as the commands show them: folded in every format, unless asked for."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.cli.conftest import Run, names_below, record_of, rows_of
+from tests.cli.conftest import Run, names_below, record_of, rows_of, table
 
 NETWORK = """
 from torch import nn
@@ -27,11 +26,6 @@ def here(tmp_path: Path) -> Path:
     (tmp_path / "dropout.py").write_text(NETWORK, "utf-8")
     np.save(tmp_path / "picture.npy", np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32))
     return tmp_path
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def folded(rows: list[Any]) -> list[tuple[int, str, str]]:

@@ -72,12 +72,6 @@ def drawn(maps: tuple[FeatureMaps, ...], folder: Path) -> list[Path]:
     return paths
 
 
-def test_scalars_are_the_rows_numbers(forward: Activations, tmp_path: Path) -> None:
-    write_run(tmp_path / "logs", replace(forward, feature_maps=()), [])
-    rows = ((row.label, row.activation) for row in forward.rows)
-    assert scalars(read(tmp_path / "logs")) == expected("activation", rows)
-
-
 def test_gradients_have_loss_norms_and_ratios(backward: Gradients, tmp_path: Path) -> None:
     write_run(tmp_path, backward, [])
     assert backward.loss is not None

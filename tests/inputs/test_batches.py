@@ -171,7 +171,11 @@ def test_frames_that_cannot_be_paired_leave_the_other_pairs(tmp_path):
         ("image", "auto", (8, 3, 4, 4), [(8, 3, 4, 4)]),
         ("image", "auto", (1, 3, 4, 4), [(1, 3, 4, 4)]),
         ("image", "auto", (3, 4, 4), [(1, 3, 4, 4)]),
+        ("image", "auto", (1, 4, 4), [(1, 1, 4, 4)]),
         ("image", "auto", (5, 10), [(1, 5, 10)]),
+        ("image", "auto", (1, 10), [(1, 10)]),
+        ("image", "auto", (10,), [(1, 10)]),
+        ("image", "auto", (1,), [(1, 1)]),
         ("image", "auto", (2, 5, 3, 4, 4), [(1, 2, 5, 3, 4, 4)]),
         ("image", "none", (8, 3, 4, 4), [(1, 8, 3, 4, 4)]),
         ("image", "none", (1, 10), [(1, 1, 10)]),
@@ -180,7 +184,8 @@ def test_frames_that_cannot_be_paired_leave_the_other_pairs(tmp_path):
         ("image", 0, (5,), [(5,)]),
         ("image", -1, (10, 5), [(5, 10)]),
         ("video", "auto", (8, 3, 2, 4, 4), [(8, 3, 2, 4, 4)]),
-        ("video", "auto", (3, 2, 4, 4), [(1, 3, 2, 4, 4)]),
+        ("video", "auto", (1, 3, 2, 4, 4), [(1, 3, 2, 4, 4)]),
+        ("video", "auto", (1, 2, 4, 4), [(1, 1, 2, 4, 4)]),
     ],
 )
 def test_a_tensor_file_of_several_inputs_is_that_many(tmp_path, kind, axis, stored, expected):

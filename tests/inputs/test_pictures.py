@@ -77,26 +77,29 @@ def test_records_name_digest_and_size(tmp_path):
     )
 
 
+INDEXED = np.array([[[10, 20, 30], [40, 50, 60], [70, 80, 90]]], dtype=np.uint8)
+
+
+def indexed() -> Image.Image:
+    """Three pixels of a palette, `INDEXED`."""
+    picture = Image.new("P", (3, 1))
+    picture.putpalette(INDEXED.flatten().tolist())
+    picture.putdata([0, 1, 2])
+    return picture
+
+
 def test_reads_palette_images_as_rgb(tmp_path):
-    indexed = Image.new("P", (2, 2))
-    indexed.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
-    indexed.putdata([0, 1, 2, 1])
-    expected = np.array([[[10, 20, 30], [40, 50, 60]], [[70, 80, 90], [40, 50, 60]]], dtype=np.uint8)
     for suffix in ("png", "gif", "bmp", "tif"):
         path = tmp_path / f"a.{suffix}"
-        indexed.save(path)
-        assert torch.equal(load_input(path, PLAIN)[0], as_input(expected)), suffix
+        indexed().save(path)
+        assert torch.equal(load_input(path, PLAIN)[0], as_input(INDEXED)), suffix
         assert "palette converted to RGB" in load_steps(path)
 
 
 @pytest.mark.parametrize("transparency", [1, b"\x00\x80\xff"])
 def test_drops_palette_transparency(tmp_path, transparency):
-    indexed = Image.new("P", (3, 1))
-    indexed.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
-    indexed.putdata([0, 1, 2])
-    indexed.save(tmp_path / "a.png", transparency=transparency)
-    expected = np.array([[[10, 20, 30], [40, 50, 60], [70, 80, 90]]], dtype=np.uint8)
-    assert torch.equal(load_input(tmp_path / "a.png", PLAIN)[0], as_input(expected))
+    indexed().save(tmp_path / "a.png", transparency=transparency)
+    assert torch.equal(load_input(tmp_path / "a.png", PLAIN)[0], as_input(INDEXED))
     assert load_steps(tmp_path / "a.png") == "alpha channel dropped; palette converted to RGB"
 
 
@@ -151,13 +154,6 @@ def test_converts_colour_to_luma_for_a_one_channel_network(tmp_path):
     assert record.steps == ("RGB converted to greyscale (luma of ITU-R BT.601)",)
 
 
-def test_keeps_greyscale_for_a_one_channel_network(tmp_path):
-    pixels = random_pixels(5, 6, channels=1)
-    tensor, record = load_input(save(tmp_path / "a.png", pixels[..., 0]), PLAIN_GREY)
-    assert torch.equal(tensor, as_input(pixels))
-    assert record.steps == ()
-
-
 def test_divides_greyscale_by_alpha_where_it_was_multiplied(tmp_path):
     stored = np.array([[[50, 255], [50, 102], [0, 0]]], dtype=np.uint8)
     (tmp_path / "a.tif").write_bytes(tiff(stored, 8))
@@ -173,12 +169,8 @@ def test_reads_ycbcr_as_rgb(tmp_path):
 
 
 def test_drops_alpha_beside_a_palette(tmp_path):
-    indexed = Image.new("P", (2, 1))
-    indexed.putpalette([10, 20, 30, 40, 50, 60])
-    indexed.putdata([0, 1])
-    indexed.convert("PA").save(tmp_path / "a.tif")
-    expected = np.array([[[10, 20, 30], [40, 50, 60]]], dtype=np.uint8)
-    assert torch.equal(load_input(tmp_path / "a.tif", PLAIN)[0], as_input(expected))
+    indexed().convert("PA").save(tmp_path / "a.tif")
+    assert torch.equal(load_input(tmp_path / "a.tif", PLAIN)[0], as_input(INDEXED))
     assert load_steps(tmp_path / "a.tif") == "alpha channel dropped; palette converted to RGB"
 
 

@@ -24,7 +24,7 @@ from hookscope.inputs import load_batches, load_input, prefetch
 from hookscope.inputs.loading import is_quiet, load_quietly
 from hookscope.inspection.forward import inspect
 from hookscope.results.inputs import Preprocessing
-from tests.inputs.written import PLAIN, SAMPLES, join_readers, random_pixels, readers, save, write_all, write_tensor
+from tests.inputs.written import PLAIN, join_readers, random_pixels, readers, save, write_all, write_tensor
 
 # Its first directory has 65535 entries, and ends at once.
 BROKEN_EXIF = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"
@@ -196,12 +196,6 @@ def test_errors_come_in_their_turn(folder):
     assert seen == [(0, 1), str(folder["cut jpeg"]), str(folder["missing"]), (4,)]
 
 
-def test_real_photographs_are_prepared_alike_in_threads():
-    paths = sorted(SAMPLES.glob("*.jpg")) * 2
-    together = torch.cat([batch.args[0] for batch in load_batches(paths, Preprocessing(), 2)])
-    assert torch.equal(together, torch.stack([load_input(path, Preprocessing())[0] for path in paths]))
-
-
 class Held:
     """Readers that wait until they are let go, except with `free` files, and note what they read."""
 
@@ -280,15 +274,6 @@ def test_no_thread_outlives_a_model_that_raises(tmp_path, error, raised):
     with pytest.raises(raised) as caught:
         inspect(_Failing(error), load_batches(paths, PLAIN, 2))
     assert caught.tb is not None, "which keeps the batches alive"
-    join_readers()
-
-
-def test_a_bad_file_that_nobody_asked_for_ends_the_reading(folder):
-    paths = [folder[kind] for kind in ("jpeg", "png", "webp", "missing", "webp", "jpeg")]
-    batches = load_batches(paths, PLAIN, 2)
-    next(batches)
-    with pytest.raises(ImageError, match=r"missing\.png"):
-        list(batches)
     join_readers()
 
 

@@ -1,4 +1,4 @@
-"""Small networks of twelve families, saved in the ways that take trust to load, and what their calls show."""
+"""Small networks of nine families, saved in the ways that take trust to load, and what their calls show."""
 
 import random
 import warnings
@@ -19,7 +19,9 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.video.resnet import BasicBlock as VideoBlock
 from torchvision.models.video.resnet import BasicStem, Conv3DSimple, VideoResNet
 
-from tests.networks import TORCHVISION, Network, image, small_swin, small_vit, vgg_with_a_small_head
+from hookscope.models.construction import LoadedModel
+from hookscope.models.exported import load_torchscript
+from tests.networks import TORCHVISION, Network, image, small_swin, small_vit
 
 
 def dense() -> nn.Module:
@@ -39,9 +41,8 @@ def video() -> nn.Module:
     return VideoResNet(VideoBlock, [Conv3DSimple] * 4, [1, 1, 1, 1], BasicStem, num_classes=5)
 
 
-EIGHT: dict[str, Network] = {
+SEVEN: dict[str, Network] = {
     "resnet": Network(lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5), image(2, 3, 32, 48)),
-    "vgg": Network(vgg_with_a_small_head, image(1, 3, 32, 32)),
     "densenet": Network(dense, image(2, 3, 32, 32)),
     "mobilenet_v3": TORCHVISION["mobilenet_v3_small"],
     "efficientnet": Network(efficientnet, image(1, 3, 32, 32)),
@@ -50,10 +51,8 @@ EIGHT: dict[str, Network] = {
     "vit": Network(small_vit, image(2, 3, 112, 112)),
 }
 
-TWELVE: dict[str, Network] = {
-    **EIGHT,
-    "squeezenet": TORCHVISION["squeezenet1_1"],
-    "shufflenet": TORCHVISION["shufflenet_v2_x0_5"],
+NINE: dict[str, Network] = {
+    **SEVEN,
     "video resnet": Network(video, image(1, 3, 4, 32, 32)),
     "lraspp": TORCHVISION["lraspp_mobilenet_v3_large"],
 }
@@ -84,6 +83,15 @@ def save_exported(network: nn.Module, args: tuple[Any, ...], path: Path) -> None
 
 def save_pickled(network: nn.Module, _args: tuple[Any, ...], path: Path) -> None:
     torch.save(network, path)
+
+
+def load_script(network: nn.Module, folder: Path, args: tuple[Any, ...] | None = None) -> LoadedModel:
+    """Save a network as TorchScript, traced if there is something to trace it with, and load it."""
+    if args is None:
+        save_scripted(network.eval(), (), folder / "model.pt")
+    else:
+        save_traced(network.eval(), args, folder / "model.pt")
+    return load_torchscript(folder / "model.pt", 0)
 
 
 SAVERS: dict[str, Callable[[nn.Module, tuple[Any, ...], Path], None]] = {
@@ -133,13 +141,9 @@ Key = tuple[str, int, int]
 
 @dataclass
 class Witness:
-    """What plain hooks, none of them hookscope's, saw of every call of every module.
+    """What plain hooks, none of them hookscope's, saw of every call of every module, as calls finished.
 
-    Attributes:
-        activations: Clones of the outputs, in the order in which calls finished.
-        gradients: Those that arrived at outputs.
-        kinds: Class name of each layer.
-        passed_through: Calls that returned an input as it was.
+    Activations are clones; calls in `passed_through` returned an input as it was.
     """
 
     activations: dict[Key, Tensor] = field(default_factory=dict)
@@ -186,20 +190,22 @@ def witness(network: nn.Module, args: tuple[Any, ...]) -> tuple[Witness, list[Te
     return seen, [output.detach() for output in outputs]
 
 
+def draw() -> tuple[float, float, float]:
+    """Draw a number of each library's."""
+    return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
 @contextmanager
 def random_numbers_untouched() -> Iterator[None]:
     """Check that torch's, NumPy's and Python's random numbers go on as if the block were not there."""
-
-    def draw() -> tuple[float, float, float]:
-        return torch.rand(()).item(), float(np.random.rand()), random.random()
-
-    def seed() -> None:
-        torch.manual_seed(1)
-        np.random.seed(1)
-        random.seed(1)
-
-    seed()
+    seed_all(1)
     expected = draw()
-    seed()
+    seed_all(1)
     yield
     assert draw() == expected

@@ -1,14 +1,12 @@
 import hashlib
 import json
-import os
 import pickle
 import zipfile
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -16,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hookscope.checkpoints import isolation
 from hookscope.errors import CheckpointError, UntrustedFileError
-from hookscope.models import FileOptions, read_checkpoint
-from hookscope.models.checkpoint import looks_like_file
+from hookscope.models import FileOptions
+from hookscope.models.checkpoint import looks_like_file, read_checkpoint
 from tests.byteorder import save_big_endian
-from tests.models.hostile import Call
 from tests.models.test_hostile import without_worker
 
 STATE = {"conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2), "count": torch.tensor(7), "half": torch.ones(3).half()}
@@ -121,26 +117,6 @@ def test_tensors_saved_on_an_accelerator_come_to_the_cpu(tmp_path: Path) -> None
     assert read_checkpoint(path).state["w"].device.type == "cpu"
 
 
-def test_shadowed_methods_hide_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    state = OrderedDict(a=torch.tensor([float("nan")]), b=torch.ones(2))
-    state.itemz = state.keyz = state.valuez = state["b"].detacz = Counter  # type: ignore[attr-defined]
-    torch.save(state, path)  # calls items() itself, so the shadows get their names afterwards
-    names = (b"itemz", b"items"), (b"keyz", b"keys"), (b"valuez", b"values"), (b"detacz", b"detach")
-
-    def rename(members: dict[str, bytes]) -> None:
-        for before, after in names:
-            members["model/data.pkl"] = members["model/data.pkl"].replace(before, after)
-
-    rezip(path, rename)
-    trap = torch.load(path, weights_only=True)
-    assert not trap.items()
-    assert not trap["b"].detach()
-    read = read_checkpoint(path).state
-    assert list(read.items())[1][0] == "b"
-    assert torch.equal(read["b"].detach(), torch.ones(2))
-
-
 def test_what_other_packages_allow_to_unpickle_does_not_count(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1), "extra": Counter}, tmp_path / "model.pt")
     before = set(torch.serialization.get_safe_globals())
@@ -150,42 +126,6 @@ def test_what_other_packages_allow_to_unpickle_does_not_count(tmp_path: Path) ->
         torch.load(path, weights_only=True)
         refusal(path, UntrustedFileError)
     assert set(torch.serialization.get_safe_globals()) == before
-
-
-def test_edited_pickles_with_right_checksums_never_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "run_forked", lambda work, _: work())  # 400 processes take their time
-    monkeypatch.setattr(isolation, "CAN_FORK", False)
-    path = tmp_path / "model.pt"
-    torch.save({"layer.weight": torch.randn(4), "layer.bias": torch.randn(4)}, path)
-    whole = path.read_bytes()
-    generator = np.random.default_rng(1)
-
-    def edit(members: dict[str, bytes]) -> None:
-        name = next(n for n in members if n.endswith("data.pkl"))
-        body = bytearray(members[name])
-        body[generator.integers(len(body))] = generator.integers(256)
-        members[name] = bytes(body)
-
-    messages = []
-    for _ in range(400):
-        path.write_bytes(whole)
-        rezip(path, edit)
-        try:
-            read_checkpoint(path)
-        except (CheckpointError, UntrustedFileError) as error:
-            messages.append(str(error))
-    assert len(messages) > 100
-    assert all(message.isprintable() for message in messages)
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_a_bare_pickle_is_refused_unread_and_one_that_is_cut_is_called_truncated(tmp_path: Path, protocol: int) -> None:
-    content = pickle.dumps(Call(os.system, f"touch {tmp_path / 'canary'}"), protocol)
-    (tmp_path / "model.pt").write_bytes(content)
-    assert "bare pickle" in refusal(tmp_path / "model.pt", UntrustedFileError)
-    (tmp_path / "model.pt").write_bytes(content[:-4])
-    assert "truncated" in refusal(tmp_path / "model.pt")
-    assert not (tmp_path / "canary").exists()
 
 
 def test_a_pickle_too_large_to_be_one_is_refused(tmp_path: Path) -> None:
@@ -210,17 +150,11 @@ A, B = {"a": torch.arange(3.0)}, {"b": torch.ones(2, 2), "c": torch.zeros(1)}
 
 
 @pytest.mark.parametrize(
-    ("names", "kind"),
-    [
-        (("one.safetensors", "two.safetensors"), "safetensors index"),
-        (("one.bin", "two.bin"), "torch index"),
-        (("one.bin", "two.safetensors"), "torch index"),
-    ],
+    "names", [("one.safetensors", "two.safetensors"), ("one.bin", "two.bin"), ("one.bin", "two.safetensors")]
 )
-def test_shards_are_read_by_their_index(tmp_path: Path, names: tuple[str, str], kind: str) -> None:
+def test_shards_are_read_by_their_index(tmp_path: Path, names: tuple[str, str]) -> None:
     index = shard(tmp_path, dict(zip(names, (A, B), strict=True)))
     checkpoint = read_checkpoint(index)
-    assert checkpoint.kind == kind
     assert list(checkpoint.state) == ["a", "b", "c"]
     assert all(torch.equal(checkpoint.state[key], value) for key, value in {**A, **B}.items())
     assert checkpoint.warnings == ()
@@ -249,12 +183,6 @@ def test_a_shard_or_its_link_outside_of_the_indexs_folder_is_refused(tmp_path: P
     assert "link out of its folder" in refusal(shard(folder, {}, a="one.safetensors"))
 
 
-def test_a_missing_shard_and_a_tensor_that_its_shard_does_not_hold_are_named(tmp_path: Path) -> None:
-    message = refusal(shard(tmp_path, {"one.safetensors": A}, x="two.safetensors"))
-    assert "lacks 1 of its 2 files, such as 'two.safetensors'" in message
-    assert "one.safetensors lacks 'x'" in refusal(shard(tmp_path, {"one.safetensors": A}, x="one.safetensors"))
-
-
 def test_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
     index = shard(tmp_path, {"one.safetensors": A | {"z": torch.ones(1)}, "two.safetensors": A | B})
     assert "'a' is in one.safetensors and in another file" in refusal(index)
@@ -270,18 +198,6 @@ def test_tensors_that_the_index_does_not_list_are_reported(tmp_path: Path) -> No
     assert "2 tensors of its files are not in the index and not used (b, c)" in checkpoint.warnings[0]
 
 
-def test_every_shard_is_checked_like_a_single_file(tmp_path: Path) -> None:
-    index = shard(tmp_path, {"one.bin": A, "two.bin": B})
-    torch.save({**B, "x": Call(os.system, f"touch {tmp_path / 'canary'}")}, tmp_path / "two.bin")
-    assert "posix.system" in refusal(index, UntrustedFileError)
-    (tmp_path / "two.bin").write_bytes(index.read_bytes())
-    assert "an index itself" in refusal(index)
-    (tmp_path / "two.bin").unlink()
-    os.mkfifo(tmp_path / "two.bin")
-    assert "named pipe" in refusal(index)
-    assert not (tmp_path / "canary").exists()
-
-
 @pytest.mark.parametrize("content", [nn.Linear(2, 2), {"epoch": 1, "model": nn.Linear(2, 2), "ema": None}])
 @pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
 def test_a_trusted_module_gives_its_weights_and_itself(tmp_path: Path, content: Any, save: Any) -> None:
@@ -289,16 +205,6 @@ def test_a_trusted_module_gives_its_weights_and_itself(tmp_path: Path, content: 
     checkpoint = read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True))
     assert isinstance(checkpoint.module, nn.Linear)
     assert list(checkpoint.state) == ["weight", "bias"]
-
-
-def test_trust_does_not_make_a_damaged_file_good(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save({"w": torch.zeros(1000), "x": Path("a")}, path)
-    body = bytearray(path.read_bytes())
-    body[body.index(bytes(4000)) + 2000] ^= 1
-    path.write_bytes(body)
-    with pytest.raises(CheckpointError, match="not intact"):
-        read_checkpoint(path, FileOptions(trust=True))
 
 
 def test_trusted_plain_file_is_still_read_without_running_anything(

@@ -1,41 +1,26 @@
-import random
 from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from hookscope.models.construction import parameter_count, replaced, seeded, skipped_initialisation
-
-
-def draw() -> tuple[float, float, float]:
-    return torch.rand(()).item(), float(np.random.rand()), random.random()
+from hookscope.models.construction import parameter_count, seeded, skipped_initialisation
+from tests.models.saved import draw, random_numbers_untouched, seed_all
 
 
 def test_seeded_block_draws_what_manual_seed_gives() -> None:
     with seeded(11):
         inside = draw()
-    torch.manual_seed(11)
-    np.random.seed(11)
-    random.seed(11)
+    seed_all(11)
     assert inside == draw()
 
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_seeded_block_leaves_the_generators_as_they_were(raises: bool) -> None:
-    torch.manual_seed(1)
-    np.random.seed(2)
-    random.seed(3)
-    expected = draw()
-    torch.manual_seed(1)
-    np.random.seed(2)
-    random.seed(3)
-    with suppress(KeyError), seeded(0):
+    with random_numbers_untouched(), suppress(KeyError), seeded(0):
         draw()
         if raises:
             raise KeyError
-    assert draw() == expected
 
 
 def test_seed_beyond_numpys_range_is_taken() -> None:
@@ -80,15 +65,6 @@ def test_initialisation_is_as_before_after_the_block() -> None:
     weight = nn.Linear(3, 3).weight
     torch.manual_seed(0)
     assert torch.equal(weight, nn.Linear(3, 3).weight)
-
-
-def test_replaced_attribute_comes_back() -> None:
-    class Thing:
-        colour = "red"
-
-    with replaced(Thing, "colour", "blue"):
-        assert Thing.colour == "blue"
-    assert Thing.colour == "red"
 
 
 def test_parameter_count_counts_a_tied_parameter_once() -> None:

@@ -72,22 +72,6 @@ def test_every_tensor_is_listed_with_its_shape_dtype_and_bytes(tmp_path: Path, k
         assert facts == expected, name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nan_and_inf_are_counted_where_they_were_planted(tmp_path: Path, kind: Kind) -> None:
-    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-    dtypes += [] if kind == "legacy torch" else [torch.float8_e5m2]
-    state = {}
-    for nans, dtype in enumerate(dtypes, start=1):
-        values = torch.linspace(-1, 1, 50)
-        values[:nans] = float("nan")
-        values[40:47] = float("-inf")
-        state[str(dtype)] = values.to(dtype)
-    state["clean"] = torch.full((1000,), 3e38)  # whose sum overflows
-    listed = by_key(list_contents(saved(tmp_path / "weights", kind, state)))
-    found = {name: (tensor.nan_count, tensor.inf_count) for name, tensor in listed.items()}
-    assert found == {str(dtype): (nans, 7) for nans, dtype in enumerate(dtypes, start=1)} | {"clean": (0, 0)}
-
-
 @pytest.mark.parametrize("kind", ["torch", "legacy torch"])
 def test_views_count_their_own_values_and_name_whose_storage_they_share(tmp_path: Path, kind: Kind) -> None:
     table = torch.arange(24.0).reshape(4, 6)
@@ -122,15 +106,17 @@ def test_a_file_of_a_big_endian_machine_is_listed_by_its_values(tmp_path: Path) 
 def test_statistics_are_those_of_the_values_that_were_saved(tmp_path: Path, kind: Kind) -> None:
     generator = torch.Generator().manual_seed(0)
     state = {f"{at}": torch.randn(1000, 300, generator=generator) * 10.0**at - 1 for at in (-3, 0, 3)}
-    state["half"] = torch.randn(500, 3, generator=generator).bfloat16()
-    state["count"] = torch.arange(-4, 9)
-    state["0"][0, :2] = torch.tensor([float("nan"), float("inf")])
+    state |= {"half": torch.randn(500, 3, generator=generator).bfloat16(), "double": torch.randn(70).double()}
+    state |= {"count": torch.arange(-4, 9), "large": torch.full((1000,), 3e38)}  # whose sum overflows
+    for name in ("0", "half", "double"):
+        state[name].view(-1)[:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
     state["3"][5] = 0
     listed = by_key(list_contents(saved(tmp_path / "w", kind, state)))
     for name, tensor in state.items():
         values = tensor.double().numpy()
         finite, found = values[np.isfinite(values)], listed[name]
         assert (found.min, found.max) == (finite.min(), finite.max())
+        assert (found.nan_count, found.inf_count) == (np.isnan(values).sum(), np.isinf(values).sum())
         assert found.zero_count == (values == 0).sum()
         assert found.mean == pytest.approx(finite.mean(), rel=1e-6, abs=1e-7 * finite.std())
         assert found.std == pytest.approx(finite.std(), rel=1e-6)
@@ -149,12 +135,6 @@ def test_views_side_by_side_in_one_storage_are_not_tied(tmp_path: Path, kind: Ki
     tied = {name: each.tied_to for name, each in by_key(contents).items() if each.tied_to}
     assert tied == {"row": "even", "end": "even"}
     assert sum(each.byte_count for each in contents.tensors if each.key in lstm) == flat.nbytes
-
-
-def test_an_empty_tensor_does_not_share_the_storage_of_its_neighbour(tmp_path: Path) -> None:
-    state = {"a": torch.ones(3), "empty": torch.empty(0, 3), "z": torch.ones(2)}
-    contents = list_contents(saved(tmp_path / "empty.safetensors", "safetensors", state))
-    assert [tensor.tied_to for tensor in contents.tensors] == ["", "", ""]
 
 
 def test_a_training_checkpoint_says_where_the_weights_are_and_what_else_is_there(tmp_path: Path) -> None:
@@ -281,13 +261,6 @@ def test_a_tensor_that_the_index_does_not_list_is_told(tmp_path: Path) -> None:
     assert contents.warnings == ("model-2-of-2.safetensors: the index does not list net.c.",)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch"])
-def test_a_tensor_that_no_shard_holds_is_an_error(tmp_path: Path, kind: Literal["safetensors", "torch"]) -> None:
-    index = sharded(tmp_path, kind, {"net.a": 0, "net.b": 1, "net.c": 1, "net.d": 1})
-    with pytest.raises(CheckpointError, match=r"lacks 'net\.d'"):
-        list_contents(index)
-
-
 def test_metadata_of_safetensors_is_listed(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     safetensors.torch.save_file({"w": torch.ones(1)}, path, metadata={"format": "pt", "licence": "MIT"})
@@ -336,11 +309,6 @@ def test_the_network_that_fits_is_named_with_its_class_count(tmp_path: Path) -> 
     [fitting] = whole(contents).architectures
     assert fitting.startswith("squeezenet1_1 (num_classes=7)")
     assert whole(contents).prefix == "module"
-
-
-def test_names_that_no_network_has_fit_none(tmp_path: Path) -> None:
-    contents = list_contents(saved(tmp_path / "w.pt", "torch", {"strange": torch.ones(2)}))
-    assert whole(contents).architectures == ()
 
 
 @pytest.mark.parametrize("content", [nn.Linear(2, 3), [], 5, {}, {"epoch": 3}], ids=lambda it: type(it).__name__)

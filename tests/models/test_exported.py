@@ -1,12 +1,11 @@
 """Pickles, and what else runs code when it is read: only where it is trusted."""
 
+import hashlib
 import importlib
-import io
 import os
 import pickle
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,12 +17,9 @@ from hookscope.models import load_model
 from hookscope.models.construction import FileOptions
 from hookscope.models.exported import read_pickle
 from tests.models.hostile import Call
-from tests.models.saved import save_exported, save_scripted, tensors_of
+from tests.models.saved import NINE, SAVERS, SEVEN, build, save_exported, save_scripted, tensors_of
+from tests.models.test_checkpoint import save_legacy
 from tests.networks import conv_net
-
-
-def save_legacy(content: object, path: Path) -> None:
-    torch.save(content, path, _use_new_zipfile_serialization=False)
 
 
 def save_bare(content: object, path: Path) -> None:
@@ -126,14 +122,6 @@ def test_whatever_unpickling_raises_becomes_one_line(
     assert str(caught.value).isprintable()
 
 
-def test_a_tar_that_is_not_torchs_is_one_line(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "model.tar", "w") as archive:
-        for name in ("sys_info", "pickle", "tensors", "storages"):
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(CheckpointError, match=r"model\.tar cannot be unpickled: "):
-        read_pickle(tmp_path / "model.tar")
-
-
 @pytest.mark.parametrize("save", [torch.save, save_legacy, save_bare])
 def test_a_pickle_runs_with_trust_and_not_without(tmp_path: Path, save: Callable[[object, Path], None]) -> None:
     canary = tmp_path / "canary"
@@ -165,6 +153,39 @@ assert not [name for name in sys.modules if name.startswith("hookscope.models.")
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True, timeout=300)
 
 
-def test_outputs_are_read_in_one_order() -> None:
-    a, b, c = torch.zeros(1), torch.zeros(2), torch.zeros(3)
-    assert [len(each) for each in tensors_of({"x": (a, [b, None]), "y": c})] == [1, 2, 3]
+# Layers and gradients of the other networks are compared in `test_saved_networks`.
+WHOLE = [
+    ("pickled", "resnet"),
+    *((form, name) for name in NINE if name not in SEVEN for form in ("scripted", "exported")),
+]
+
+
+@pytest.mark.parametrize(("form", "name"), WHOLE)
+def test_a_network_saved_whole_computes_what_it_did(tmp_path: Path, form: str, name: str) -> None:
+    network, args = build(NINE[name])
+    path = tmp_path / "model.pt"
+    SAVERS[form](network, args, path)
+    loaded = load_model(str(path), options=FileOptions(trust=True))
+    assert loaded.info.name == loaded.info.weights == "model.pt"
+    assert loaded.info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert loaded.info.kind == type(network).__name__
+    assert not loaded.info.random
+    assert loaded.info.parameter_count == sum(parameter.numel() for parameter in network.parameters())
+    outputs, expected = tensors_of(loaded.module(*args)), tensors_of(network(*args))
+    assert len(outputs) == len(expected)
+    for first, second in zip(outputs, expected, strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("form", ["pickled", "scripted", "traced", "exported"])
+def test_weights_of_a_whole_network_pour_into_the_one_that_arch_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    network = conv_net().eval()
+    args = (torch.randn(2, 3, 8, 8),)
+    SAVERS[form](network, args, tmp_path / "model.pt")
+    (tmp_path / "net.py").write_text("from tests.networks import conv_net\n")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_model("model.pt", arch="net.py:conv_net", options=FileOptions(trust=True))
+    assert type(loaded.module[0]) is torch.nn.Conv2d
+    assert torch.equal(loaded.module.eval()(*args), network(*args))

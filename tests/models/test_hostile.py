@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
-from hookscope.models import load_into, read_checkpoint
+from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.statedict import load_into
 from tests.models import hostile
 from tests.models.hostile import ASSEMBLED, EXPORTED, GOOD, PAYLOADS
 
@@ -208,13 +209,13 @@ def test_a_file_cut_at_any_byte_is_called_broken(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_cut_anywhere_is_called_broken_by_the_worker_as_well(tmp_path: Path, name: str) -> None:
     whole, path = FORMATS[name](SMALL), tmp_path / "model.pt"
-    for length in np.linspace(0, len(whole) - 1, 25, dtype=int):
+    for length in np.linspace(0, len(whole) - 1, 8, dtype=int):
         path.write_bytes(whole[:length])
         assert outcome(path) == "CheckpointError 3", length
 
 
 @pytest.mark.usefixtures("unforked")
-@pytest.mark.parametrize(("name", "count"), [("torch", 1200), ("legacy", 600), ("safetensors", 600)])
+@pytest.mark.parametrize(("name", "count"), [("torch", 600), ("legacy", 600), ("safetensors", 300)])
 def test_flipped_bits_end_well_and_change_no_weights_that_a_checksum_covers(
     tmp_path: Path, name: str, count: int
 ) -> None:
@@ -231,16 +232,6 @@ def test_flipped_bits_end_well_and_change_no_weights_that_a_checksum_covers(
     assert ends.keys() <= {"read", "CheckpointError 3", "UntrustedFileError 4"}
     assert ends["CheckpointError 3"] > count / 20
     assert ends["read"] > 0
-
-
-def test_flipped_bits_end_well_in_the_worker(tmp_path: Path) -> None:
-    whole, path = FORMATS["torch"](SMALL), tmp_path / "model.pt"
-    generator = np.random.default_rng(8)
-    for _ in range(30):
-        position = int(generator.integers(len(whole)))
-        path.write_bytes(hostile.flipped(whole, position, int(generator.integers(8))))
-        found = outcome(path)
-        assert found in ("CheckpointError 3", "UntrustedFileError 4") or same(found), position
 
 
 STARTS: Sequence[bytes] = (

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from hookscope.inspection.forward import inspect
-from hookscope.models import build_on_meta, load_model
+from hookscope.models import load_model
 
 FACTORIES = """
 from transformers import (
@@ -90,23 +89,6 @@ def test_output_while_inspected_is_the_plain_output(source: Path, factory: str) 
         (statistics,) = [value for slot, value in root.items() if key in slot] or [root[""]]
         assert statistics.shape == shape
         assert statistics.mean == pytest.approx(plain[key].double().mean().item(), abs=1e-6)
-
-
-def test_random_weights_are_those_of_the_users_own_seeded_script(source: Path) -> None:
-    namespace: dict[str, Any] = {}
-    exec(FACTORIES, namespace)  # as the user's file does
-    torch.manual_seed(4)
-    expected: nn.Module = namespace["vit"]()
-    own = load_model(f"{source}:vit", seed=4).module.state_dict()
-    assert own.keys() == expected.state_dict().keys()
-    assert all(torch.equal(own[key], value) for key, value in expected.state_dict().items())
-
-
-def test_arguments_reach_the_configuration_and_meta_has_its_shapes(source: Path) -> None:
-    on_meta = build_on_meta(f"{source}:vit", model_arguments=["labels=9"])
-    logits: Tensor = on_meta.module(torch.zeros(1, 3, 32, 32, device="meta")).logits
-    assert logits.shape == (1, 9)
-    assert logits.is_meta
 
 
 def test_weights_saved_by_transformers_load_into_the_factory(source: Path, tmp_path: Path) -> None:

@@ -3,8 +3,14 @@ import torch
 from torch import nn
 
 from hookscope.errors import UsageError
-from hookscope.models import build_on_meta, example_shape, infer_channels, infer_input_shape
-from hookscope.models.input_spec import default_preprocessing, set_input_channels, with_channels
+from hookscope.models import build_on_meta, example_shape
+from hookscope.models.input_spec import (
+    default_preprocessing,
+    infer_channels,
+    infer_input_shape,
+    set_input_channels,
+    with_channels,
+)
 from hookscope.results.inputs import Preprocessing
 
 NETWORKS = {

@@ -1,4 +1,3 @@
-from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -118,29 +117,6 @@ def test_key_of_something_else_is_described() -> None:
 )
 def test_content_without_weights_is_described(content: object, phrase: str) -> None:
     assert phrase.replace("\\\\", "\\") in refusal(content)
-
-
-def test_state_dicts_own_methods_are_not_asked() -> None:
-    class Hiding(OrderedDict[str, Any]):
-        def items(self) -> Any:
-            return ()
-
-        keys = values = __iter__ = items
-
-    hiding = Hiding()
-    dict.update(hiding, STATE)
-    assert names(hiding) == list(STATE)
-    assert names({"model": hiding}) == list(STATE)
-
-
-def test_dict_that_holds_itself_and_many_ways_to_one_dict_come_to_an_end() -> None:
-    loop: dict[str, Any] = {"epoch": 1}
-    loop["self"] = loop
-    assert "no tensors" in refusal(loop)
-    laughs: dict[str, Any] = {}
-    for _ in range(100):
-        laughs = {"a": laughs, "b": laughs}
-    assert "no tensors" in refusal(laughs)
 
 
 def test_versions_of_modules_are_kept_and_nothing_else_of_what_hangs_on_the_dict() -> None:

@@ -59,14 +59,9 @@ def write_shards(state: State, folder: Path, suffix: str, save: Callable[[dict[s
     return index
 
 
-def write_zip(state: State, folder: Path) -> Path:
-    torch.save(state, folder / "model.pt")
-    return folder / "model.pt"
-
-
-def write_legacy(state: State, folder: Path) -> Path:
-    torch.save(state, folder / "model.pth", _use_new_zipfile_serialization=False)
-    return folder / "model.pth"
+def write(content: object, path: Path, **options: Any) -> Path:
+    torch.save(content, path, **options)
+    return path
 
 
 def write_safetensors(state: State, folder: Path) -> Path:
@@ -74,24 +69,14 @@ def write_safetensors(state: State, folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
-def write_training_checkpoint(state: State, folder: Path) -> Path:
-    torch.save({"epoch": 3, "state_dict": state, "optimizer": {"lr": 0.1}}, folder / "last.ckpt")
-    return folder / "last.ckpt"
-
-
-def write_data_parallel(state: State, folder: Path) -> Path:
-    torch.save({f"module.{name}": tensor for name, tensor in state.items()}, folder / "ddp.pt")
-    return folder / "ddp.pt"
-
-
 WRITERS: dict[str, Callable[[State, Path], Path]] = {
-    "torch zip": write_zip,
-    "legacy torch": write_legacy,
+    "torch zip": lambda s, d: write(s, d / "model.pt"),
+    "legacy torch": lambda s, d: write(s, d / "model.pth", _use_new_zipfile_serialization=False),
     "safetensors": write_safetensors,
     "sharded safetensors": lambda s, d: write_shards(s, d, ".safetensors", safetensors.torch.save_file),
     "sharded torch": lambda s, d: write_shards(s, d, ".bin", torch.save),
-    "training checkpoint": write_training_checkpoint,
-    "data parallel": write_data_parallel,
+    "training checkpoint": lambda s, d: write({"state_dict": s, "epoch": 3, "optimizer": {"lr": 0.1}}, d / "last.ckpt"),
+    "data parallel": lambda s, d: write({f"module.{name}": tensor for name, tensor in s.items()}, d / "ddp.pt"),
 }
 
 
@@ -149,7 +134,7 @@ def test_a_tie_is_settled_by_naming_the_network(tmp_path: Path) -> None:
     name = "fasterrcnn_mobilenet_v3_large_320_fpn"
     torch.manual_seed(1)
     network = torchvision.models.get_model(name, weights_backbone=None, num_classes=3)
-    path = write_zip(network.state_dict(), tmp_path)
+    path = write(network.state_dict(), tmp_path / "model.pt")
     loaded = load_model(str(path), arch=name)
     image = [picture(3, 32, 32)]
     with torch.no_grad():

@@ -11,7 +11,7 @@ from hookscope.inspection.forward import inspect
 from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_exported_program, load_torchscript
 from hookscope.models.input_spec import example_shape, infer_input_shape
-from tests.models.saved import EIGHT, SAVERS, assert_near, build, witness
+from tests.models.saved import SAVERS, SEVEN, assert_near, build, witness
 
 # Networks are compared in double precision; a trace holds the scale of attention in single.
 TOLERANCES = {"scripted": 1e-6, "traced": 1e-6, "exported": 1e-9}
@@ -32,10 +32,10 @@ class Case:
         return self.form != "scripted"
 
 
-@pytest.fixture(scope="module", params=[f"{form} {name}" for name in EIGHT for form in TOLERANCES])
+@pytest.fixture(scope="module", params=[f"{form} {name}" for name in SEVEN for form in TOLERANCES])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     form, name = request.param.split()
-    eager, args = build(EIGHT[name])
+    eager, args = build(SEVEN[name])
     eager, args = eager.double(), (args[0].double(),)  # what differs then is not rounding
     path = tmp_path_factory.mktemp(form) / "model.pt"
     SAVERS[form](eager, args, path)

@@ -9,19 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.inspection.forward import inspect
-from hookscope.models.construction import LoadedModel
-from hookscope.models.exported import load_torchscript
-from tests.models.saved import build, save_scripted, save_traced, tensors_of, witness
+from tests.models.saved import build, load_script, tensors_of, witness
 from tests.networks import TORCHVISION, conv_net
-
-
-def load(network: nn.Module, folder: Path, args: tuple[Any, ...] | None = None) -> LoadedModel:
-    """Save a network as TorchScript, traced if there is something to trace it with, and load it."""
-    if args is None:
-        save_scripted(network.eval(), (), folder / "model.pt")
-    else:
-        save_traced(network.eval(), args, folder / "model.pt")
-    return load_torchscript(folder / "model.pt", 0)
 
 
 class Pair(NamedTuple):
@@ -93,7 +82,7 @@ class Structured(nn.Module):
 def test_tuples_lists_dictionaries_and_nothing_pass_through_hooked_calls(tmp_path: Path) -> None:
     eager = Structured().eval()
     args = (torch.randn(3, 4),)
-    loaded = load(eager, tmp_path)
+    loaded = load_script(eager, tmp_path)
     assert loaded.warnings == ()
     expected, outputs = witness(eager, args)
     seen, again = witness(loaded.module, args)
@@ -128,7 +117,7 @@ def double(output: Any) -> Any:
 @pytest.mark.parametrize("layer", ["split", "listed", "keyed", "single", "nested", "lstm", ""])
 def test_what_hooks_replace_is_what_goes_on(tmp_path: Path, layer: str) -> None:
     eager = Structured().eval()
-    module = load(eager, tmp_path).module
+    module = load_script(eager, tmp_path).module
     x = torch.randn(3, 4)
     before = [tensor.clone() for tensor in tensors_of(module(x))]
     results = []
@@ -187,7 +176,7 @@ def test_a_layer_that_changes_the_list_it_is_given_is_left_alone_and_named(
     tmp_path: Path, network: Callable[[], nn.Module]
 ) -> None:
     eager = network().eval()
-    loaded = load(eager, tmp_path)
+    loaded = load_script(eager, tmp_path)
     x = torch.randn(3, 2)
     assert torch.equal(loaded.module(x), eager(x))
     assert loaded.warnings == (
@@ -210,7 +199,7 @@ class Forking(nn.Module):
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 def test_a_layer_that_runs_in_a_thread_of_its_own_is_named(tmp_path: Path) -> None:
     eager = Forking().eval()
-    loaded = load(eager, tmp_path)
+    loaded = load_script(eager, tmp_path)
     x = torch.randn(3, 2)
     assert torch.equal(loaded.module(x), eager(x))
     (warning,) = loaded.warnings
@@ -219,7 +208,7 @@ def test_a_layer_that_runs_in_a_thread_of_its_own_is_named(tmp_path: Path) -> No
 
 
 def test_the_network_moves_to_the_meta_device_for_shapes_alone(tmp_path: Path) -> None:
-    module = load(conv_net(), tmp_path).module.to("meta")
+    module = load_script(conv_net(), tmp_path).module.to("meta")
     assert all(tensor.is_meta for tensor in module.state_dict().values())
     assert module(torch.randn(2, 3, 8, 8, device="meta")).shape == (2, 5)
 
@@ -228,34 +217,15 @@ def test_the_network_moves_to_the_meta_device_for_shapes_alone(tmp_path: Path) -
 def test_a_scripted_detector_runs_with_the_layers_that_can_be_hooked(tmp_path: Path) -> None:
     network = TORCHVISION["ssdlite320_mobilenet_v3_large"]
     eager, (images,) = build(network)
-    loaded = load(eager, tmp_path)
-    expected, _ = record(eager, [image.clone() for image in images])
-    seen, (_, detections) = record(loaded.module, [image.clone() for image in images])
+    loaded = load_script(eager, tmp_path)
+    expected, outputs = witness(eager, ([image.clone() for image in images],))
+    seen, again = witness(loaded.module, ([image.clone() for image in images],))
     (warning,) = loaded.warnings
     assert warning == (
         "model.pt: no hook can reach 2 layers (anchor_generator, transform): what they take or return cannot pass "
         "through Python."
     )
-    assert expected.keys() - seen.keys() == {"anchor_generator", "transform"}
-    for layer in seen.keys() - {""}:
-        for first, second in zip(seen[layer], expected[layer], strict=True):
-            torch.testing.assert_close(first, second)
-    assert torch.equal(detections[0]["boxes"], expected[""][0])
-
-
-def record(network: nn.Module, *args: Any) -> tuple[dict[str, list[Tensor]], Any]:
-    """Return all outputs of each layer, without gradients, and the network's."""
-    seen: dict[str, list[Tensor]] = {}
-    handles = [
-        module.register_forward_hook(
-            lambda _module, _args, output, layer=layer: seen.setdefault(layer, []).extend(
-                tensor.clone() for tensor in tensors_of(output)
-            )
-        )
-        for layer, module in network.named_modules()
-    ]
-    with torch.no_grad():
-        output = network(*args)
-    for handle in handles:
-        handle.remove()
-    return seen, output
+    assert {layer for layer, _, _ in expected.activations.keys() - seen.activations.keys()} == {"anchor_generator"}
+    for key, tensor in seen.activations.items():
+        torch.testing.assert_close(tensor, expected.activations[key])
+    assert torch.equal(again[0], outputs[0])

@@ -1,6 +1,3 @@
-import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,11 +8,12 @@ import torch
 import torchvision
 from torch import nn
 
-import hookscope.models
-from hookscope.errors import CheckpointError, ModelNotFoundError, UntrustedFileError, UsageError
-from hookscope.models import FileOptions, ModelSpec, build_on_meta, load_model, model_names, parse_model
+from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
+from hookscope.models import FileOptions, build_on_meta, load_model, parse_model
 from hookscope.models.architecture import Candidate
 from hookscope.models.construction import seeded
+from hookscope.models.spec import ModelSpec
+from hookscope.models.zoo import model_names
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 
@@ -94,12 +92,6 @@ def test_what_cannot_be_loaded_says_why(
         load_model(model, **options)
 
 
-def test_missing_weights_file_is_reported_as_that() -> None:
-    for name in ("absent.pt", "x" * 5000 + ".pt", "a\0.pt"):
-        with pytest.raises(CheckpointError, match="does not exist"):
-            load_model(name)
-
-
 SMALL = "squeezenet1_1"
 
 
@@ -129,7 +121,7 @@ def test_network_of_a_weights_file_follows_the_file(file: str, small: nn.Module,
     assert_same(loaded.module, small)
     assert loaded.info.name == f"model.pt ({SMALL})"
     assert loaded.info.weights == "model.pt"
-    assert loaded.info.arguments == {"num_classes": 7}
+    assert (loaded.info.arguments, loaded.info.categories) == ({"num_classes": 7}, ())
     assert not loaded.info.random
     assert loaded.warnings == ()
     said = "\n".join(loaded.notes)
@@ -155,17 +147,9 @@ def test_file_on_meta_is_read_and_has_to_fit(file: str, tmp_path: Path) -> None:
     assert loaded.module.weight.is_meta
 
 
-def test_sharded_weights_are_loaded_by_their_index(tmp_path: Path, small: nn.Module) -> None:
-    state = {key: value.contiguous() for key, value in small.state_dict().items()}
-    safetensors.torch.save_file(state, tmp_path / "model-1.safetensors")
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": dict.fromkeys(state, "model-1.safetensors")}))
-    assert_same(load_model(str(index)).module, small)
-
-
 def test_networks_of_equal_names_and_shapes_are_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
-    twins = tuple(Candidate(name, {}, None, "", ()) for name in ("resnet18", "resnet34"))
+    twins = tuple(Candidate(name, {}, None, ()) for name in ("resnet18", "resnet34"))
     monkeypatch.setattr("hookscope.models.architecture.recognise", lambda _: twins)
     with pytest.raises(UsageError, match=r"equal names and shapes: resnet18, resnet34; .*--arch resnet18"):
         load_model(str(tmp_path / "model.pt"))
@@ -208,13 +192,6 @@ def code(tmp_path: Path, small: nn.Module) -> dict[str, str]:
     return {kind: str(next(tmp_path.glob(f"{kind}.*"))) for kind in ("module", "script", "program")}
 
 
-def test_files_that_run_code_are_refused_without_trust(code: dict[str, str]) -> None:
-    for path in code.values():
-        for arch in (None, SMALL):
-            with pytest.raises(UntrustedFileError, match=r"state_dict\(\).*--trust"):
-                load_model(path, arch=arch)
-
-
 def test_trust_does_not_make_a_damaged_file_good(code: dict[str, str], small: nn.Module) -> None:
     weight = next(small.parameters()).detach().numpy().tobytes()
     for path in map(Path, code.values()):
@@ -230,19 +207,3 @@ def test_network_in_a_file_takes_no_arguments(code: dict[str, str]) -> None:
     for path in code.values():
         with pytest.raises(UsageError, match="takes no --model-arg"):
             load_model(path, model_arguments=["num_classes=3"], options=FileOptions(trust=True))
-
-
-def test_all_public_names_exist() -> None:
-    assert sorted(hookscope.models.__all__) == hookscope.models.__all__
-    assert all(hasattr(hookscope.models, name) for name in hookscope.models.__all__)
-    assert not hasattr(hookscope.models, "no_such_name")
-
-
-def test_users_own_network_loads_without_torchvision() -> None:
-    code = """
-import sys
-from hookscope.models import load_model
-load_model("torch.nn:Linear", model_arguments=["in_features=1", "out_features=1"])
-sys.exit("torchvision" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

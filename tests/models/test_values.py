@@ -110,11 +110,6 @@ def test_a_format_without_arithmetic_has_no_nan_and_no_statistics() -> None:
     assert ValueReader().in_memory(tensor) == Values(0, 0)
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_the_bytes_around_a_tensor_do_not_count(dtype: torch.dtype) -> None:
-    assert in_file(torch.ones(100, dtype=dtype)) == Values(0, 0, 0, 1, 1, 1, 0)
-
-
 def test_values_whose_sum_or_square_overflows_are_measured() -> None:
     for value, dtype in ((3e38, torch.float32), (65504.0, torch.float16), (1.7e308, torch.float64)):
         tensor = torch.full((1000,), value, dtype=dtype)
