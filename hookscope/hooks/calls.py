@@ -46,7 +46,6 @@ def _remove_copied_hook(module: nn.Module, *_called_with: object) -> None:
         for key in [key for key, hook in hooks.items() if hook is _remove_copied_hook]:
             del hooks[key]
             flags.pop(key, None)
-            module._forward_hooks_always_called.pop(key, None)
 
 
 class Entry(NamedTuple):
@@ -152,7 +151,7 @@ class CallHooks(Generic[T]):
 
     def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[Place | str, ...]]:
         """Note what an operation is given, before it may write to it: versions, and where the tensors came from."""
-        with self.lock, self._without_overrides(inputs, ()):
+        with self.lock, _plainly(inputs):  # the mode is off while it runs
             return _versions(inputs), self._identities.sources(inputs, self.names)
 
     def operation_ends(
@@ -176,7 +175,7 @@ class CallHooks(Generic[T]):
             output: What it returned.
             outputs: The tensors in it; of an operation that returns nothing those that it wrote to.
         """
-        with self.lock, self._without_overrides(inputs, outputs):
+        with self.lock, _plainly(inputs, outputs):
             recomputes = _recomputes()
             index = self._count(layer, inputs, recomputes=recomputes)
             if index is None:
@@ -278,14 +277,17 @@ class CallHooks(Generic[T]):
     def _without_overrides(
         self, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
     ) -> AbstractContextManager[object]:
-        """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
-        if self.with_operations:
-            return torch._C.DisableTorchFunction()
-        for tensors in (inputs, outputs):
-            for _, tensor in tensors:
-                if type(tensor) not in _PLAIN_TYPES:
-                    return torch._C.DisableTorchFunctionSubclass()
-        return _NOTHING
+        """Read tensors past what a torch function mode or a subclass overrides."""
+        return torch._C.DisableTorchFunction() if self.with_operations else _plainly(inputs, outputs)
+
+
+def _plainly(*given: Sequence[tuple[str, Tensor]]) -> AbstractContextManager[object]:
+    """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
+    for tensors in given:
+        for _, tensor in tensors:
+            if type(tensor) not in _PLAIN_TYPES:
+                return torch._C.DisableTorchFunctionSubclass()
+    return _NOTHING
 
 
 def _recomputes() -> bool:

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path, PurePath
+from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -63,6 +64,7 @@ _ROOT = "(model)"
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
 _MODULE = str(Path("nn", "modules", "module.py"))  # whose frames are around every call of a module
+_CALL = nn.Module.__call__.__code__
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
 # Graphs of exported programs are run by this code: it stands for the network's own.
 _GRAPH_CODE = (
@@ -122,6 +124,14 @@ class OperationChoice:
         return set() if any(pattern.exclude for pattern in matching) else {pattern.call for pattern in matching}
 
 
+class Caller(NamedTuple):
+    """A module whose forward runs: its name, itself, and the code of its forward, None if that is no plain function."""
+
+    name: str
+    module: nn.Module
+    code: CodeType | None
+
+
 class _Kind(NamedTuple):
     """What is known of all calls of one operation by one module."""
 
@@ -136,8 +146,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
 
     Attributes:
         hooks: Those of the capture.
-        running: The modules whose forward runs, with their names, by the identity of a frame of `nn.Module.__call__`;
-            None for layers whose operations are not the network's.
+        running: The modules whose forward runs, by the identity of a frame of `nn.Module.__call__`; None for layers
+            whose operations are not the network's.
     """
 
     def __init__(self, hooks: CallHooks[T], choice: OperationChoice) -> None:
@@ -146,8 +156,9 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self.hooks = hooks
         self._choice = choice
         self._kinds: dict[tuple[str, str], _Kind] = {}
-        self.running: dict[int, tuple[str, nn.Module] | None] = {}
-        self._was_on: list[bool] = []
+        self.running: dict[int, Caller | None] = {}
+        self._off_in: set[int] = set()
+        self._is_paused = False
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -179,15 +190,21 @@ class OperationMode(TorchFunctionMode, Generic[T]):
     def _called(self, name: str, frame: FrameType | None) -> tuple[_Kind, nn.Module, FrameType] | None:
         """Return what is known of an operation, whose module calls it, and from where; None if it is not looked at."""
         caller = _caller(frame)
-        frame = caller
+        frame, below = caller, None
         while frame is not None and id(frame) not in self.running:
-            if _kind_of(frame.f_code) == "torch":  # somebody has wrapped a function that a layer of torch calls
+            code = frame.f_code
+            if _kind_of(code) == "torch":  # somebody has wrapped a function that a layer of torch calls
                 return None
+            # A module that is none of the network's is called, perhaps a copy; its forward counts, hooks on it do not.
+            if code is _CALL and below is not _code_of(getattr(frame.f_locals.get("self"), "forward", None)):
+                return None
+            if not code.co_filename.endswith(_MODULE):
+                below = code
             frame = frame.f_back
         found = None if frame is None else self.running[id(frame)]
-        if caller is None or found is None:
+        if caller is None or found is None or found.code not in (None, below):  # but a hook of it
             return None
-        owner, module = found
+        owner, module, _ = found
         kind = self._kinds.get((owner, name))
         if kind is None:
             place = (owner or _ROOT, name)
@@ -196,16 +213,18 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         return (kind, module, caller) if kind.is_observed or kind.edits else None
 
     def take_off(self) -> None:
-        """Take the mode off, from below those that the network has turned on."""
+        """Take the mode off in this thread, from below those that the network has turned on."""
         stack = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
-        self._was_on.append(self in stack)
         for each in reversed(stack):
-            if each is not self:
+            if each is self:
+                self._off_in.add(get_ident())
+            else:
                 torch._C._push_on_torch_function_stack(each)
 
     def put_on(self) -> None:
-        """Put the mode back below the others, if it was taken off."""
-        if self._was_on and self._was_on.pop():
+        """Put the mode back below the others, if it was taken off in this thread."""
+        if get_ident() in self._off_in and not self._is_paused:
+            self._off_in.discard(get_ident())
             stack = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
             for each in (self, *reversed(stack)):
                 torch._C._push_on_torch_function_stack(each)
@@ -214,9 +233,11 @@ class OperationMode(TorchFunctionMode, Generic[T]):
     def paused(self) -> Iterator[None]:
         """Observe nothing for the length of a `with` block."""
         self.take_off()
+        self._is_paused = True
         try:
             yield
         finally:
+            self._is_paused = False
             self.put_on()
 
 
@@ -251,16 +272,20 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
     names.update((id(each), name) for name, each in (*root.named_parameters(), *root.named_buffers()))
     handles = [root.register_forward_pre_hook(Hook(_note_inputs, names), with_kwargs=True)]
     try:
+        theirs: set[int] = set()
         for name, module in modules.items():
             if _runs_networks_code(module):
-                owner = None if _stands_for_torchs(module) else (name, module)
-                before, after = Hook(_enter, mode, owner), Hook(_leave, mode)
-            elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
+                calling = None if _stands_for_torchs(module) else Caller(name, module, _code_of(module.forward))
+                before, after = Hook(_enter, mode, calling), Hook(_leave, mode)
+            elif isinstance(module, _ASKING) and not (
+                id(module) in theirs or any(map(has_own_operations, module.modules()))
+            ):
+                theirs.update(map(id, module.modules()))
                 before, after = Hook(_mode_off, mode), Hook(_mode_on, mode)
             else:
                 continue
             handles.append(module.register_forward_pre_hook(before))
-            handles.append(module.register_forward_hook(after, always_call=True))  # even if the module raises
+            handles.append(module.register_forward_hook(after))
         torch._C._push_on_torch_function_stack(mode)
         yield
     finally:
@@ -283,9 +308,14 @@ def _stands_for_torchs(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and "forward" not in vars(module)
 
 
+def _code_of(forward: object) -> CodeType | None:
+    code = getattr(forward, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
 def _runs_networks_code(module: nn.Module) -> bool:
     forward = vars(module).get("forward") or getattr(type(module), "forward", None)
-    code = getattr(forward, "__code__", None)
+    code = _code_of(forward)
     if isinstance(module, torch.jit.ScriptModule) or code is None:
         return isinstance(module, torch.fx.GraphModule)
     return forward is not nn.Module.forward and _kind_of(code) != "torch"
@@ -296,14 +326,13 @@ def _note_inputs(names: dict[int, str], _module: nn.Module, args: tuple[Any, ...
     names.update((id(tensor), f"input{path}" if len(given) > 1 else "input") for path, tensor in given)
 
 
-def _enter(mode: OperationMode[T], owner: tuple[str, nn.Module] | None, _module: nn.Module, _args: object) -> None:
-    mode.running[id(sys._getframe(1).f_back)] = owner
+def _enter(mode: OperationMode[T], caller: Caller | None, _module: nn.Module, _args: object) -> None:
+    mode.running[id(sys._getframe(1).f_back)] = caller
+    mode.put_on()  # no such module runs where it is off: a call must have raised there, and the network gone on
 
 
 def _leave(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:
-    frame = sys._getframe(1)
-    for each in (frame, frame.f_back):  # if the module raised, the frame that ran the hooks before it is gone
-        mode.running.pop(id(each), None)
+    mode.running.pop(id(sys._getframe(1).f_back), None)
 
 
 def _mode_off(mode: OperationMode[T], _module: nn.Module, _args: object) -> None:
@@ -342,10 +371,22 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-@cache
-def _kind_of(code: CodeType) -> Literal["network", "torch", "wrapper"]:
+Whose = Literal["network", "torch", "wrapper"]
+
+# By identity, as the hash of code goes through all of it; that it stays there keeps identities apart.
+_known_codes: dict[int, tuple[CodeType, Whose]] = {}
+_known_lines: dict[tuple[int, int], str] = {}
+
+
+def _kind_of(code: CodeType) -> Whose:
     """Tell whose code it is: a wrapper is torch's, around a function that others call."""
-    path = code.co_filename
+    known = _known_codes.get(id(code))
+    if known is None:
+        known = _known_codes[id(code)] = code, _whose(code.co_filename)
+    return known[1]
+
+
+def _whose(path: str) -> Whose:
     if path in _GRAPH_CODE or not path.startswith((_TORCH, _HOOKSCOPE)):
         return "network"
     if path.startswith(_HOOKSCOPE):
@@ -355,8 +396,13 @@ def _kind_of(code: CodeType) -> Literal["network", "torch", "wrapper"]:
 
 def _source(caller: FrameType) -> str:
     """Return the line that calls an operation, "net.py:14"; "" where none is known."""
+    place = (id(caller.f_code), caller.f_lasti)  # the code is among `_known_codes`
+    line = _known_lines.get(place)
+    if line is not None:
+        return line
     if caller.f_code.co_filename not in _GRAPH_CODE:
-        return _place(caller.f_code, caller.f_lasti)
+        line = _known_lines[place] = _line(caller.f_code, caller.f_lasti)
+        return line
     frame: FrameType | None = caller
     while frame is not None and frame.f_code.co_name != "run_node":
         frame = frame.f_back
@@ -367,8 +413,7 @@ def _source(caller: FrameType) -> str:
     return next((f"{PurePath(file).name}:{line}" for file, line in reversed(lines) if "/torch/" not in file), "")
 
 
-@lru_cache(maxsize=65536)
-def _place(code: CodeType, instruction: int) -> str:
+def _line(code: CodeType, instruction: int) -> str:
     """Return the line of an instruction, "net.py:14"; "" in code that no file holds."""
     if code.co_filename.startswith("<"):
         return ""

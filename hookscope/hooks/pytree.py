@@ -103,10 +103,11 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
     """List the tensors that a call was given, as `tensors_in` does: ("[0]", t), ("['mask']", t)."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # nearly always
         return [("[0]", args[0])]
-    inputs = tensors_in(args)
-    if kwargs:
-        inputs += tensors_in(kwargs)
-    return inputs
+    found = [(f"[{at}]", each) for at, each in enumerate(args) if type(each) not in _PLAIN]
+    found += [(f"[{key!r}]", each) for key, each in kwargs.items() if type(each) not in _PLAIN]
+    if all(issubclass(type(each), Tensor) for _, each in found):  # nothing to walk through
+        return found
+    return tensors_in(args) + (tensors_in(kwargs) if kwargs else [])
 
 
 def replaceable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:

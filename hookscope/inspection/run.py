@@ -129,7 +129,7 @@ def choose(
     def order() -> list[str]:
         return execution_order(inspected.network, queue)
 
-    others, operations = split_patterns(layers, ops=ops)
+    others, operations = split_patterns(layers, inspected.modules, ops=ops)
     selected = {} if others is None else select_from(inspected.modules, inspected.aliases, others, order)
     placed = place_edits(edits, inspected.network, order, recorder)
     judged = judged and any(map(has_own_operations, inspected.modules.values()))
@@ -139,18 +139,27 @@ def choose(
     return selected, operations, placed
 
 
-def split_patterns(layers: Sequence[str], *, ops: bool) -> tuple[list[str] | None, OperationChoice | None]:
+def split_patterns(
+    layers: Sequence[str], modules: Iterable[str], *, ops: bool
+) -> tuple[list[str] | None, OperationChoice | None]:
     """Return the patterns of layers, None if no layer is meant, and the choice of operations, None if none is meant.
 
     Args:
         layers: Patterns as for `--layer`.
+        modules: Names of the network's modules: one with a colon in it may be meant.
         ops: Whether all operations are meant, but those that patterns exclude.
 
     Raises:
         UsageError: If a pattern of operations is malformed.
     """
-    of_layers = [text for text in layers if not is_operation_pattern(text)]
-    chosen = [parse_operation_pattern(text) for text in layers if is_operation_pattern(text)]
+    with_colon = [name for name in modules if ":" in name]
+    of_operations = [
+        text
+        for text in layers
+        if is_operation_pattern(text) and not any(text.removeprefix("!") in name for name in with_colon)
+    ]
+    of_layers = [text for text in layers if text not in of_operations]
+    chosen = [parse_operation_pattern(text) for text in of_operations]
     only_operations = not of_layers and not ops and any(not pattern.exclude for pattern in chosen)
     if ops:
         chosen.insert(0, parse_operation_pattern(EVERYTHING))

@@ -395,7 +395,7 @@ def test_a_loss_that_is_not_a_number_still_says_where(run: Run, folder: Path) ->
     assert ended.code == 0
     assert document["loss"]["value"] == "nan"
     where = {verdict["rule"]: verdict["where"] for verdict in document["verdicts"]}
-    assert where["non-finite-activation"] == "1"
+    assert where["non-finite-activation"] == "1:div"
     assert "non-finite-loss" in where
     assert table(folder / "out" / "gradients.csv")[0]["nan_count"] == "3"
 

@@ -41,6 +41,7 @@ def plain_modules(network: nn.Module, *inputs: torch.Tensor) -> list[dict[str, A
             "output_shapes": outputs_by_module.get(module, []),
             "selected": isinstance(module, nn.Conv2d),
             "note": "",
+            "owner": None,
         }
         for name, module in network.named_modules()
     ]

@@ -1,8 +1,9 @@
 """One hooked pass over all inputs, and as few more as the wanted rules need."""
 
+import glob
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,9 @@ from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.rules import RULES
-from hookscope.checks.rules.rule import Needs
+from hookscope.checks.rules.rule import Needs, of_modules
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
-from hookscope.hooks.patterns import is_operation_pattern
 from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
@@ -135,10 +135,7 @@ def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence
     LayerNotFoundError if a label belongs to no layer, ImageError if an input cannot be read.
     """
     modules = inspected_network(prepared.loaded).modules
-    patterns = [
-        label if is_operation_pattern(label) else rf"name:/\A{re.escape(_layer_of(label, modules))}\Z/"
-        for label in labels
-    ]
+    patterns = [_pattern_of(label, modules) for label in labels]
     try:
         return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, **_options(settings))
     except ForwardError as error:
@@ -147,6 +144,16 @@ def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence
 
 def _options(settings: CheckSettings) -> dict[str, Any]:
     return {"seed": settings.seed, "output_key": settings.output_key}
+
+
+def _pattern_of(label: str, layers: Mapping[str, object]) -> str:
+    """Return the pattern of the operation that a label is about, or of the layer."""
+    place = label.partition("#")[0]
+    owner, colon, operation = place.rpartition(":")
+    is_called = colon and operation.isidentifier() and place not in layers and glob.escape(owner) == owner
+    if is_called and (owner == "(model)" or owner in layers):
+        return label
+    return rf"name:/\A{re.escape(_layer_of(label, layers))}\Z/"
 
 
 def _layer_of(label: str, layers: Iterable[str]) -> str:
@@ -215,7 +222,7 @@ class _Measuring:
 
     def run_again(self, subject: InspectedNetwork, forward: Activations, outputs: FirstPass) -> None:
         """Run the network again, as far as the first pass and the wanted rules ask for it."""
-        is_broken = any(row.activation.nan_count or row.activation.inf_count for row in forward.rows)
+        is_broken = any(row.activation.nan_count or row.activation.inf_count for row in of_modules(forward.rows))
         if "non-finite-activation" in self.wanted and is_broken:
             self.origin, broken = locate_origin(subject, self.prepared.batches(), self.settings.seed)
             if self.origin is None and broken:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, named, output_of, rule, stored_in
+from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, named, of_modules, output_of, rule, stored_in
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight
 from hookscope.text import counted
 
@@ -242,7 +242,7 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 
 
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[Objection]:
-    rows = measured.forward.rows if measured.forward else ()
+    rows = of_modules(measured.forward.rows) if measured.forward else []
     known = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
     known += [(each.max_abs or 0.0, stored_in(each)) for each in measured.stored if "float" in each.dtype]
     on = [(magnitude, target) for magnitude, target in known if terms.is_on(target)]

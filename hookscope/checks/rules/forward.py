@@ -16,8 +16,10 @@ from hookscope.checks.rules.rule import (
     listed,
     non_finite_count,
     non_finite_words,
+    of_modules,
     output_of,
     owner,
+    quoted,
     rule,
 )
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, is_zero
@@ -61,8 +63,8 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     negative do it. -Inf in an attention mask is no finding as long as nothing comes of it. The rules that it would
     break by itself are skipped. `hookscope grads` names the first output that holds NaN or Inf, and skips no rule.
     """
-    rows = measured.forward.rows if measured.forward else ()
-    origin = measured.origin
+    all_rows = measured.forward.rows if measured.forward else ()
+    rows, origin = of_modules(all_rows), measured.origin
     if not measured.origin_searched:
         if measured.gradients is not None:
             yield from _first_in_forward_order(measured.gradients)
@@ -74,6 +76,8 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         later = sum(bool(non_finite_count(row.activation)) for row in after)
         target = output_of(made) if made else FindingTarget(origin.layer, (origin.layer,), origin.kind)
         message = f"{_origin_words(origin)} (limit 0)"
+        if first := _first_operation(all_rows, origin.layer.partition("#")[0]):
+            message += f", in its code first by {quoted(first)}"
         if names := origin.parameters:
             message += f"; its {listed(names)} {are(len(names))} not finite"
         if later:
@@ -81,9 +85,23 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         yield Objection(target, f"{message}.")
 
 
+def _first_operation(rows: Sequence[LayerRow], module: str) -> LayerRow | None:
+    """Return the first operation of a module that makes NaN, or Inf from which more comes; masks alone are none."""
+    broken = [row for row in rows if non_finite_count(row.activation)]
+    spread = {label for row in broken for label in row.inputs}
+    own = (row for row in broken if row.owner is not None and (row.owner or "(model)") == module)
+    return next((row for row in own if row.activation.nan_count or row.label in spread), None)
+
+
 def _first_in_forward_order(gradients: Gradients) -> Iterator[Objection]:
     """Name the first output that holds NaN or Inf; rows come in the order in which modules finish."""
     broken = [row for row in gradients.rows if non_finite_count(row.activation)]
+    loss_is_finite = gradients.loss is not None and math.isfinite(gradients.loss.value)
+    in_modules = of_modules(broken)
+    if not in_modules and loss_is_finite:  # what operations make of a mask, or choose among, comes to nothing
+        return
+    spread = {label for row in broken for label in row.inputs}
+    broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread]
     if not broken:
         return
     first = broken[0]
@@ -92,8 +110,8 @@ def _first_in_forward_order(gradients: Gradients) -> Iterator[Objection]:
         for each in gradients.parameters
         if owner(each) == first.layer and each.weight_l2 is not None and not math.isfinite(each.weight_l2)
     ]
-    loss_is_finite = gradients.loss is not None and math.isfinite(gradients.loss.value)
-    is_mask = len(broken) == 1 and not first.activation.nan_count and loss_is_finite
+    is_mask = len(in_modules) == 1 and not in_modules[0].activation.nan_count and loss_is_finite
+    first = in_modules[0] if is_mask else first
     if culprits:
         remark = f"its {listed(culprits)} {are(len(culprits))} not finite"
     elif is_mask:
@@ -101,7 +119,7 @@ def _first_in_forward_order(gradients: Gradients) -> Iterator[Objection]:
     else:
         remark = f"{counted(len(broken) - 1, 'output')} after it {'holds' if len(broken) == 2 else 'hold'} some too"
     message = (
-        f"The output of '{first.label}' is the first in forward order with NaN or Inf: it has"
+        f"The output of {quoted(first)} is the first in forward order with NaN or Inf: it has"
         f" {non_finite_words(first.activation)} (limit 0); {remark}."
     )
     yield Objection(output_of(first), message, "warn" if is_mask else "fail")

@@ -31,6 +31,7 @@ from hookscope.checks.rules.rule import (
     output_of,
     owner,
     parameter_of,
+    quoted,
     rule,
     taken_gradients,
 )
@@ -92,12 +93,13 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         # Containers that end with the broken output are passed over: their gradient is not finite either.
         later = (each for each in arrived_outputs(gradients, of_operations=True) if each.index > first.index)
         consumer = next((each for each in later if not non_finite_count(each.gradient)), None)
-        if consumer is not None and consumer is finite[-1]:
-            target, maker = output_of(consumer), f"'{consumer.label}' and what leads to it"
+        # The last to arrive may be the module that returns what an operation of its code has computed.
+        if consumer is not None and (consumer is finite[-1] or consumer.owner == finite[-1].layer):
+            target, maker = output_of(consumer), f"{quoted(consumer)} and what leads to it"
         else:
-            target, maker = output_of(first), f"what takes the output of '{first.label}'"
+            target, maker = output_of(first), f"what takes the output of {quoted(first)}"
         message = (
-            f"The gradient of the output of '{first.label}' is the first in backward order with NaN or Inf: it has"
+            f"The gradient of the output of {quoted(first)} is the first in backward order with NaN or Inf: it has"
             f" {words}, while that of '{finite[-1].label}', the last before it, is finite: look at the backward of"
             f" {maker}"
         )

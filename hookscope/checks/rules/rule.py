@@ -5,7 +5,7 @@ Below it, how rules read results: gradients that arrived, weights in forward ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -218,6 +218,16 @@ def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> lis
     """Return the gradients of outputs that received one, zero or not, in forward order; of modules, unless told so."""
     arrived = [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
     return [row for row in arrived if of_operations or row.owner is None]
+
+
+def of_modules(rows: Iterable[LayerRow]) -> list[LayerRow]:
+    """Return the rows of modules, without those of operations."""
+    return [row for row in rows if row.owner is None]
+
+
+def quoted(row: LayerRow | GradientRow) -> str:
+    """Return the label of a row in quotes; of an operation with the line that calls it."""
+    return f"'{row.label}'" + (f" ({row.source})" if row.source else "")
 
 
 def named(row: LayerRow | GradientRow) -> str:
