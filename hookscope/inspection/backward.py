@@ -46,7 +46,7 @@ class PassError(ModelError):
         self.inspection = inspection
 
 
-def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
+def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are described there
     model: nn.Module | LoadedModel,
     inputs: Tensor | Batch | Iterable[Batch],
     loss: str | LossFunction = "projection",
@@ -80,35 +80,25 @@ def inspect_gradients(  # noqa: PLR0913 - a run is described by its options
     A network without a trainable parameter is differentiated with respect to its floating inputs or, if it has none, to
     the first floating tensors that its layers return.
 
+    Arguments that are not described here are those of `inspect` and of `hookscope.grads`.
+
     Args:
-        model: The network, on its device, or what `load_model` returned.
-        inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device. They are
-            copied, so that a model which overwrites its input leaves them alone.
+        inputs: As for `inspect`; copied, so that a model which overwrites its input leaves them alone.
         loss: What to differentiate: a name in `LOSSES`, what `choose_loss` returns, or a function of the output and the
             batch that returns a 0-d tensor.
         target: For a loss given by name: what the output is compared with, as `choose_loss` takes it.
-        layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
-        ops: Whether to observe all operations that the network's own code calls, besides the layers.
         judged: Whether to observe those that verdicts are about in any case; the result's `unlisted` names them.
         include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all
             parameters are trainable, the network's own floating inputs get one as well. Gradients of parameters may
             then differ in the last bits, because parts are added in another order.
         mode: "eval", or "train" for batch statistics and dropout as in training; a network that is in train mode
             already keeps the parts that its owner has put in eval mode.
-        grids_for: Keep gradient maps for drawing, for this many inputs from the first.
-        max_channels: Keep at most this many channels of each, the first ones; None keeps all.
         seed: Seeds the random numbers the passes may draw, and the loss if it is given by name.
-        edits: Changes to inputs, outputs or gradients: "relu:grad:clamp(min=0)".
         output_key: Which of several outputs holds the class scores, and is differentiated if `loss` is a name.
-        autocast: Run the forward pass and the loss under autocast to this dtype.
-        verify: Run the first batch forward once more without hooks, and compare outputs and loss bit for bit; not with
-            edits.
         distributions: Count how values are distributed, for quantiles, histograms and the verdict
             `saturated-activation`, at some more time.
         on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input" and each gradient, and at the end
             with "NAME grad" for each parameter; clone what must outlive the call.
-        on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
-            as it was.
         on_error: Called for an input that the model raised on, which is then left out; in eval mode the other inputs of
             its batch are run again, one by one, in train mode the whole batch is left out. Without it the error is
             raised.
@@ -285,15 +275,10 @@ def gradients_by_input(
     batches: Iterable[Batch],
     on_error: Callable[[InputRecord, PassError], None] | None = None,
 ) -> tuple[InputGradients, ...]:
-    """Run each batch by itself and keep the norms of its gradients.
+    """Run each batch, of one input, by itself and keep the norms of its gradients.
 
-    Args:
-        differentiate: `inspect_gradients` with everything but the inputs given.
-        batches: Of one input each.
-        on_error: Called for an input that the model raised on, which is then left out; without it the error is raised.
-
-    Returns:
-        Norms, one set an input, in order.
+    `differentiate` is `inspect_gradients` with everything but the inputs given. `on_error` is called for an input that
+    the model raised on, which is then left out; without it the error is raised.
     """
     results = []
     for batch in batches:

@@ -8,9 +8,6 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.repeats import Key
 from hookscope.results.statistics import TensorStatistics
 
-_Named = tuple[str, str]
-"""(what, label)."""
-
 
 def compare(
     before: Activations | Gradients,
@@ -18,16 +15,9 @@ def compare(
     edits: Sequence[str],
     left_out: Collection[Key] = (),
 ) -> Comparison:
-    """Compare a run without edits to the same run with them.
+    """Compare a run without edits to the same run with them, but for the outputs left out.
 
-    Args:
-        before: Without edits.
-        after: With them, over the same inputs.
-        edits: The expressions, for the record.
-        left_out: Outputs that are not compared.
-
-    Returns:
-        Every row whose statistics differ, in the order of `after`; rows that only `before` has come last.
+    Rows whose statistics differ are in the order of `after`; those that only `before` has come last.
     """
     old, new = dict(_statistics(before, left_out)), dict(_statistics(after, left_out))
     keys = [*new, *(key for key in old if key not in new)]
@@ -41,7 +31,10 @@ def _losses(before: Activations | Gradients, after: Activations | Gradients) -> 
     return None if before.loss is None or after.loss is None else (before.loss.value, after.loss.value)
 
 
-def _statistics(run: Activations | Gradients, left_out: Collection[Key]) -> Iterator[tuple[_Named, TensorStatistics]]:
+def _statistics(
+    run: Activations | Gradients, left_out: Collection[Key]
+) -> Iterator[tuple[tuple[str, str], TensorStatistics]]:
+    """Return ((what, label), statistics) of each row."""
     calls = {key[:2] for key in left_out}
     for row in run.rows:
         if (row.layer, row.call, row.slot) not in left_out:

@@ -39,15 +39,9 @@ def with_default_targets(model: nn.Module, batch: Batch) -> Batch:
     """Return the batch with a target for each picture, as torchvision's detection networks need in train mode.
 
     The target is our choice: a single object, whose box has half the height and half the width of the picture, in its
-    middle. The records say so. A network of another kind, and a batch that has targets, stay as they are.
-
-    Args:
-        model: The network.
-        batch: Called with a list of pictures (C, H, W), on their device and in their dtype already.
-
-    Returns:
-        A batch with the list of targets as second argument: boxes (1, 4) in pixels x1, y1, x2, y2, labels (1,), and
-        where the network has heads for them masks (1, H, W) and keypoints (1, K, 3), each x, y, 1 for visible.
+    middle. The records say so. A network of another kind, and a batch that has targets, stay as they are. Targets are
+    boxes (1, 4) in pixels x1, y1, x2, y2, labels (1,), and where the network has heads for them masks (1, H, W) and
+    keypoints (1, K, 3), each x, y, 1 for visible; pictures (C, H, W) are on their device and in their dtype already.
     """
     network = unwrap(model)
     pictures = batch.args[0] if len(batch.args) == 1 else None

@@ -7,13 +7,7 @@ from hookscope.models import LoadedModel
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device that `--device` means.
-
-    Args:
-        name: "auto" takes the first accelerator, or the CPU.
-
-    Returns:
-        A device that exists; "cuda" becomes "cuda:0".
+    """Return the device that `--device` means: "auto" is the first accelerator or the CPU, and "cuda" is "cuda:0".
 
     Raises:
         UsageError: If there is no such device here.

@@ -46,12 +46,8 @@ class GradientRun(Run):
     Attributes:
         with_inputs: Whether gradients of layers' inputs are wanted too.
         track_inputs: Whether the network's floating inputs require a gradient.
-        autocast: The dtype that the forward pass and the loss run in; None for their own.
         parameter_ids: The ids of the parameters that the network came with.
-        gradients: Over all batches.
-        losses: Of each batch, with its value.
         differentiated: The loss of the latest batch, with its graph; None before there is one.
-        seconds: By phase.
     """
 
     loss: LossFunction
@@ -163,15 +159,8 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
             return outcome_of(output, float(loss.value.detach()))
 
     def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
-        network, inputs = run.inspected.network, run.with_inputs
-        return capture(
-            network,
-            layers,
-            lambda *_: None,
-            gradients=lambda *_: None,
-            with_inputs=inputs,
-            operations=operations,
-        )
+        network, inputs, ignore = run.inspected.network, run.with_inputs, lambda *_: None
+        return capture(network, layers, ignore, gradients=ignore, with_inputs=inputs, operations=operations)
 
     run.verification = verified(run, outcome_of(done.output, done.amount), began, forward, hooks)
 

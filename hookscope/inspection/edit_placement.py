@@ -15,13 +15,7 @@ from hookscope.text import safe_text
 
 @dataclass(frozen=True, slots=True)
 class PlacedEdits:
-    """Edits ready for `capture`, with how often each has been applied.
-
-    Attributes:
-        by_name: For `capture`.
-        of_operations: Those of operations, for `capture`.
-        applications: So far, by the text of the edit; an edit of several layers counts over all of them.
-    """
+    """Edits ready for `capture`, with how often each text has been applied so far, over all of its layers."""
 
     by_name: Mapping[str, Sequence[Intervention]]
     of_operations: Sequence[tuple[OperationPattern, Intervention]]

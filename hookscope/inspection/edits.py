@@ -30,15 +30,13 @@ class Edit:
     """One parsed edit expression.
 
     Attributes:
-        text: As the user wrote it.
         pattern: Which layers, as for `--layer`, or which parameters.
         place: What is edited: a layer's input, its output, or the gradient of the loss with respect to its output; once
             the edit is bound to a parameter, the parameter's gradient.
-        parameters_only: Whether the pattern is about parameters: it was written with `param:`.
+        parameters_only: Whether the pattern was written with `param:`.
         operation: A name in `OPERATIONS`.
         arguments: Numbers by name; those left out are not there.
         channels: Which channels are edited; empty for all of them.
-        seed: Of noise.
     """
 
     text: str
@@ -51,15 +49,10 @@ class Edit:
     seed: int = 0
 
     def apply(self, tensor: Tensor, channel_axis: int | None) -> Tensor:
-        """Return the tensor with the edit made; the one given is never written to.
+        """Return a new tensor with the edit made, of the same shape, dtype and device, with a graph.
 
-        Args:
-            tensor: Any tensor.
-            channel_axis: The axis along which `channels` counts; None if there is none.
-
-        Returns:
-            A new tensor of the same shape, dtype and device, with a graph like that of any computation. The very tensor
-            that was given if it cannot be edited: integers, booleans, complex numbers, sparse and nested layouts.
+        The very tensor that was given is returned if it cannot be edited: integers, booleans, complex numbers, sparse
+        and nested layouts.
 
         Raises:
             UsageError: If the edit names channels that the tensor does not have.
@@ -91,20 +84,11 @@ class Edit:
 def bind_edits(
     edits: Sequence[Edit], select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
 ) -> tuple[tuple[str, Edit], ...]:
-    """Find out what each edit is about.
+    """Return (name of layer or parameter, edit) for each that an edit selects.
 
-    An edit of a gradient whose pattern selects no layer is about parameters. Their names are matched like those of
-    layers: a word is a part of the dotted name in any case, with `*?[]` it is a glob over the whole, `/.../` is a
-    regular expression.
-
-    Args:
-        edits: In the order in which they are to be applied.
-        select_layers: Returns the names of the layers that a pattern selects; raises `LayerNotFoundError` if none.
-        parameter_names: Of the whole network, dotted.
-
-    Returns:
-        (name of layer or parameter, edit) for each that is selected. The edit of a parameter has the place
-        "parameter grad". Noise has another seed for each name, so that equal shapes do not get equal noise.
+    An edit of a gradient whose pattern selects no layer is about parameters, with the place "parameter grad"; their
+    names are matched like those of layers. Noise has another seed for each name, so that equal shapes do not get equal
+    noise.
 
     Raises:
         LayerNotFoundError: If an edit selects nothing.
@@ -144,21 +128,13 @@ def _selected(
 
 
 class Operation(NamedTuple):
-    """What can be done to a tensor.
+    """What can be done to values in float32 or float64."""
 
-    Attributes:
-        apply: Takes values in float32 or float64, the numbers by name, and the seed; returns new values.
-        numbers: Names of its numbers in order, and what they have to be.
-        required: How many of them have to be given, whichever they are.
-        seeded: Whether it takes a seed after them.
-        by_channel: Whether it takes channels, as its last argument.
-    """
-
-    apply: Callable[[Tensor, Mapping[str, float], int], Tensor]
-    numbers: Mapping[str, Literal["finite", "not negative", "positive"]]
-    required: int
-    seeded: bool = False
-    by_channel: bool = True
+    apply: Callable[[Tensor, Mapping[str, float], int], Tensor]  # of values, numbers by name, and seed
+    numbers: Mapping[str, Literal["finite", "not negative", "positive"]]  # in order
+    required: int  # how many of them have to be given, whichever they are
+    seeded: bool = False  # whether it takes a seed after them
+    by_channel: bool = True  # whether it takes channels, as its last argument
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class ForwardError(ModelError):
         self.inspection = inspection
 
 
-def inspect(  # noqa: PLR0913 - a run is described by its options
+def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are described there
     model: nn.Module | LoadedModel,
     inputs: Tensor | Batch | Iterable[Batch],
     layers: Sequence[str] = (),
@@ -76,17 +76,13 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     The model comes out as it went in, also after an exception: `preserved` in `hookscope.inspection.state` says what is
     restored. Statistics are taken at the moment a layer returns, before an in-place layer can overwrite its output.
 
+    Arguments that are not described here are those of `hookscope.activations`.
+
     Args:
         model: The network, on its device, or what `load_model` returned.
         inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device.
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
-        ops: Whether to observe all operations that the network's own code calls, besides the layers.
-        judged: Whether to observe those that rules are about in any case, and report on them.
-        grids_for: Keep feature maps for drawing, for this many inputs from the first.
-        max_channels: Keep at most this many channels of each, the first ones; None keeps all.
-        seed: Seeds the random numbers the forward pass may draw.
-        edits: Changes to inputs or outputs: "layer3:output:zero(channels=3,7)".
-        output_key: Which of several outputs holds the class scores: "logits", "[0]".
+        judged: Whether to observe the operations that rules are about in any case, and report on them.
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
         distributions: Count how values are distributed, for quantiles and histograms, at some more time.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
@@ -97,9 +93,6 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
             as it was.
         on_error: Called for an input that the model raised on, which is then left out; the other inputs of its batch
             are run again, one by one. Without it the error is raised.
-
-    Returns:
-        What was seen.
 
     Raises:
         LayerNotFoundError: If a pattern selects nothing.
@@ -115,13 +108,7 @@ def inspect(  # noqa: PLR0913 - a run is described by its options
     began = time.perf_counter()
     with (
         preserved(network, seed, modules=inspected.modules.values()) as state,
-        capture(
-            network,
-            selected,
-            recorder.observe,
-            edits=placed.by_name,
-            operations=operations,
-        ) as captured,
+        capture(network, selected, recorder.observe, edits=placed.by_name, operations=operations) as captured,
     ):
         state.mark_hooks()
         run = Run(
@@ -248,11 +235,9 @@ def list_modules(
 ) -> tuple[tuple[ModuleRow, ...], Failure | None]:
     """List every module with its parameters and the shapes that one forward pass gives it, and operations if asked for.
 
-    Args:
-        model: The network; on the meta device the pass costs next to nothing and computes shapes alone.
-        args: Positional arguments of its forward, on the same device; None lists without shapes.
-        layers: Patterns as for `--layer`, to mark what they select; operations that they select are listed.
-        ops: Whether to list all operations that the network's own code calls.
+    On the meta device the pass costs next to nothing and computes shapes alone. `args` are positional; None lists
+    without shapes. Patterns mark what they select; operations that they select are listed, with `ops` all that the
+    network's own code calls.
 
     Returns:
         One row per module in the order of `named_modules()`, each followed by its operations, and where the pass broke

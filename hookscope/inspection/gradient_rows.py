@@ -25,13 +25,7 @@ from hookscope.statistics.storage import as_real_floats, stored_values
 
 @dataclass(slots=True)
 class Gradient:
-    """What one site has shown so far, over batches.
-
-    Attributes:
-        site: As the first batch met it that gave it a gradient.
-        reduction: Over all batches; None without a gradient.
-        batch: Which batch that was.
-    """
+    """What one site has shown so far, over batches; the site is as the first `batch` met it that gave it a gradient."""
 
     site: GradientSite[Measured]
     reduction: Reduction | None
@@ -68,7 +62,6 @@ class GradientRecorder:
 
     Attributes:
         maps: Keeps what is to be drawn, and reads channel axes.
-        on_tensor: Called with label and gradient; None if nothing is.
         axes: The axis that counts channels, by output of the latest batch.
         waiting: Copies that `on_tensor` is not called with until the pass is known to count; None if none have to wait.
         nodes: Those of autograd's graph that computed the tensors whose gradients arrived in the latest batch.
@@ -197,17 +190,12 @@ def _same_gradient(first: GradientRow, second: GradientRow) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NamedParameter:
-    """A parameter of a network after its backward pass.
-
-    Attributes:
-        kind: Class name of the first module that owns it.
-        gradient: What `.grad` holds, before that is restored.
-    """
+    """A parameter of a network after its backward pass."""
 
     parameter: nn.Parameter
     names: list[str]
-    kind: str
-    gradient: Tensor | None
+    kind: str  # class name of the first module that owns it
+    gradient: Tensor | None  # what `.grad` holds, before that is restored
 
 
 def named_parameters(network: nn.Module) -> list[NamedParameter]:

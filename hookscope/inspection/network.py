@@ -19,17 +19,12 @@ from hookscope.text import safe_text
 
 @dataclass(frozen=True, slots=True)
 class InspectedNetwork:
-    """A network, ready to be inspected.
+    """A network, without the wrappers it came in, ready to be inspected.
 
     Attributes:
-        network: Without the wrappers it came in.
-        info: Which network with which weights.
-        warnings: Sentences a reader must see.
-        notes: Sentences about how it was loaded that are no cause for alarm.
         modules: Every module once, by its first dotted name.
         aliases: Further names of those that have several.
-        parameter_counts: Elements in the parameters that each module owns itself (not its children's), by its name; see
-            `layers.owned_parameters`.
+        parameter_counts: Elements in the `owned_parameters` of each module, by its name.
     """
 
     network: nn.Module
@@ -76,20 +71,15 @@ def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
     """Return inputs as batches; a tensor is one, with the inputs on axis 0."""
     if isinstance(inputs, Tensor):
-        shape = tuple(inputs.shape[1:])
         count = inputs.shape[0] if inputs.dim() else 1
-        record = InputRecord("tensor", None, None, shape, ())
+        record = InputRecord("tensor", None, None, tuple(inputs.shape[1:]), ())
         return [Batch((inputs,), tuple(range(count)), (record,) * count)]
     return [inputs] if isinstance(inputs, Batch) else inputs
 
 
 @dataclass(slots=True)
 class BatchQueue:
-    """Batches in their order, and what becomes of those that the model raises on.
-
-    Attributes:
-        on_error: Called for each input that is left out; None leaves out none.
-    """
+    """Batches in their order; `on_error` is called for each input that is left out; None leaves out none."""
 
     _further: Iterator[Batch]
     on_error: Callable[[UnfitInputError], None] | None
@@ -117,16 +107,10 @@ class BatchQueue:
         return self._next[ahead] if ahead < len(self._next) else None
 
     def set_aside(self, batch: Batch, reason: str, error: BaseException, *, takes_apart: bool = True) -> bool:
-        """Leave out a batch of one input, or give the inputs of a larger one again, one by one.
+        """Leave out a batch of one input, or give the inputs of a larger one again; tell whether it is left out.
 
-        Args:
-            batch: What the model raised on, as it was before.
-            reason: What it raised, and where.
-            error: The exception, which loses its traceback: the tensors of the pass hang on that.
-            takes_apart: Whether inputs may be run one by one; if not, the whole batch is left out.
-
-        Returns:
-            Whether it is left out.
+        The error loses its traceback: the tensors of the pass hang on that. Unless `takes_apart`, the whole of a larger
+        batch is left out.
         """
         raised: BaseException | None = error
         while raised is not None:

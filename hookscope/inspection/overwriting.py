@@ -1,7 +1,7 @@
 """Find the in-place operation that overwrites what the backward pass needs: autograd's error names neither layer."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.hooks import RemovableHandle
 
 from hookscope.hooks.autograd import graph_leaves, graph_nodes
 
@@ -110,7 +109,6 @@ def overwriting_message(model: str, modules: Mapping[str, nn.Module], found: Ove
 @contextmanager
 def _named(modules: Mapping[str, nn.Module], running: list[str]) -> Iterator[None]:
     """Keep the names of the modules that run on top of each other in a list."""
-    handles: list[RemovableHandle] = []
 
     def before(name: str, *_: object) -> None:
         running.append(name)
@@ -118,12 +116,9 @@ def _named(modules: Mapping[str, nn.Module], running: list[str]) -> Iterator[Non
     def after(*_: object) -> None:
         running.pop()
 
-    try:
+    with ExitStack() as hooks:
         for name, module in modules.items():
             if name:
-                handles.append(module.register_forward_pre_hook(partial(before, name), prepend=True))
-                handles.append(module.register_forward_hook(after, always_call=True))
+                hooks.enter_context(module.register_forward_pre_hook(partial(before, name), prepend=True))
+                hooks.enter_context(module.register_forward_hook(after, always_call=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -52,15 +52,7 @@ Run = TypeVar("Run", Activations, Gradients)
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A network on its device and the inputs to run it over.
-
-    Attributes:
-        loaded: The network.
-        inputs: What to run it over.
-        seed: Of every random number.
-        load_seconds: How long loading took.
-        unusable: Inputs that could not be used; filled while the network runs.
-    """
+    """A network on its device and the inputs to run it over; `unusable` is filled while it runs."""
 
     loaded: LoadedModel
     inputs: InputPipeline
@@ -83,16 +75,8 @@ def open_session(
 ) -> Session:
     """Find the inputs for a network that is on its device already.
 
-    Args:
-        loaded: The network.
-        images: Files, folders, globs and pictures; or a tensor or batch.
-        named: Inputs by name: values, or "NAME=VALUE" each.
-        began: When loading began, as `time.perf_counter` says.
-        seed: Of every random number.
-        mode: "train" gives a detector the targets it needs.
-        noise: Whether to run over noise where there are no inputs.
-        input_shape: Of the noise; None for what the network takes.
-        options: For `preprocessing_from_options`.
+    Loading `began` at that `time.perf_counter`; "train" gives a detector the targets it needs; `noise` of `input_shape`
+    stands for inputs where there are none; `options` are for `preprocessing_from_options`.
 
     Raises:
         UsageError: If an option cannot be right, there is no input, or it is not known what the network takes.
@@ -162,11 +146,6 @@ def _named(named: Mapping[str, Any] | Sequence[str], preprocessing: Preprocessin
 def _noise_shape(
     input_shape: str | Sequence[int] | None, loaded: LoadedModel, preprocessing: Preprocessing
 ) -> tuple[int, ...]:
-    """Return the shape of noise that is asked for, or that the network takes.
-
-    Raises:
-        UsageError: If it is not a shape, or the network does not tell.
-    """
     shape = parse_shape(input_shape) if input_shape else example_shape(loaded.module, preprocessing)
     if shape is None:
         raise UsageError(f"{loaded.info.name} has an unknown input shape: give IMAGE or --input-shape.")
@@ -196,22 +175,11 @@ def run_forward(
     """
     run = partial(inspect, session.loaded, layers=layers, ops=ops, seed=session.seed, distributions=True, verify=verify)
     collector = TensorCollector(_input_count(session), on_progress)
+    if save_tensors:
+        options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
+    options["on_batch"] = collector.end_batch
     report = _reporter(session, on_error)
-    try:
-        plain = None
-        if edits:
-            plain = run(session.inputs.batches(batch_size, _ignore_error), on_error=_ignore_error)
-        inspection = run(
-            session.inputs.batches(batch_size, report),
-            edits=edits,
-            on_error=report,
-            on_tensor=(lambda label, tensor, _axis: collector.collect(label, tensor)) if save_tensors else None,
-            on_batch=collector.end_batch,
-            **options,
-        )
-    except ForwardError as error:
-        error.inspection = _partial(session, error.inspection, repeats=repeats)
-        raise
+    plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
     labels = {row.label for row in inspection.rows}
     return replace(
@@ -258,22 +226,12 @@ def run_backward(
     run = partial(alone, ops=ops, include_inputs=include_inputs, distributions=True, verify=verify)
     collector = TensorCollector(_input_count(session), on_progress)
     report = _reporter(session, on_error)
-    try:
-        plain = None
-        if edits:
-            plain = run(inputs=session.inputs.batches(batch_size, _ignore_error), on_error=_ignore_error)
-        inspection = run(
-            inputs=session.inputs.batches(batch_size, report),
-            edits=edits,
-            on_tensor=collector.collect if save_tensors else None,
-            on_batch=collector.end_batch,
-            on_error=report,
-            judged=True,
-            **options,
-        )
-    except PassError as error:
-        error.inspection = _partial(session, error.inspection, repeats=repeats)
-        raise
+    options |= {
+        "on_tensor": collector.collect if save_tensors else None,
+        "on_batch": collector.end_batch,
+        "judged": True,
+    }
+    plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     collector.end()  # gradients of parameters come last
     verdicts = judge(inspection)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
@@ -290,6 +248,29 @@ def run_backward(
     )
 
 
+def _without_and_with_edits(
+    session: Session,
+    run: Callable[..., Run],
+    edits: Sequence[str],
+    batch_size: int,
+    report: OnError | None,
+    options: Mapping[str, Any],
+    *,
+    repeats: bool,
+) -> tuple[Run | None, Run]:
+    """Run over all inputs without edits, if there are any, and then with them; `options` are for the latter."""
+    batches = session.inputs.batches
+    try:
+        plain = run(inputs=batches(batch_size, _ignore_error), on_error=_ignore_error) if edits else None
+        return plain, run(inputs=batches(batch_size, report), edits=edits, on_error=report, **options)
+    except (ForwardError, PassError) as error:
+        seen: Any = error.inspection
+        seen = _listed(seen)
+        shown = seen if repeats else fold_repeats(seen)
+        error.inspection = replace(shown, timings={"load": session.load_seconds, **shown.timings})
+        raise
+
+
 def choose_session_loss(
     session: Session,
     loss: str | Callable[..., object],
@@ -297,12 +278,6 @@ def choose_session_loss(
     output_key: str | None,
 ) -> Loss:
     """Return the loss that `--loss`, `--target` and `--output-key` choose.
-
-    Args:
-        session: The network and its inputs.
-        loss: A name, "file.py:function", or a function.
-        target: A class index or name, or one per input; a word; or a tensor or the file of one.
-        output_key: Which of several outputs counts.
 
     Raises:
         UsageError: If there is no such loss, or target and loss do not fit.
@@ -365,13 +340,6 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
 def _listed(run: Run) -> Run:
     """Leave out the operations that were measured for verdicts alone."""
     return replace(without_rows(run, run.unlisted), unlisted=()) if isinstance(run, Gradients) else run
-
-
-def _partial(session: Session, seen: Run, *, repeats: bool) -> Run:
-    """Fold the repeated rows of a run that the model broke off."""
-    seen = _listed(seen)
-    shown: Run = seen if repeats else fold_repeats(seen)
-    return replace(shown, timings={"load": session.load_seconds, **shown.timings})
 
 
 def _ignore_error(_error: HookscopeError) -> None:

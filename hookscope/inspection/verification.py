@@ -3,8 +3,9 @@
 import dis
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from types import CodeType, FunctionType, MethodType
 from typing import NamedTuple
 
@@ -12,18 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.state.parameter_writes import codes_in, unwrapped
 from hookscope.results.activations import Verification
 from hookscope.statistics.storage import stored_values
 from hookscope.text import exception_line
 
 
 class Outcome(NamedTuple):
-    """What a forward pass gave.
-
-    Attributes:
-        tensors: The tensors of the output by path, without their graph.
-        loss: Its loss; None without one.
-    """
+    """What a forward pass gave: the tensors of its output by path, without their graph, and its loss if it has one."""
 
     tensors: dict[str, Tensor]
     loss: float | None = None
@@ -38,15 +35,10 @@ def outcome_of(output: object, loss: float | None = None) -> Outcome:
 def verify_outcome(
     hooked: Outcome, layers: Sequence[str], with_hooks: Callable[[Sequence[str]], Outcome]
 ) -> Verification:
-    """Tell whether a network gives the same with hooks as without.
+    """Tell whether a network gives the same as it gave with hooks on all `layers`, in execution order.
 
-    Args:
-        hooked: What it gave with hooks on all layers.
-        layers: Names of the hooked layers, in execution order.
-        with_hooks: Runs it once more from the same state on the same input, with hooks on these layers alone.
-
-    Returns:
-        The verdict. Where the outcomes differ it names the first layer whose hooks make a difference, found by halving.
+    `with_hooks` runs it once more from the same state on the same input, with hooks on some layers alone. Where the
+    outcomes differ the first layer is named whose hooks make a difference, found by halving.
     """
     try:
         reference = with_hooks(())
@@ -119,8 +111,7 @@ def _class_asks(kind: type) -> bool:
 
 
 def _value_asks(value: object) -> bool:
-    while isinstance(value, partial | MethodType | staticmethod | classmethod):
-        value = value.func if isinstance(value, partial) else value.__func__
+    value = unwrapped(value)
     return isinstance(value, FunctionType) and _function_asks(value)
 
 
@@ -134,7 +125,7 @@ def _function_asks(function: FunctionType) -> bool:
         if following in seen or following.__module__.partition(".")[0] in _LIBRARIES:
             continue
         seen.add(following)
-        for code in _codes(following.__code__):
+        for code in codes_in(following.__code__):
             if _compares_objects(code):
                 return True
             named = [following.__globals__.get(name) for name in code.co_names]
@@ -145,20 +136,9 @@ def _function_asks(function: FunctionType) -> bool:
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
-
-
 def _compares_objects(code: CodeType) -> bool:
-    before = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IS_OP" and before not in ("LOAD_CONST", "LOAD_GLOBAL"):
-            return True
-        before = instruction.opname
-    return False
+    names = (instruction.opname for instruction in dis.get_instructions(code))
+    return any(name == "IS_OP" and before not in ("LOAD_CONST", "LOAD_GLOBAL") for before, name in pairwise(names))
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

@@ -11,8 +11,7 @@ from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.results.distribution import EXACT_LIMIT, Distribution
-from hookscope.results.histogram import BIN_COUNT, histogram
+from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, Distribution, histogram
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text
 

@@ -29,9 +29,8 @@ from hookscope.render.plot_axes import (
     titled_figure,
 )
 from hookscope.results.activations import LayerRow
-from hookscope.results.distribution import Distribution
+from hookscope.results.distribution import Distribution, even_edges
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
-from hookscope.results.histogram import even_edges
 
 _MOST_HISTOGRAMS = 12
 _MOST_BINS = 41

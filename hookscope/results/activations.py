@@ -41,7 +41,6 @@ class LayerRow(MeasuredTensor):
         slot: Path inside a nested output: "" for a plain tensor, "[0]", "['out']".
         parameter_count: Elements in the parameters the module owns itself (not its children's); those of
             parametrisations and ParameterLists in it count.
-        flags: What a reader should know, in words.
         aliases: Other names of the same module object.
         repeats: Label of the row with this very tensor, for a pass-through module whose input another row shows; "" for
             a tensor that no earlier row shows.
@@ -70,7 +69,7 @@ class LayerRow(MeasuredTensor):
 
     @property
     def label(self) -> str:
-        """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)", "layer1.0:add"."""
+        """Name for people, see `row_label`."""
         return row_label(self.layer, self.call, self.slot)
 
     @property
@@ -85,14 +84,12 @@ class FeatureMaps:
 
     Attributes:
         row: `LayerRow.index` of the activation it belongs to.
-        input_index: Position in `Activations.inputs`.
         arrangement: "maps": `values` is (C, H, W); "frames": (C, T, H, W); "tokens": (C, H, W), a token sequence laid
             back on its grid; "vector": (F,).
         values: float32. At most `--max-channels` channels: the first ones.
         extra_tokens: For "tokens", the class token and its like, (K, C); else None.
         channel_count: Channels the activation has in all.
         shape: The activation's shape without the batch axis, as the network produced it.
-        note: A remark for the caption, e.g. that the first axis is not the batch.
     """
 
     row: int
@@ -140,21 +137,17 @@ class Run(Shown):
     """What every run of a network tells, with a backward pass or without one.
 
     Attributes:
-        rows: Activations, one per (layer, call, slot), in execution order.
-        uncalled: Selected modules that never ran.
+        rows: One per (layer, call, slot), in execution order.
         predictions: Top classes per input, for classifiers.
-        warnings: Sentences a reader must see.
-        notes: Sentences about what was done that are no cause for alarm.
+        warnings: Sentences a reader must see; `notes` are no cause for alarm.
         failure: Set when the model raised; rows then hold what was reached.
-        seed: Seed of everything random.
-        device: Where it ran: "cpu", "cuda:0".
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.
         verification: Whether hooks changed the output or the loss; None where that was not asked for, or edits did.
         comparison: What edits changed; None without edits.
         tensors: The activations on the CPU by label, if they were asked for; of a run with a backward pass the
             gradients instead: "LABEL grad_output", "LABEL grad_input", "NAME grad" of a parameter.
-        provenance: What the run was made with; None for a run that did not finish.
+        provenance: None for a run that did not finish.
     """
 
     model: ModelInfo
@@ -185,11 +178,7 @@ class Run(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Activations(Run):
-    """What layers put out in one run.
-
-    Attributes:
-        feature_maps: For drawing; empty unless asked for.
-    """
+    """What layers put out in one run; without `feature_maps` unless asked for."""
 
     feature_maps: tuple[FeatureMaps, ...] = ()
 

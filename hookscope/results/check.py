@@ -28,13 +28,9 @@ class StoredValues:
     """What one parameter or buffer of the loaded network holds. Statistics are over the finite values.
 
     Attributes:
-        name: Dotted name: "layer1.0.bn1.running_var".
         kind: Class name of the module that owns it.
-        role: Whether it is learnt.
         dtype: torch's name without the prefix: "float32".
-        min: Smallest finite value; None without one, and for what has no order.
-        max: Largest finite value; None likewise.
-        max_abs: Largest finite magnitude; None likewise.
+        min: Smallest finite value; None without one, and for what has no order. `max` and `max_abs` likewise.
         fp16_zero_count: Elements other than zero that become zero in float16: at most 2**-25 in magnitude.
         zero_filters: Of a weight with at least two axes, the output channels whose weights are all exactly zero, by
             index; empty for everything else.
@@ -124,7 +120,6 @@ class CheckMeasurements:
     """Everything that rules can look at: what was measured of one checkpoint, or in one run of `hookscope grads`.
 
     Attributes:
-        model: Which network, with which weights.
         stored: Parameters and buffers of the state dict, in its order; a tied one once.
         forward: The forward passes over all inputs, every module hooked; `failure` is set where one raised.
         origin: Where NaN or Inf begins in the forward pass; None if all is finite but for -Inf that the network takes

@@ -29,8 +29,7 @@ class Change:
     Attributes:
         label: The row's label, or the parameter's name.
         what: "activation", "grad_output", "grad_input", or "gradient" of a parameter.
-        before: In the first run; None if the row is only in the second.
-        after: In the second run; None if the row is only in the first.
+        before: None if the row is only in the second run, as `after` if it is only in the first.
     """
 
     label: str
@@ -50,8 +49,7 @@ class Comparison(Shown):
     """What edits changed: the same run without and with them.
 
     Attributes:
-        losses: Of the run without and of the run with edits; None for a run without a loss.
-        predictions: Likewise.
+        losses: Without and with edits, like `predictions`; None for a run without a loss.
         changes: Rows whose statistics differ at all, in the order of the run.
         row_count: Rows that were compared.
     """

@@ -18,8 +18,7 @@ class StoredTensor:
         key: Its name in the part of the file that it is in: "conv1.weight", "state.0.exp_avg".
         dtype: torch's name without the prefix: "float32".
         byte_count: Bytes of its elements; tied tensors each count theirs.
-        nan_count: Elements that are NaN; None where they could not be counted.
-        inf_count: Elements that are +Inf or -Inf; None likewise.
+        nan_count: Elements that are NaN; None where they could not be counted. `inf_count` likewise, of either sign.
         tied_to: The first tensor that shares an element with this one, with its part's key before it if that is another
             part; "" for none. Tensors side by side in one storage, as an LSTM's may be, are not tied.
         min: Smallest element, exactly; an int for integers. `max` likewise.
@@ -46,8 +45,7 @@ class StoredPart:
 
     Attributes:
         key: Where in the file it is: "model"; "" when it is the whole file, or beside all others.
-        is_weights: Whether it is a set of weights.
-        tensors: All tensors in it, in the file's order.
+        tensors: In the file's order.
         prefix: What every name begins with: "module"; "" for nothing.
         architectures: The known networks whose names and shapes fit, with remarks; empty for none.
     """

@@ -6,6 +6,7 @@ values: 0 for zero, and otherwise, with the sign of the values, 1 + 32 (e + 1074
 to 2^e (1 + (p + 1)/32). All of float64 has its place, subnormal numbers included.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,15 @@ _CHUNK = 2**18  # so many values are taken apart at a time, in a few MB
 # An estimated value is kept so near to both edges of its bin, relative to them: a bin may be 3.1 % wide, and the
 # guarantee is 3 %, of which the interpolation between two neighbours of different sign may need some.
 _NEAR_EDGES = 0.028
+
+BIN_COUNT = 24
+"""Our choice: a bar in a table row is three pixels wide."""
+
+# The bars span the values between these shares, so that a single far value does not press all others into one bar.
+_TAIL = 0.01
+
+# Interpolating over more overflows float64, whose largest value is 1.8e308.
+_WIDEST = 1e300
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +73,9 @@ class Distribution:
         return lows.clip(self.low, self.high), highs.clip(self.low, self.high), counts
 
     def histogram(self, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Count values between edges, as `numpy.histogram` does: half-open intervals, the last one closed.
+        """Count values between ascending edges, (E + 1,), as `numpy.histogram` does: half-open, but the last closed.
 
-        Args:
-            edges: Ascending, (E + 1,).
-
-        Returns:
-            (E,). A bin that an edge divides counts on both sides by its width, so counts need not be whole.
+        A bin that an edge divides counts on both sides by its width, so counts, (E,), need not be whole.
         """
         lows, highs, counts = self.spans()
         totals = np.concatenate([[0], np.cumsum(counts)])
@@ -171,14 +177,7 @@ def quantiles(distributions: Sequence[Distribution], levels: Sequence[float]) ->
 
     Where values are kept these are theirs. Otherwise each of the two values is placed in its bin by its rank, and the
     result is within 3 % of the true quantile or within 0.5 % of its rank; its sign is right unless the quantile lies
-    between two neighbouring values of different sign.
-
-    Args:
-        distributions: Any number of them; one call for many is faster.
-        levels: From 0 to 1.
-
-    Returns:
-        For each distribution, its values at the levels.
+    between two neighbouring values of different sign. Levels are from 0 to 1; one call for many is faster.
     """
     if not distributions:
         return []
@@ -205,10 +204,6 @@ def quantile_resolution(distribution: Distribution, levels: Sequence[float]) -> 
     bins in pairs moves it too then, by at least half as much in one of the two ways to do so, and hardly otherwise:
     where values are spread evenly, it is still in its place. Hence twice that. Our choice: in 600 distributions with
     lumps of equal values where bins meet, a rounding moved no quantile further; with rare ones it does.
-
-    Args:
-        distribution: Of the one; that of the other is taken to be alike.
-        levels: From 0 to 1.
     """
     if distribution.values is not None:
         return (0.0,) * len(levels)
@@ -273,3 +268,38 @@ def _places(keys: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int3
     """Return the exponents of the powers of two below the magnitudes in bins, and the parts above it."""
     exponents, parts = np.divmod(np.abs(keys) - 1, PARTS)
     return exponents + _LOWEST_EXPONENT, parts
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts over equally wide bins.
+
+    Attributes:
+        low: Left edge of the first bin, the 1st percentile.
+        high: Right edge of the last bin, which includes it, the 99th percentile; equal to `low` if all bins are one.
+        counts: In each bin; `below` and `above` count what lies outside.
+    """
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+    below: int
+    above: int
+
+
+def histogram(distribution: Distribution | None) -> Histogram | None:
+    """Count values over `BIN_COUNT` equal bins, or one for a range too narrow; None without a distribution."""
+    if distribution is None:
+        return None
+    ((low, high),) = quantiles([distribution], (_TAIL, 1 - _TAIL))
+    inner = even_edges(low, high, BIN_COUNT)
+    inner[-1] = math.nextafter(high, math.inf)  # what is equal to it is within
+    counts = distribution.histogram(np.array([distribution.low, *inner, max(distribution.high, inner[-1])]))
+    below, *inside, above = np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(int).tolist()  # whole, and none lost
+    return Histogram(low, high, tuple(inside), below, above)
+
+
+def even_edges(low: float, high: float, count: int) -> NDArray[np.float64]:
+    """Return the edges of so many equal bins; of one, where a range is too narrow for more or too wide to divide."""
+    edges = np.linspace(low, high, count + 1) if high / 2 - low / 2 < _WIDEST / 2 else np.zeros(1)
+    return edges if np.unique(edges).size == count + 1 else np.array([low, high])

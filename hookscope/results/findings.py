@@ -11,7 +11,6 @@ class Finding:
     """One thing that a rule objects to.
 
     Attributes:
-        rule: Its identifier: "dead-channels".
         level: "fail" for what breaks training or results, "warn" for what deserves a look.
         where: Label of a layer's output, or name of a parameter or an input; "" for the whole network.
         message: One sentence that holds the measured value and the limit, and stands without `where`.

@@ -23,20 +23,16 @@ class GradientRow(MeasuredTensor):
     """The gradient of the loss with respect to one output, or one input, of one call of one module.
 
     Attributes:
-        index: Position among the rows in forward execution order, from 0.
+        index: Position in forward execution order, from 0; other fields without an entry are as in `LayerRow`.
         backward_index: Position in the order in which gradients arrived in the backward pass, from 0; None without one.
-        layer: As `LayerRow.layer`, like `kind` and `call`.
         slot: Path inside a nested output or input: "" for a plain tensor output, "[0]" for the first positional input.
-        role: "output" for grad_output, "input" for grad_input.
         gradient: Statistics; without a gradient, shape and dtype are the tensor's and all else is empty.
         remark: Why there is no gradient, or what the gradient means where that is not plain; "" otherwise.
         repeats: As `LayerRow.repeats`, if the gradient is the same too: that of a pass-through output counts the uses
             of that output only, that of the tensor it repeats counts all. The rows of its inputs likewise.
-        also: As `LayerRow.also`.
         taken_by: Labels of the outputs that are computed from this one with no other row's output between, "" for the
             loss: where its gradient comes from. Known where some gradient of the run is zero; else, and inside
             reentrant checkpoints, None.
-        owner: As `LayerRow.owner`, like `source`.
     """
 
     index: int
@@ -58,7 +54,7 @@ class GradientRow(MeasuredTensor):
 
     @property
     def label(self) -> str:
-        """Name for people: "layer1.0.relu#1", "backbone['out']", "(model)"."""
+        """Name for people, see `row_label`."""
         return row_label(self.layer, self.call, self.slot)
 
     @property
@@ -74,10 +70,7 @@ _HOLDERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizab
 def parameter_owner(name: str, kind: str) -> str:
     """Return the dotted name of the module that a parameter belongs to, as its rows have it.
 
-    Args:
-        name: The parameter's dotted name.
-        kind: Class name of the module that it is registered with. A ParameterList, a parametrisation and the output
-            projection of MultiheadAttention hold theirs for the module around them.
+    `kind` is the class name of the module that it is registered with: some hold theirs for the module around them.
     """
     around, parametrised, _ = f".{name}".rpartition(".parametrizations.")
     if parametrised:
@@ -92,9 +85,7 @@ class ParameterRow(MeasuredTensor):
 
     Attributes:
         index: Position in `named_parameters()`, from 0.
-        name: Dotted name: "layer1.0.conv1.weight".
         kind: Class name of the module that owns it.
-        trainable: Its `requires_grad`.
         gradient: Statistics; without a gradient, shape and dtype are the parameter's and all else is empty.
         weight_l2: Root of the sum of squares of the parameter itself.
         ratio: Gradient's L2 over `weight_l2`; None where either does not exist or the weight is zero.
@@ -132,7 +123,6 @@ class LossRecord:
     """The scalar that was differentiated.
 
     Attributes:
-        name: "ce", "mse", "projection", "file.py:function" and so on.
         target: What the output was compared with, for people: "noise (seed 0)", "class 281, tabby"; "" without one.
         value: Its value over the whole batch; NaN and Inf are kept.
         outputs: Labels of the outputs it was computed from: "(model)", "(model)['logits']".
@@ -169,7 +159,6 @@ class Gradients(Run):
         parameters: One per parameter of the whole network, in the order of `named_parameters()`.
         gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
         verdicts: What the rules object to, failures first.
-        mode: "eval", or "train" for batch statistics and dropout as in training.
         inputs_alone: Norms of each input differentiated by itself, if asked for.
         unlisted: Labels of operations that were measured for verdicts alone; `without_rows` leaves them out.
     """

@@ -8,13 +8,12 @@ class Tiles:
     """How the channels of one activation lie in a grid. Lengths are in pixels of the picture unless said otherwise.
 
     Attributes:
-        left: Left edge of the first tile.
+        left: Left edge of the first tile, as `top`.
         columns: Tiles in a row.
         count: Tiles in all, one a channel; a tile holds its frames side by side, one pixel apart.
         frames: Frames in a tile; 1 for everything but clips.
         height: Of one map, in map pixels, as `width`.
-        down: Pixels per map pixel along the height.
-        across: Pixels per map pixel along the width.
+        down: Pixels per map pixel along the height, `across` along the width.
         gap: Background between tiles.
     """
 
@@ -48,7 +47,6 @@ class Grid:
     Attributes:
         path: The PNG file, inside the run directory.
         row: `index` of the row it shows: of an activation, or of a gradient in a run of `grads`.
-        input_index: Position in the inputs.
         caption: What its caption says, in parts, without how the tiles lie.
         bar: Labels under the colour bar, left to right: two or three, or none without a bar.
         extra_token_count: Tokens apart from the grid, such as a class token.

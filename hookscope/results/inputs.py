@@ -17,12 +17,10 @@ class Preprocessing:
     Attributes:
         kind: What the network takes: one image tensor (N, C, H, W), a list of (C, H, W) for detection, a clip
             (N, C, T, H, W), or two frames (N, C, H, W) for optical flow.
-        channels: C, 1 or 3.
         resize: Length of the shorter side after resizing, in pixels, or an exact (height, width); None keeps the size.
         crop: Height and width of the centre crop, in pixels; None keeps everything.
         interpolation: Pillow's name in lower case, "bilinear" or "bicubic".
-        mean: Per channel, subtracted after scaling to 0-1. Empty means no normalisation.
-        std: Per channel, divided by. Empty means no normalisation.
+        mean: Per channel, subtracted after scaling to 0-1, before division by `std`. Empty means no normalisation.
         frames: T, for a clip: the image is repeated.
         multiple: Height and width are cropped down to a multiple of this.
         max_pixels: A picture of more is refused before it is decoded, and so is a resize to more.
@@ -54,7 +52,7 @@ class InputRecord:
         sha256: Hex digest of the file's bytes; None when there is no file.
         size: Width and height of the file's picture in pixels, before anything was done; None for tensors.
         shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
-        steps: What was done, in order, for people and for the record.
+        steps: What was done, in order, for people.
     """
 
     name: str

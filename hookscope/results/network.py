@@ -15,7 +15,6 @@ class ModelInfo:
     Attributes:
         name: Short name for titles and folders: "resnet34", "net.py:build".
         weights: Origin for people: "ResNet34_Weights.IMAGENET1K_V1", "random, seed 0", "model.pt".
-        random: Whether the weights are random instead of trained.
         sha256: Hex digest of the weights file; None when there is none.
         parameter_count: Elements over all parameters; a tied one counts once.
         categories: Class names by index, when the weights come with them.
@@ -41,12 +40,9 @@ class ModuleRow:
         parameter_count: Elements in the parameters it owns directly.
         total_parameter_count: Elements in its own and its descendants' parameters; a tied one counts once.
         call_count: Calls in one forward pass.
-        input_shapes: Of the first call, nested inputs flattened.
-        output_shapes: Of the first call, nested outputs flattened.
-        selected: Whether the given patterns select it.
+        input_shapes: Of the first call, nested inputs flattened; `output_shapes` likewise.
         note: Why there are no shapes, or aliases; of an operation the line that calls it; "" otherwise.
-        owner: Of an operation, the module whose forward calls it; `layer` is then "MODULE:NAME", and `kind` the
-            operation's name. None for a module.
+        owner: As `LayerRow.owner`.
     """
 
     layer: str
@@ -94,7 +90,6 @@ class ModuleTable(Shown):
     Attributes:
         rows: One per module, in the order of `named_modules()`.
         failure: Set when the forward pass raised; later modules then have no shapes.
-        notes: Sentences about how it was loaded that are no cause for alarm.
     """
 
     model: ModelInfo

@@ -19,11 +19,8 @@ class Provenance:
 
     Attributes:
         named_inputs: Inputs by name: the value, or the record of the file it was read from.
-        unusable_inputs: A sentence for each input that was left out.
         pictures: The first pictures as the network saw them, (H, W, 3) or (H, W) uint8.
         settings: Further options of the command, by name: "edits", "limits", "autocast".
-        versions: Of Python, hookscope, torch and its neighbours.
-        threads: torch's threads on the CPU.
     """
 
     patterns: tuple[str, ...]

@@ -19,9 +19,6 @@ def fold_repeats(run: Run) -> Run:
     """Leave out the rows that repeat another, and name them in the row that stays.
 
     Rows are numbered anew, and feature maps follow them. To fold twice is to fold once.
-
-    Args:
-        run: As `inspect` or `inspect_gradients` returned it.
     """
     into = repeated(run)
     if not into:
@@ -107,7 +104,7 @@ def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
         also.setdefault(label, []).append(row_label(*key))
     stay: list[Row] = []
     for row in rows:
-        if not _is_output(row):
+        if isinstance(row, GradientRow) and row.role == "input":
             stay.append(row)
         elif _key(row) not in into:
             stay.append(replace(row, also=(*row.also, *also[row.label])) if row.label in also else row)
@@ -119,10 +116,6 @@ def _resolved(labels: Sequence[str] | None, left_out: Mapping[str, Sequence[str]
     while labels is not None and any(label in left_out for label in labels):
         labels = [*dict.fromkeys(other for label in labels for other in left_out.get(label, (label,)))]
     return None if labels is None else tuple(labels)
-
-
-def _is_output(row: LayerRow | GradientRow) -> bool:
-    return isinstance(row, LayerRow) or row.role == "output"
 
 
 def _numbered(rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from hookscope.results.distribution import Distribution
-from hookscope.results.histogram import Histogram
+from hookscope.results.distribution import Distribution, Histogram
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -20,16 +19,14 @@ class TensorStatistics:
     Attributes:
         shape: As it came out in the first batch, batch axis included.
         dtype: torch's name without the prefix: "float32".
-        element_count: Elements over the whole input.
         std: Population standard deviation (divisor n); 0 for a single element.
-        l2: Square root of the sum of squares.
         zero_fraction: Share of exact zeros among all elements, 0-1.
         channel_axis: Axis of `shape` that counts channels; None when there is none.
         dead_channel_count: Channels that are exactly zero over the whole input.
         quantiles: Values at `QUANTILE_LEVELS`, by `numpy.quantile`'s linear definition; None without a distribution.
             Exact for up to 1,024 finite values; of more within 3 % of the value or within 0.5 % of its rank.
         unmeasured: Why statistics are missing; None when they are not.
-        distribution: How the values are distributed, for quantiles and histograms; None if it was not asked for.
+        distribution: For quantiles and histograms; None if it was not asked for.
         histogram: The same as few counts, of statistics that were read from a run directory, which keeps no more.
     """
 

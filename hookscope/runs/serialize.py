@@ -15,9 +15,9 @@ from hookscope.errors import gravest
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckReport
 from hookscope.results.comparison import Comparison, Prediction
+from hookscope.results.distribution import histogram
 from hookscope.results.gradients import Gradients, LossRecord
 from hookscope.results.grids import Grid
-from hookscope.results.histogram import histogram
 from hookscope.results.network import ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import plain, strict_json

@@ -13,9 +13,8 @@ from hookscope.render.html import report_html
 from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic
 from hookscope.render.html.layers import layers_of, tree_of
 from hookscope.render.html.pictures import LADDER, Fidelity, Picture, shrink, shrink_all
-from hookscope.results.distribution import distribution_of
+from hookscope.results.distribution import BIN_COUNT, distribution_of, histogram
 from hookscope.results.grids import Grid, Tiles
-from hookscope.results.histogram import BIN_COUNT, histogram
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.statistics import TensorStatistics
 from hookscope.runs.reading import read_run

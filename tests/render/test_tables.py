@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from hookscope.render.tables import gradients_to_csv, parameters_to_csv, rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.distribution import Distribution, distribution_of
+from hookscope.results.distribution import Distribution, distribution_of, histogram
 from hookscope.results.gradients import Gradients, LossRecord
-from hookscope.results.histogram import histogram
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.runs.serialize import (
     gradients_to_json,

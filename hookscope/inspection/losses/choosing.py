@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_given, tensors_in
+from hookscope.inputs import Batch
 from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
 from hookscope.inspection.losses.targets import (
-    BatchLike,
     Output,
     TargetKind,
     Task,
@@ -33,15 +33,7 @@ _OWN_TARGETS: tuple[TargetKind, ...] = ("class", "zeros", "noise", "self", "tens
 
 @dataclass(frozen=True, slots=True)
 class LossValue:
-    """A loss over one batch.
-
-    Attributes:
-        value: 0-d, with the graph that leads to it.
-        name: "ce", "projection", "loss dict sum", "net.py:function".
-        target: What the output was compared with, for people: "argmax: class 285, Egyptian cat"; "" without one.
-        outputs: Labels of the outputs it was computed from: "(model)", "(model)['logits']".
-        warnings: Sentences a reader must see; each batch that gives rise to one brings it again.
-    """
+    """A loss over one batch: 0-d, with its graph; other fields as in `LossRecord`. Each batch brings its warnings."""
 
     value: Tensor
     name: str
@@ -50,7 +42,7 @@ class LossValue:
     warnings: tuple[str, ...] = ()
 
 
-Loss = Callable[[object, BatchLike], LossValue]
+Loss = Callable[[object, Batch], LossValue]
 
 
 def choose_loss(
@@ -96,12 +88,9 @@ def choose_loss(
         output_key: Chooses one of several outputs: "logits", "['out']", ".logits", "[0]".
         input_count: Inputs of the whole run, for targets given per input; None if a single batch holds them all.
 
-    Returns:
-        A function of (output, batch). It raises UsageError if loss, target and output do not fit, and ModelError if
-        a user's function raises.
-
     Raises:
-        UsageError: If there is no such loss or class, or the loss takes no such target.
+        UsageError: If there is no such loss or class, or the loss takes no such target; when it is called, if the
+            output does not fit. ModelError then if a user's function raises.
 
     Source:
         The formulas are those of torch.nn.functional. The defaults are our choice: a plain sum has no gradient behind
@@ -120,7 +109,7 @@ def choose_loss(
     if input_count is not None and len(wanted.classes) not in (0, 1, input_count):
         raise UsageError(f"{len(wanted.classes)} target classes are given for {input_count} inputs: give 1 or as many.")
 
-    def compute(output: object, batch: BatchLike) -> LossValue:
+    def compute(output: object, batch: Batch) -> LossValue:
         found = [Output(*each) for each in tensors_in(output)]
         floating = [each for each in found if _is_floating(each.tensor)]
         outputs = floating if output_key is None else [output_at(floating, output_key)]
@@ -192,11 +181,8 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
 def _main(outputs: Sequence[Output]) -> Output:
     """Return the output that a loss of one output takes."""
     named = {each.path: each for each in outputs}
-    for name in _MAIN_NAMES:
-        for path in (f".{name}", f"['{name}']"):
-            if path in named:
-                return named[path]
-    return next((each for each in outputs if each.tensor.dim()), outputs[0])
+    paths = [path for name in _MAIN_NAMES for path in (f".{name}", f"['{name}']") if path in named]
+    return named[paths[0]] if paths else next((each for each in outputs if each.tensor.dim()), outputs[0])
 
 
 # --- A user's own function -------------------------------------------------------------------------------------------

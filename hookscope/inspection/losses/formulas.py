@@ -119,11 +119,15 @@ def _log_probabilities(rows: Tensor, output: Output, task: Task) -> tuple[Tensor
 
 
 def _is_softmax(rows: Tensor, output: Output) -> bool:
-    """Say whether values are probabilities of classes: two or more, not negative, with a sum of 1."""
-    values = rows.detach()
-    if rows.shape[1] < 2 or not rows.numel():
+    return _sums_to_one(rows.detach(), {1}, _tolerance(output))
+
+
+def _sums_to_one(values: Tensor, axes: set[int], tolerance: float) -> bool:
+    """Say whether values are probabilities along one of the axes: two or more, not negative, with a sum of 1."""
+    if not values.numel() or not bool((values >= 0).all()):
         return False
-    return bool((values >= 0).all() and ((values.sum(1) - 1).abs() <= _tolerance(output)).all())
+    sums = (values.sum(axis) for axis in axes if values.shape[axis] > 1)
+    return any(bool(((each - 1).abs() <= tolerance).all()) for each in sums)
 
 
 def _tolerance(output: Output) -> float:
@@ -260,7 +264,7 @@ def _no_gradient(output: Output, task: Task, reason: str) -> str:
 
 def _fixed_sum(values: Tensor, tolerance: float) -> str:
     """Say why the sum of the values cannot change, or ""."""
-    if _sums_to_one(values, tolerance):
+    if _sums_to_one(values, _class_axes(values), tolerance):
         return "is a softmax whose rows sum to 1"
     for axes, count in _groups(values):
         deviation, mean = torch.std_mean(values, axes, correction=0)
@@ -274,7 +278,7 @@ def _fixed_sum(values: Tensor, tolerance: float) -> str:
 
 def _fixed_size(values: Tensor, loss: str, tolerance: float) -> str:
     """Say why the mean square (mse) or mean modulus (l1) of the values cannot change, or ""."""
-    if loss == "l1" and _sums_to_one(values, tolerance):
+    if loss == "l1" and _sums_to_one(values, _class_axes(values), tolerance):
         return "is a softmax whose rows sum to 1"
     if loss != "mse":
         return ""
@@ -287,14 +291,6 @@ def _fixed_size(values: Tensor, loss: str, tolerance: float) -> str:
         if bool(((squares.mean(axes) - 1).abs() <= max(1e-3, tolerance)).all()):
             return "is normalised to mean square 1"
     return ""
-
-
-def _sums_to_one(values: Tensor, tolerance: float) -> bool:
-    return any(
-        values.shape[axis] > 1
-        and bool(values.numel() and (values >= 0).all() and ((values.sum(axis) - 1).abs() <= tolerance).all())
-        for axis in _class_axes(values)
-    )
 
 
 def _class_axes(values: Tensor) -> set[int]:

@@ -1,9 +1,9 @@
 """What an output is compared with: hides class names, files for many inputs, random numbers and the shapes of all."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,22 +29,6 @@ _SEED_STEP = 0x9E3779B1
 _NAMED_CLASSES = 5
 
 
-class BatchLike(Protocol):
-    """What a loss needs to know of the inputs; `hookscope.inputs.Batch` is one."""
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """What the model was called with."""
-
-    @property
-    def kwargs(self) -> Mapping[str, Any]:
-        """What it was called with by name."""
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """Position of each input among those given."""
-
-
 class Output(NamedTuple):
     """One tensor of what the model returned."""
 
@@ -59,42 +43,25 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the user wants an output compared with.
-
-    Attributes:
-        kind: "default" leaves it to the loss.
-        classes: For "class": one index for all inputs, or one per input.
-        tensor: For "tensor".
-        name: What to call the tensor.
-    """
+    """What the user wants an output compared with; "default" leaves it to the loss."""
 
     kind: TargetKind = "default"
-    classes: tuple[int, ...] = ()
+    classes: tuple[int, ...] = ()  # one for all inputs, or one per input
     tensor: Tensor | None = None
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One loss over one batch, but for the outputs.
-
-    Attributes:
-        loss: Its name.
-        target: What the user wants the output compared with.
-        seed: Of everything random.
-        categories: Class names by index, as far as known.
-        input_count: Inputs of the whole run.
-        indices: Position in the run of each input of the batch.
-        inputs: The floating tensors among the model's arguments.
-    """
+    """One loss over one batch, but for the outputs."""
 
     loss: str
     target: Target
     seed: int
-    categories: tuple[str, ...]
-    input_count: int
-    indices: tuple[int, ...]
-    inputs: tuple[Tensor, ...]
+    categories: tuple[str, ...]  # as far as known
+    input_count: int  # of the whole run
+    indices: tuple[int, ...]  # position in the run of each input of the batch
+    inputs: tuple[Tensor, ...]  # the floating ones among the model's arguments
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -105,15 +72,8 @@ def read_target(
 ) -> Target:
     """Read what the user gave as a target, as far as that goes without an output.
 
-    Args:
-        loss: Name of the loss, for messages.
-        kinds: What it takes.
-        given: As for `choose_loss`.
-        name: What to call a tensor; "" for its shape.
-        categories: Class names by index.
-
     Raises:
-        UsageError: If the loss does not take it, or there is no such class.
+        UsageError: If the loss, which takes `kinds`, does not take it, or there is no such class.
     """
     if given is None:
         return Target()
@@ -174,15 +134,9 @@ def _class_index(text: str, categories: Sequence[str]) -> int | None:
 
 
 def class_target(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, str]:
-    """Return the class each row is compared with.
+    """Return the class each row (N, C, *positions) is compared with: indices (N, *positions), and words for people.
 
-    Args:
-        rows: The output with its classes on axis 1, (N, C, *positions).
-        output: As the model returned it.
-        task: Whose target is "default" (each row's own argmax), "class" or "tensor" of whole numbers.
-
-    Returns:
-        Class indices (N, *positions), and what they are, for people.
+    The target is "default" (each row's own argmax), "class" or "tensor" of whole numbers.
 
     Raises:
         UsageError: If a class is out of range, or shapes or counts do not fit.
@@ -247,15 +201,9 @@ def classes_text(classes: Sequence[int], names: Sequence[str]) -> str:
 
 
 def value_target(values: Tensor, output: Output, task: Task) -> tuple[Tensor, str]:
-    """Return what an output is compared with, element by element.
+    """Return what an output is compared with: a tensor of the shape and dtype of `values`, and words for people.
 
-    Args:
-        values: The output, in the dtype the loss is computed in.
-        output: As the model returned it.
-        task: Whose target is "zeros", "noise", "self" or "tensor"; "default" means noise.
-
-    Returns:
-        A tensor of the shape and dtype of `values`, and what it is, for people.
+    The target is "zeros", "noise", "self" or "tensor"; "default" means noise.
 
     Raises:
         UsageError: If there is no tensor of that shape.
@@ -296,11 +244,7 @@ def draw(shape: tuple[int, ...], sources: Sequence[torch.Generator]) -> Tensor:
 def fit(given: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> Tensor:
     """Return a target tensor in the shape that is compared, with the rows of this batch's inputs.
 
-    Args:
-        given: Of `shape`; or with a row for each input of the run, or for one input with or without a batch axis.
-        shape: What is compared, the batch on axis 0 if there is one.
-        output: What it belongs to.
-        task: Says which inputs the batch holds.
+    It is of that shape; or has a row for each input of the run, or is for one input with or without a batch axis.
 
     Raises:
         UsageError: If the shapes do not fit.

@@ -27,9 +27,8 @@ class HeldValues:
     Attributes:
         tensors: Those that lie in memory by strides.
         aliases: For each of them one that shares its memory and keeps its size and strides.
-        versions: How often each had been modified in place.
         joined: Places in `tensors` of small ones that are alike, and their values in a row.
-        single: Places of others that were copied, and the copies.
+        single: Places of others that were copied, and the copies; `bare` are those that were not.
         special: Sparse, nested and quantised tensors, and those of subclasses that compute in their own way: copy, None
             if none can be made, and version.
     """

@@ -59,12 +59,7 @@ def identical(first: Sequence[object], second: Sequence[object]) -> bool:
 
 @dataclass(slots=True)
 class Contents:
-    """Containers of one kind with what they held, in a row: to compare all of them takes one pass.
-
-    Attributes:
-        kind: One that `kind_of` returns.
-        containers: Each once.
-    """
+    """Containers of one kind, each once, with what they held, in a row: to compare all of them takes one pass."""
 
     kind: type
     containers: list[Any]
@@ -121,12 +116,7 @@ class Access(NamedTuple):
 
 
 class State:
-    """An object with the state that it has when this is made.
-
-    Attributes:
-        holder: The object.
-        value: Its state: attributes by name, or what is its state.
-    """
+    """An object with the state that it has when this is made: attributes by name, or what is its state."""
 
     def __init__(self, access: Access, holder: Any) -> None:
         """Read the state of an object."""

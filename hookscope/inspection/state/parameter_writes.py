@@ -49,15 +49,10 @@ _AUGMENTED = 13  # the first argument of BINARY_OP that stands for +=, -= and so
 
 
 class Overwritten(NamedTuple):
-    """What a network may overwrite while it runs.
+    """What a network may overwrite while it runs."""
 
-    Attributes:
-        tensors: Identities of the parameters, and tensors in plain attributes, that its code may write to.
-        gradients: Whether its code may write to `.grad`.
-    """
-
-    tensors: AbstractSet[int]
-    gradients: bool
+    tensors: AbstractSet[int]  # identities of parameters, and of tensors in plain attributes
+    gradients: bool  # whether its code may write to `.grad`
 
 
 def has_own_code(modules: Sequence[nn.Module]) -> bool:
@@ -70,12 +65,7 @@ def has_own_code(modules: Sequence[nn.Module]) -> bool:
 
 
 def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
-    """Find what a network may overwrite while it runs.
-
-    Args:
-        modules: All of it, each once.
-        own_code: Whether any of them `has_own_code`.
-    """
+    """Find what a network may overwrite while it runs: `modules` are all of it, each once."""
     kinds = {*map(type, modules)}
     limited = {kind for kind in kinds if issubclass(kind, nn.Embedding | nn.EmbeddingBag)}
     written = {id(each.weight) for each in modules if type(each) in limited and each.max_norm is not None}
@@ -167,18 +157,32 @@ def _known_statements(kinds: frozenset[type]) -> tuple[_Statement, ...]:
     return _statements(kinds, ())
 
 
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Return the code of a function and of those inside it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from codes_in(each)
+
+
+def unwrapped(value: Any) -> Any:
+    """Return the function behind a method or a partial application; other values as they are."""
+    while isinstance(value, functools.partial | MethodType | staticmethod | classmethod):
+        value = value.func if isinstance(value, functools.partial) else value.__func__
+    return value
+
+
 def _names_in(code: CodeType) -> tuple[set[str], bool]:
     """Return the names in a function and those inside it, and whether it may write to a tensor."""
-    names = {*code.co_names}
-    steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
-    writes = any(step == _STORE_ITEM or (step == _BINARY and argument >= _AUGMENTED) for step, argument in steps)
-    for constant in code.co_consts:
-        if isinstance(constant, tuple):  # keywords of a call
-            names.update(each for each in constant if isinstance(each, str))
-        elif isinstance(constant, CodeType):
-            inner, inner_writes = _names_in(constant)
-            names |= inner
-            writes |= inner_writes
+    names: set[str] = set()
+    writes = False
+    for each in codes_in(code):
+        names.update(each.co_names)
+        steps = zip(each.co_code[::2], each.co_code[1::2], strict=True)
+        writes |= any(step == _STORE_ITEM or (step == _BINARY and argument >= _AUGMENTED) for step, argument in steps)
+        for constant in each.co_consts:
+            if isinstance(constant, tuple):  # keywords of a call
+                names.update(name for name in constant if isinstance(name, str))
     return names, writes or not names.isdisjoint(_WRITES) or any(map(_IN_PLACE.match, names - _CHANGES_NO_VALUE))
 
 
@@ -194,7 +198,7 @@ def _globals_of(function: FunctionType, names: set[str]) -> Iterator[Any]:
 
 def _functions(value: Any) -> Iterator[FunctionType]:
     """Find the functions to be read behind a callable, a property, a decorated function or an object."""
-    while value is not None:
+    while (value := unwrapped(value)) is not None:
         if isinstance(value, FunctionType):
             if _has_read_code(value.__module__):
                 yield value
@@ -203,9 +207,7 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             for each in (value.fget, value.fset):
                 yield from _functions(each)
             return
-        elif isinstance(value, MethodType | staticmethod | classmethod):
-            value = value.__func__
-        elif isinstance(value, functools.partial | functools.cached_property):
+        elif isinstance(value, functools.cached_property):
             value = value.func
         else:
             if is_read(type(value)) and not isinstance(value, type | nn.Module | Tensor):

@@ -93,15 +93,8 @@ def preserved(
     not show: an error says so, unless it was written to through `.data`. The same holds for large tensors and NumPy
     arrays in attributes.
 
-    Args:
-        network: The model to run inside the block.
-        seed: For all of these generators.
-        mode: "eval", or "train": a network whose root is in train mode already then stays as it is, with whatever parts
-            its owner has frozen in eval mode.
-        modules: All of its modules, once each, from a caller that has listed them already.
-
-    Yields:
-        For marking a place in the run and going back to it.
+    With mode "train" a network whose root is in train mode already stays as it is, with whatever parts its owner has
+    frozen in eval mode. `modules` are all of the network's, once each, from a caller that has listed them already.
 
     Raises:
         ModelError: If the network refuses the mode, or something could not be put back; everything else has been.

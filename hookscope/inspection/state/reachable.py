@@ -72,12 +72,9 @@ def reachable(modules: Sequence[nn.Module], *, closely: bool) -> Reachable:
     """Find what the modules of a network lead to.
 
     Looked into are attributes of modules, of objects whose class comes from the package of one of them, of dataclasses
-    and optimisers; and standard containers. Other objects are not the network's own, or cannot be put back.
-
-    Args:
-        modules: All of it, each once.
-        closely: Expect changes everywhere. Else there are neither hooks nor code but that of torch, torchvision and
-            timm, so of torch's own modules only those change that are in train mode or keep more than constants.
+    and optimisers; and standard containers. Other objects are not the network's own, or cannot be put back. Not
+    `closely`, there are neither hooks nor code but that of torch, torchvision and timm, so of torch's own modules only
+    those change that are in train mode or keep more than constants.
     """
     found = Reachable()
     kinds = {*map(type, modules)}
