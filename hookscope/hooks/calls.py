@@ -102,16 +102,32 @@ class CallHooks(Generic[T]):
         """Forward hook of modules that only return, and those that only overwrite their input."""
         inputs = tensors_given(args, kwargs)
         outputs = tensors_in(output)
-        with self.lock, self._without_overrides(inputs, outputs):
-            recomputes = _recomputes()
-            index = self._count(layer, inputs, recomputes=recomputes)
-            if index is None:
-                return None
-            sources = (
-                self._identities.sources(inputs, self.names, overwritten=overwrites) if self.with_operations else ()
-            )
-            call = _new(ModuleCall, (layer, module, index, inputs, None))
-            return self._finish(call, inputs, sources, output, outputs, in_place=overwrites, recomputes=recomputes)
+        overrides = torch._C.DisableTorchFunction() if self.with_operations else _plainly(inputs, outputs)
+        with self.lock:
+            if overrides is _NOTHING:  # nearly always, and it need not be entered
+                return self._once(layer, overwrites, module, inputs, output, outputs)
+            with overrides:
+                return self._once(layer, overwrites, module, inputs, output, outputs)
+
+    def _once(
+        self,
+        layer: str,
+        overwrites: bool,
+        module: nn.Module,
+        inputs: Sequence[tuple[str, Tensor]],
+        output: object,
+        outputs: Sequence[tuple[str, Tensor]],
+    ) -> object:
+        """Do what `only` does, with the lock held."""
+        recomputes = torch._C._current_graph_task_id() != -1
+        index = self._count(layer, inputs, recomputes=recomputes)
+        if index is None:
+            return None
+        sources: tuple[Place | str, ...] = ()
+        if self.with_operations:
+            sources = self._identities.sources(inputs, self.names, overwritten=overwrites)
+        call = _new(ModuleCall, (layer, module, index, inputs, None))
+        return self._finish(call, inputs, sources, output, outputs, in_place=overwrites, recomputes=recomputes)
 
     def before(
         self, layer: str, entries: list[Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -281,12 +297,16 @@ class CallHooks(Generic[T]):
         return torch._C.DisableTorchFunction() if self.with_operations else _plainly(inputs, outputs)
 
 
-def _plainly(*given: Sequence[tuple[str, Tensor]]) -> AbstractContextManager[object]:
+def _plainly(
+    inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]] = ()
+) -> AbstractContextManager[object]:
     """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
-    for tensors in given:
-        for _, tensor in tensors:
-            if type(tensor) not in _PLAIN_TYPES:
-                return torch._C.DisableTorchFunctionSubclass()
+    for _, tensor in inputs:
+        if type(tensor) not in _PLAIN_TYPES:
+            return torch._C.DisableTorchFunctionSubclass()
+    for _, tensor in outputs:
+        if type(tensor) not in _PLAIN_TYPES:
+            return torch._C.DisableTorchFunctionSubclass()
     return _NOTHING
 
 

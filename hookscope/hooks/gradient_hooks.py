@@ -72,7 +72,7 @@ class GradientWatch(Generic[T]):
     aliases_meet: bool = False
     _aliasing: bool = True
     _view_at: set[SiteKey] = field(default_factory=set)
-    _aliases: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=dict)
+    _aliases: dict[int, tuple[weakref.ref[Tensor], object]] = field(default_factory=dict)  # with what is one without us
     _made_aliases: list[Alias] = field(default_factory=list)
     _views: list[View] = field(default_factory=list)
     _parts: dict[SiteKey, list[Tensor | None]] = field(default_factory=dict)
@@ -149,8 +149,7 @@ class GradientWatch(Generic[T]):
     def _hook_modification(self, view: View, node: Node, *, also_direct: bool) -> None:
         """Take the gradient of a view from the graph node of its modification in place.
 
-        The first edge of the node leads to where the gradient of the view's base goes. With `also_direct` the loss
-        depends on the view in another way, too, from before the modification.
+        Its first edge leads to where the gradient of the base goes. With `also_direct` the loss depends on the view too.
         """
         if also_direct:
             self._parts[view.site.key] = []
@@ -186,16 +185,15 @@ class GradientWatch(Generic[T]):
         """Notice inputs of one call that would be one tensor without our aliases: attention asks whether q is k."""
         if len(inputs) > 1 and self._aliases:
             tensors = {id(tensor) for _, tensor in inputs}
-            self.aliases_meet |= len({id(self.original(tensor)) for _, tensor in inputs}) < len(tensors)
+            self.aliases_meet |= len({id(self._token(tensor) or tensor) for _, tensor in inputs}) < len(tensors)
 
-    def original(self, tensor: Tensor) -> Tensor | None:
-        """Return the model's tensor that an alias stands for; the tensor itself if it is none."""
+    def _token(self, tensor: Tensor) -> object:
+        """Return what an alias shares with the tensor that it stands for; None if the tensor has no alias."""
         known = self._aliases.get(id(tensor))
-        return tensor if known is None or known[0]() is not tensor else known[1]()
+        return None if known is None or known[0]() is not tensor else known[1]
 
     def _alias(self, key: SiteKey, tensor: Tensor) -> Tensor:
         """Return another tensor of the same memory, with the very strides: kernels choose by them."""
-        original = self.original(tensor)
         is_plain = type(tensor) is Tensor and not (tensor.is_leaf or tensor._is_view() or tensor.is_nested)
         try:
             if is_plain and key not in self._view_at:
@@ -208,8 +206,11 @@ class GradientWatch(Generic[T]):
                     alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]
         except Exception:  # noqa: BLE001 - a subclass may refuse in any way
             return tensor
-        if original is not None:
-            self._aliases[id(alias)] = weakref.ref(alias), weakref.ref(original)
+        token = self._token(tensor)
+        if token is None:
+            token = object()
+            self._aliases[id(tensor)] = weakref.ref(tensor), token
+        self._aliases[id(alias)] = weakref.ref(alias), token
         return alias
 
     def inputs(
@@ -267,13 +268,9 @@ class GradientWatch(Generic[T]):
         found: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
-        """Hook the outputs of a call; return what the network goes on with in their place, or None to leave them.
+        """Hook the tensors found in the output; return what the network goes on with in its place, or None to leave it.
 
-        Args:
-            call: The call.
-            output: What it returned.
-            found: The tensors in it.
-            sources: The inputs of the call, as they were given; empty if it overwrote one.
+        `sources` are the inputs of the call, as they were given; empty if it overwrote one.
         """
         if len(found) == 1:  # nearly always
             slot, tensor = found[0]

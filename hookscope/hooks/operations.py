@@ -5,23 +5,20 @@ each such call. What torch's own layers call inside themselves is theirs: a call
 is not torch's made it, while a module of the network ran. Nothing that the call computes is changed.
 """
 
-import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path, PurePath
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import nearest
+from hookscope.hooks.callers import CALL, MODULE, caller_of, operation_name, source_line, whose_code
 from hookscope.hooks.calls import CallHooks, Hook
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
@@ -30,18 +27,6 @@ from hookscope.hooks.pytree import tensors_given, tensors_in
 
 T = TypeVar("T")
 
-# Attributes of a tensor that are another tensor; the others tell about it.
-_COMPUTED_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-# What returns no tensor, or none that was computed. Others that return none are found out by looking.
-_QUERIES = frozenset(
-    {"dim", "ndimension", "size", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "item", "tolist"}
-    | {"is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "numpy", "requires_grad_"}
-    | {"register_hook", "retain_grad", "is_tensor", "is_storage", "result_type", "can_cast", "promote_types"}
-    | {"__bool__", "__len__", "__float__", "__int__", "__index__", "__contains__", "__format__", "__repr__", "__set__"}
-    # Memory that holds nothing yet.
-    | {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-    | {"__hash__", "__reduce_ex__", "__deepcopy__", "__dir__", "__array__", "has_names", "backward", "data_ptr"}
-)
 # What verdicts need not know: the values are those of the input, in another order or shape, or come from nowhere.
 _ONLY_REARRANGE = frozenset(
     {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "H"}
@@ -52,26 +37,11 @@ _ONLY_REARRANGE = frozenset(
     | {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange"}
     | {"linspace", "meshgrid", "eye", "tensor", "as_tensor", "from_numpy"}
 )
-# Operators with the operands exchanged, and older names.
-_STANDARD_NAMES = {"rdiv": "div", "rsub": "sub", "rpow": "pow", "true_divide": "div", "idiv": "div", "truediv": "div"}
-
 # The pattern of `--ops`, which may match nothing.
 EVERYTHING = "op:*"
 
 # What the whole model is called in labels.
 _ROOT = "(model)"
-
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-_LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
-_MODULE = str(Path("nn", "modules", "module.py"))  # whose frames are around every call of a module
-_CALL = nn.Module.__call__.__code__
-_HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
-# Graphs of exported programs are run by this code: it stands for the network's own.
-_GRAPH_CODE = (
-    str(Path(_TORCH, "fx", "interpreter.py")),
-    str(Path(_TORCH, "export", "unflatten.py")),
-    str(Path(_HOOKSCOPE, "models", "unflattened.py")),
-)
 
 
 @dataclass(slots=True)
@@ -183,22 +153,22 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             output = edit_operation(kind.edits, name, output)
             outputs = _returned(output) or outputs
         if kind.is_observed:
-            operation = Operation(name, kind.owner, _source(caller))
+            operation = Operation(name, kind.owner, source_line(caller))
             output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
         return separate_operation(kind.edits, name, output) if kind.edits else output
 
     def _called(self, name: str, frame: FrameType | None) -> tuple[_Kind, nn.Module, FrameType] | None:
         """Return what is known of an operation, whose module calls it, and from where; None if it is not looked at."""
-        caller = _caller(frame)
+        caller = caller_of(frame)
         frame, below = caller, None
         while frame is not None and id(frame) not in self.running:
             code = frame.f_code
-            if _kind_of(code) == "torch":  # somebody has wrapped a function that a layer of torch calls
+            if whose_code(code) == "torch":  # somebody has wrapped a function that a layer of torch calls
                 return None
             # A module that is none of the network's is called, perhaps a copy; its forward counts, hooks on it do not.
-            if code is _CALL and below is not _code_of(getattr(frame.f_locals.get("self"), "forward", None)):
+            if code is CALL and below is not _code_of(getattr(frame.f_locals.get("self"), "forward", None)):
                 return None
-            if not code.co_filename.endswith(_MODULE):
+            if not code.co_filename.endswith(MODULE):
                 below = code
             frame = frame.f_back
         found = None if frame is None else self.running[id(frame)]
@@ -318,7 +288,7 @@ def _runs_networks_code(module: nn.Module) -> bool:
     code = _code_of(forward)
     if isinstance(module, torch.jit.ScriptModule) or code is None:
         return isinstance(module, torch.fx.GraphModule)
-    return forward is not nn.Module.forward and _kind_of(code) != "torch"
+    return forward is not nn.Module.forward and whose_code(code) != "torch"
 
 
 def _note_inputs(names: dict[int, str], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -341,81 +311,3 @@ def _mode_off(mode: OperationMode[T], _module: nn.Module, _args: object) -> None
 
 def _mode_on(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:
     mode.put_on()
-
-
-@lru_cache(maxsize=4096)
-def operation_name(func: Callable[..., Any]) -> str:
-    """Return what a torch function is called in labels; "" if it computes no tensor.
-
-    The marks of operators and of writing in place are left out: "add" stands for `+`, `+=`, `torch.add` and `add_`.
-    """
-    name = getattr(func, "__name__", "")
-    if name == "__get__":
-        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        return attribute if attribute in _COMPUTED_ATTRIBUTES else ""
-    if name in _QUERIES:
-        return ""
-    plain: str = name.partition(".")[0].strip("_")  # "relu.default" is an overload of "relu"
-    return _STANDARD_NAMES.get(plain, plain)
-
-
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the network's code that has called a torch function; None if torch's own code has."""
-    while frame is not None:
-        kind = _kind_of(frame.f_code)
-        if kind == "network":
-            return frame
-        if kind == "torch":
-            return None
-        frame = frame.f_back
-    return None
-
-
-Whose = Literal["network", "torch", "wrapper"]
-
-# By identity, as the hash of code goes through all of it; that it stays there keeps identities apart.
-_known_codes: dict[int, tuple[CodeType, Whose]] = {}
-_known_lines: dict[tuple[int, int], str] = {}
-
-
-def _kind_of(code: CodeType) -> Whose:
-    """Tell whose code it is: a wrapper is torch's, around a function that others call."""
-    known = _known_codes.get(id(code))
-    if known is None:
-        known = _known_codes[id(code)] = code, _whose(code.co_filename)
-    return known[1]
-
-
-def _whose(path: str) -> Whose:
-    if path in _GRAPH_CODE or not path.startswith((_TORCH, _HOOKSCOPE)):
-        return "network"
-    if path.startswith(_HOOKSCOPE):
-        return "torch"
-    return "torch" if path.startswith(_LAYERS) and not path.endswith(("functional.py", _MODULE)) else "wrapper"
-
-
-def _source(caller: FrameType) -> str:
-    """Return the line that calls an operation, "net.py:14"; "" where none is known."""
-    place = (id(caller.f_code), caller.f_lasti)  # the code is among `_known_codes`
-    line = _known_lines.get(place)
-    if line is not None:
-        return line
-    if caller.f_code.co_filename not in _GRAPH_CODE:
-        line = _known_lines[place] = _line(caller.f_code, caller.f_lasti)
-        return line
-    frame: FrameType | None = caller
-    while frame is not None and frame.f_code.co_name != "run_node":
-        frame = frame.f_back
-    node = None if frame is None else frame.f_locals.get("n")
-    if not isinstance(node, torch.fx.Node):
-        return ""
-    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return next((f"{PurePath(file).name}:{line}" for file, line in reversed(lines) if "/torch/" not in file), "")
-
-
-def _line(code: CodeType, instruction: int) -> str:
-    """Return the line of an instruction, "net.py:14"; "" in code that no file holds."""
-    if code.co_filename.startswith("<"):
-        return ""
-    lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
-    return f"{Path(code.co_filename).name}:{next(lines, code.co_firstlineno)}"

@@ -192,10 +192,14 @@ def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[
                 repeats=row_label(*repeats) if repeats else "",
                 owner=None if row.operation is None else row.operation.owner,
                 source="" if row.operation is None else row.operation.source,
-                inputs=tuple([each if isinstance(each, str) else row_label(*each) for each in row.sources]),
+                inputs=_input_labels(row.sources) if row.sources else (),
             )
         )
     return tuple(result)
+
+
+def _input_labels(sources: Sequence[Place | str]) -> tuple[str, ...]:
+    return tuple([each if isinstance(each, str) else row_label(*each) for each in sources])
 
 
 def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tuple[str, ...]:

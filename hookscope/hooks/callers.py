@@ -1,0 +1,119 @@
+"""Tell what a torch function is called, whether a network's own code has called it, and from which line."""
+
+import os
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path, PurePath
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+# Attributes of a tensor that are another tensor; the others tell about it.
+_COMPUTED_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+# What returns no tensor, or none that was computed. Others that return none are found out by looking.
+_QUERIES = frozenset(
+    {"dim", "ndimension", "size", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "item", "tolist"}
+    | {"is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "numpy", "requires_grad_"}
+    | {"register_hook", "retain_grad", "is_tensor", "is_storage", "result_type", "can_cast", "promote_types"}
+    | {"__bool__", "__len__", "__float__", "__int__", "__index__", "__contains__", "__format__", "__repr__", "__set__"}
+    # Memory that holds nothing yet.
+    | {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+    | {"__hash__", "__reduce_ex__", "__deepcopy__", "__dir__", "__array__", "has_names", "backward", "data_ptr"}
+)
+# Operators with the operands exchanged, and older names.
+_STANDARD_NAMES = {"rdiv": "div", "rsub": "sub", "rpow": "pow", "true_divide": "div", "idiv": "div", "truediv": "div"}
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
+MODULE = str(Path("nn", "modules", "module.py"))
+"""Where the code is that runs around every forward."""
+CALL = nn.Module.__call__.__code__
+"""Its outermost frame."""
+_HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
+# Graphs of exported programs are run by this code: it stands for the network's own.
+_GRAPH_CODE = (
+    str(Path(_TORCH, "fx", "interpreter.py")),
+    str(Path(_TORCH, "export", "unflatten.py")),
+    str(Path(_HOOKSCOPE, "models", "unflattened.py")),
+)
+
+
+@lru_cache(maxsize=4096)
+def operation_name(func: Callable[..., Any]) -> str:
+    """Return what a torch function is called in labels; "" if it computes no tensor.
+
+    The marks of operators and of writing in place are left out: "add" stands for `+`, `+=`, `torch.add` and `add_`.
+    """
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        return attribute if attribute in _COMPUTED_ATTRIBUTES else ""
+    if name in _QUERIES:
+        return ""
+    plain: str = name.partition(".")[0].strip("_")  # "relu.default" is an overload of "relu"
+    return _STANDARD_NAMES.get(plain, plain)
+
+
+def caller_of(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the network's code that has called a torch function; None if torch's own code has."""
+    while frame is not None:
+        kind = whose_code(frame.f_code)
+        if kind == "network":
+            return frame
+        if kind == "torch":
+            return None
+        frame = frame.f_back
+    return None
+
+
+Whose = Literal["network", "torch", "wrapper"]
+
+# By identity, as the hash of code goes through all of it; that it stays there keeps identities apart.
+_known_codes: dict[int, tuple[CodeType, Whose]] = {}
+_known_lines: dict[tuple[int, int], str] = {}
+
+
+def whose_code(code: CodeType) -> Whose:
+    """Tell whose code it is: a wrapper is torch's, around a function that others call."""
+    known = _known_codes.get(id(code))
+    if known is None:
+        known = _known_codes[id(code)] = code, _whose(code.co_filename)
+    return known[1]
+
+
+def _whose(path: str) -> Whose:
+    if path in _GRAPH_CODE or not path.startswith((_TORCH, _HOOKSCOPE)):
+        return "network"
+    if path.startswith(_HOOKSCOPE):
+        return "torch"
+    return "torch" if path.startswith(_LAYERS) and not path.endswith(("functional.py", MODULE)) else "wrapper"
+
+
+def source_line(caller: FrameType) -> str:
+    """Return the line that calls an operation, "net.py:14"; "" where none is known."""
+    place = (id(caller.f_code), caller.f_lasti)  # the code is among `_known_codes`
+    line = _known_lines.get(place)
+    if line is not None:
+        return line
+    if caller.f_code.co_filename not in _GRAPH_CODE:
+        line = _known_lines[place] = _line(caller.f_code, caller.f_lasti)
+        return line
+    frame: FrameType | None = caller
+    while frame is not None and frame.f_code.co_name != "run_node":
+        frame = frame.f_back
+    node = None if frame is None else frame.f_locals.get("n")
+    if not isinstance(node, torch.fx.Node):
+        return ""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return next((f"{PurePath(file).name}:{line}" for file, line in reversed(lines) if "/torch/" not in file), "")
+
+
+def _line(code: CodeType, instruction: int) -> str:
+    """Return the line of an instruction, "net.py:14"; "" in code that no file holds."""
+    if code.co_filename.startswith("<"):
+        return ""
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)
+    return f"{Path(code.co_filename).name}:{next(lines, code.co_firstlineno)}"
