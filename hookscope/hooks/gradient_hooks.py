@@ -1,10 +1,9 @@
 """Watch the gradients of what passes between modules, by hooks on the tensors.
 
-What it hides: full backward hooks fail where a module works in place, so gradients are taken by hooks on the tensors
-themselves; a view that is modified in place later loses its hook without a word, so its gradient is taken from the
-graph node of the modification; an output that is the input object would show the gradient of all its uses, so an alias
-stands for it; checkpointing replays a forward inside the backward; and a hook on a tensor that outlives the pass must
-not stay on it.
+Full backward hooks fail where a module works in place, so hooks are put on the tensors. A view that is modified in
+place later loses its hook: its gradient is taken from the graph node of the modification. An output that is the input
+object would show the gradient of all its uses: an alias stands for it. Checkpointing replays a forward inside the
+backward. No hook may stay on a tensor that outlives the pass.
 """
 
 import weakref
@@ -81,7 +80,7 @@ class GradientWatch(Generic[T]):
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
 
     def met(self) -> list[GradientSite[T]]:
-        """Return the sites; one of whose gradient a part has not come, as its tensor was overwritten, says so."""
+        """Return the sites. One of whose gradient a part has not come, as its tensor was overwritten, says so."""
         for key, parts in self._parts.items():
             if len(parts) == 1 and self.sites[key].arrival is None:
                 self.sites[key].untracked = _OVERWRITTEN
@@ -100,21 +99,17 @@ class GradientWatch(Generic[T]):
             hooks.pop(hook, None)
         for handle in self._handles:
             handle.remove()
-        self._attached.clear()
-        self._handles.clear()
         self._latest = None
-        self._views.clear()
-        self._made_aliases.clear()
-        self._parts.clear()
-        self._aliases.clear()
+        for each in (self._attached, self._handles, self._views, self._made_aliases, self._parts, self._aliases):
+            each.clear()
 
     def must_repeat(self, loss: Tensor) -> bool:
         """Prepare for the backward pass; tell whether the forward pass has to be run again first.
 
-        A view that was modified in place after its module returned it has lost its hook. Its gradient is that of the
-        view's base before the modification, which the node of the modification gives. Where the base itself was
-        modified there is no such node: the next forward pass returns a copy there. If an alias that is no view was
-        modified, and its original used later, the next forward pass returns a view there.
+        A view that was modified in place after its module returned it has lost its hook: its gradient is that of its
+        base before, which the node of the modification gives. Where the base itself was modified there is none: the
+        next forward pass returns a copy. If an alias that is no view was modified, and its original used later, the
+        next forward pass returns a view.
         """
         overwritten = [alias for alias in self._made_aliases if alias.counter._version != alias.version]
         lost = [view for view in self._views if view.counter._version != view.version]
@@ -149,7 +144,7 @@ class GradientWatch(Generic[T]):
     def _hook_modification(self, view: View, node: Node, *, also_direct: bool) -> None:
         """Take the gradient of a view from the graph node of its modification in place.
 
-        Its first edge leads to where the gradient of the base goes. With `also_direct` the loss depends on the view too.
+        Its first edge leads to where the gradient of the base goes. `also_direct`: the loss depends on the view, too.
         """
         if also_direct:
             self._parts[view.site.key] = []
@@ -168,17 +163,11 @@ class GradientWatch(Generic[T]):
 
     @property
     def gave_aliases(self) -> bool:
-        """Whether any tensor of the latest forward pass was replaced by an alias, to tell its uses apart.
-
-        A model that asks whether two tensors are one object may then compute something else; see `give_up_aliases`.
-        """
+        """Whether a tensor of the latest forward pass was replaced by an alias, which a model may ask about."""
         return bool(self._aliases)
 
     def give_up_aliases(self) -> None:
-        """Leave inputs, and outputs that are inputs, the objects they are: this model asks whether they are.
-
-        The gradient of an output that is an input is then that of all uses of the tensor. Those of inputs are not seen.
-        """
+        """Leave inputs, and outputs that are inputs, the objects they are; their gradients then count all uses."""
         self._aliasing = False
 
     def note_inputs(self, inputs: Sequence[tuple[str, Tensor]]) -> None:

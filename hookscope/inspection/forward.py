@@ -144,7 +144,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         uncalled=uncalled(inspected, selected, called, broke_off=broken is not None),
         feature_maps=feature_maps(results, recorder.kept),
         predictions=tuple(run.best),
-        warnings=run.warnings(fast_path_warning(inspected.modules, selected)),
+        warnings=run.warnings(fast_path_warning(inspected.modules, selected, with_operations=operations is not None)),
         notes=run.notes(),
         failure=failure,
         seed=seed,

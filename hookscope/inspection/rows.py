@@ -263,12 +263,14 @@ def uncalled(
     return tuple(result)
 
 
-def fast_path_warning(modules: Mapping[str, nn.Module], selected: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    """Say so when hooks change which kernels run: torch's fused encoder layer steps aside for hooks."""
+def fast_path_warning(
+    modules: Mapping[str, nn.Module], selected: Mapping[str, nn.Module], *, with_operations: bool
+) -> tuple[str, ...]:
+    """Say so when hooks change which kernels run: torch's fused encoder layer steps aside for hooks, and for modes."""
     fused = [module for module in modules.values() if isinstance(module, nn.TransformerEncoderLayer)]
     hooked = {id(module) for module in selected.values()} if fused else set()
     if torch.backends.mha.get_fastpath_enabled() and any(
-        id(part) in hooked for each in fused for part in each.modules()
+        with_operations or id(part) in hooked for each in fused for part in each.modules()
     ):
         return ("nn.TransformerEncoderLayer runs unfused while hooked: its values differ in the last digits.",)
     return ()
