@@ -8,7 +8,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import capture, checkpoints, gradients, growth, memory, page, processes, rendering, throughput
+from benchmarks import (
+    capture,
+    checkpoints,
+    gradients,
+    growth,
+    memory,
+    operations,
+    page,
+    processes,
+    rendering,
+    throughput,
+)
 from benchmarks.findings import Section
 
 THREADS = 2  # the design's, so that figures of different machines can be compared
@@ -16,6 +27,7 @@ THREADS = 2  # the design's, so that figures of different machines can be compar
 SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
     "cpu": {
         "capture": partial(capture.measure, "cpu"),
+        "operations": operations.measure,
         "gradients": partial(gradients.measure, "cpu"),
         "gradients of timm": gradients.measure_timm,
         "rendering": rendering.measure,

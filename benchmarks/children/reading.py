@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.children.memory import forget_peak, peak_bytes
-from hookscope.models.checkpoint import read_state_dict
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.contents import list_contents
 
 Found = Iterable[tuple[object, ...]]
@@ -60,7 +60,7 @@ WAYS: dict[str, Callable[[Path], Found]] = {
     "list: torch.load": lambda path: counted(torch_load(path)),
     "list: torch.load, mmap": lambda path: counted(torch_map(path)),
     "list: safetensors": lambda path: counted(load_file(path)),
-    "load: hookscope": lambda path: ends(read_state_dict(path)),
+    "load: hookscope": lambda path: ends(read_checkpoint(path).state),
     "load: torch.load": lambda path: ends(torch_load(path)),
     "load: torch.load, mmap": lambda path: ends(torch_map(path)),
     "load: safetensors": lambda path: ends(load_file(path)),
