@@ -21,8 +21,8 @@ from hookscope.results.grids import Grid
 from hookscope.runs.directory import new_run
 from hookscope.runs.serialize import checks_to_json
 
-# Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: whoever looks for
-# the cause begins at the first.
+# Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: the cause is
+# mostly in the first.
 _MOST_DRAWN = 12
 
 

@@ -28,7 +28,7 @@ from hookscope.hooks.pytree import tensors_given, tensors_in
 T = TypeVar("T")
 
 # What verdicts need not know: the values are those of the input, in another order or shape, or come from nowhere.
-_ONLY_REARRANGE = frozenset(
+_NOT_JUDGED = frozenset(
     {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "H"}
     | {"mH", "movedim", "moveaxis", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand", "expand_as", "getitem"}
     | {"broadcast_to", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "select", "contiguous"}
@@ -71,25 +71,25 @@ class OperationChoice:
                 return f"No operation matches {pattern.text!r}.{ran} List them with `hookscope layers MODEL --ops`."
         return ""
 
-    def edits_of(self, module: str, name: str) -> list[Intervention]:
-        """Return the edits of an operation by a module, in order."""
-        found = [(pattern, edit) for pattern, edit in self.edits if pattern.matches(module, name)]
+    def edits_of(self, owner: str, name: str) -> list[Intervention]:
+        """Return the edits of an operation that a module calls, in order."""
+        found = [(pattern, edit) for pattern, edit in self.edits if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern, _ in found)
         return [edit for _, edit in found]
 
-    def observes(self, module: str, name: str) -> bool:
-        """Tell whether an operation by a module is observed, in some call at least."""
-        self.seen[module, name] = None
-        return self._calls(module, name) != set() or (self.judged and name not in _ONLY_REARRANGE)
+    def observes(self, owner: str, name: str) -> bool:
+        """Tell whether an operation that a module calls is observed, in some call at least."""
+        self.seen[owner or _ROOT, name] = None
+        return self._calls(owner, name) != set() or (self.judged and name not in _NOT_JUDGED)
 
-    def lists(self, module: str, name: str, call: int) -> bool:
-        """Tell whether a call of an operation by a module is selected by the patterns, not only judged."""
-        calls = self._calls(module, name)
+    def lists(self, owner: str, name: str, call: int) -> bool:
+        """Tell whether a call of an operation is selected by the patterns, not only judged."""
+        calls = self._calls(owner, name)
         return None in calls or call in calls
 
-    def _calls(self, module: str, name: str) -> set[int | None]:
+    def _calls(self, owner: str, name: str) -> set[int | None]:
         """Return which calls are selected, from 0; None stands for all."""
-        matching = [pattern for pattern in self.patterns if pattern.matches(module, name)]
+        matching = [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern in matching)
         return set() if any(pattern.exclude for pattern in matching) else {pattern.call for pattern in matching}
 
@@ -177,8 +177,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         owner, module, _ = found
         kind = self._kinds.get((owner, name))
         if kind is None:
-            place = (owner or _ROOT, name)
-            kind = _Kind(":".join(place), owner, self._choice.observes(*place), self._choice.edits_of(*place))
+            choice, label = self._choice, f"{owner or _ROOT}:{name}"
+            kind = _Kind(label, owner, choice.observes(owner, name), choice.edits_of(owner, name))
             self._kinds[owner, name] = kind
         return (kind, module, caller) if kind.is_observed or kind.edits else None
 
@@ -238,9 +238,8 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         modules: All modules of the network by name.
     """
     root = modules[""]
-    names = mode.hooks.names
-    names.update((id(each), name) for name, each in (*root.named_parameters(), *root.named_buffers()))
-    handles = [root.register_forward_pre_hook(Hook(_note_inputs, names), with_kwargs=True)]
+    held = {id(each): name for name, each in (*root.named_parameters(), *root.named_buffers())}
+    handles = [root.register_forward_pre_hook(Hook(_name_inputs, mode.hooks, held), with_kwargs=True)]
     try:
         theirs: set[int] = set()
         for name, module in modules.items():
@@ -291,9 +290,12 @@ def _runs_networks_code(module: nn.Module) -> bool:
     return forward is not nn.Module.forward and whose_code(code) != "torch"
 
 
-def _note_inputs(names: dict[int, str], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _name_inputs(
+    hooks: CallHooks[T], held: Mapping[int, str], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Name the network's inputs beside what it holds, parameters and buffers, for the pass that begins."""
     given = tensors_given(args, kwargs)
-    names.update((id(tensor), f"input{path}" if len(given) > 1 else "input") for path, tensor in given)
+    hooks.names = {**held, **{id(tensor): f"input{path}" if len(given) > 1 else "input" for path, tensor in given}}
 
 
 def _enter(mode: OperationMode[T], caller: Caller | None, _module: nn.Module, _args: object) -> None:

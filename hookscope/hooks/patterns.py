@@ -113,7 +113,9 @@ def parse_operation_pattern(text: str) -> OperationPattern:
     if not module or not name:
         raise UsageError(f"--layer {text!r} is half a pattern: give op:NAME or MODULE:NAME, e.g. --layer op:relu.")
     if _POSITION.match(name):
-        raise UsageError(f"--layer {text!r} chooses an operation by position: give a call instead, as in op:relu#1.")
+        raise UsageError(
+            f"--layer {text!r}: operations are not chosen by position. Give a call: op:relu#1 is the second."
+        )
     in_module = (lambda _candidate: True) if module == "op" else name_test(module)
     wanted = re.compile(fnmatch.translate(name))
     return OperationPattern(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from hookscope.errors import UsageError
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_layers
@@ -71,4 +72,6 @@ def place_edits(
             tied.add(known)
         by_name.setdefault(name, []).append(intervention(edit))
     of_operations = [(parse_operation_pattern(edit.pattern), intervention(edit)) for edit in about_operations]
+    if one_call := next((pattern.text for pattern, _ in of_operations if pattern.call is not None), None):
+        raise UsageError(f"An edit changes every call of an operation: leave #{one_call.rpartition('#')[2]} out of it.")
     return PlacedEdits(by_name, of_operations, applications)

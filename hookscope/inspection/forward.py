@@ -258,7 +258,7 @@ def list_modules(
     for label, call in calls.items():
         if call.operation is not None:
             name, owner, source = call.operation
-            is_selected = marked is None or marked.observes(owner or "(model)", name)
+            is_selected = marked is None or marked.observes(owner, name)
             shapes = (call.input_shapes, tuple(call.output_shapes))
             row = ModuleRow(label, name, 0, 0, call.call_count, *shapes, is_selected, source, owner)
             of_modules.setdefault(owner, []).append(row)

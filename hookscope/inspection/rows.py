@@ -109,7 +109,7 @@ class Recorder:
         known = call.operation
         if known is None or self.operations is None:
             return True
-        return self.operations.lists(known.owner or "(model)", known.name, call.call)
+        return self.operations.lists(known.owner, known.name, call.call)
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
@@ -207,7 +207,7 @@ def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tu
     if operations is None:
         return ()
     owned = ((row, row.owner) for row in rows if row.owner is not None)
-    return tuple(row.label for row, owner in owned if not operations.lists(owner or "(model)", row.kind, row.call))
+    return tuple(row.label for row, owner in owned if not operations.lists(owner, row.kind, row.call))
 
 
 def same_values(first: TensorStatistics, second: TensorStatistics) -> bool:

@@ -38,7 +38,7 @@ def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Modu
     in_torch: Any = getattr(nn, name, None) if home.startswith("torch.nn.modules") else None
     borrowed = isinstance(in_torch, type) and issubclass(in_torch, _BORROWED)
     bases: tuple[type, ...] = (behaviour, in_torch) if borrowed else (behaviour,)
-    # What the borrowed class says of itself, or does on the way to another device, counts on attributes of its own.
+    # The borrowed class's repr, and its way to another device, need attributes that are not there.
     members: dict[str, Any] = {"extra_repr": lambda _module: "", "_apply": nn.Module._apply}  # noqa: SLF001 - torch's
     members["__module__"] = home or behaviour.__module__
     made = type(printable(name, 80) or behaviour.__name__, bases, members)

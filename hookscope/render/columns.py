@@ -82,7 +82,7 @@ def draw_table(
     *,
     full: bool = True,
 ) -> RenderableType:
-    """Return a table of what fits `width`; a line of its own stands where rows were folded.
+    """Return a table of what fits `width`; one line stands where rows were folded.
 
     The last column holds remarks, which join the names if it finds no room. Folding keeps rows that are `notable`,
     else those that have a style.

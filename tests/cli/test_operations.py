@@ -117,8 +117,9 @@ def test_layers_lists_operations_below_their_module(run: Run) -> None:
     [
         (("--layer", "op:reul"), 5, "No operation matches 'op:reul'. Nearest: 'op:relu'"),
         (("--edit", "op:gelu:output:zero"), 5, "No operation matches 'op:gelu'."),
+        (("--edit", "op:relu#1:output:zero"), 2, "An edit changes every call of an operation: leave #1 out of it."),
         (("--layer", "op:"), 2, "is half a pattern: give op:NAME or MODULE:NAME"),
-        (("--layer", "op:relu@1"), 2, "give a call instead, as in op:relu#1"),
+        (("--layer", "op:relu@1"), 2, "Give a call: op:relu#1 is the second."),
     ],
 )
 def test_a_pattern_of_operations_that_cannot_be_is_refused(

@@ -30,7 +30,7 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
     the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
     though none before it made it, code between modules did: then the origin is the innermost module around it whose own
-    inputs are finite, with `between` set and the counts of what was handed on.
+    inputs are finite, with `between` set and the counts of that input.
 
     -Inf alone, from a module that has no parameters, is what attention masks are made of: it is nobody's fault as long
     as no NaN or +Inf comes of it and the network's own output is finite. Where NaN comes of it after all, the module

@@ -77,7 +77,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         target = output_of(made) if made else FindingTarget(origin.layer, (origin.layer,), origin.kind)
         message = f"{_origin_words(origin)} (limit 0)"
         if first := _first_operation(all_rows, origin.layer.partition("#")[0]):
-            message += f", in its code first by {quoted(first)}"
+            message += f"; the first operation to do so is {quoted(first)}"
         if names := origin.parameters:
             message += f"; its {listed(names)} {are(len(names))} not finite"
         if later:
@@ -117,7 +117,9 @@ def _first_in_forward_order(gradients: Gradients) -> Iterator[Objection]:
     elif is_mask:
         remark = "every other output and the loss are finite, as with a mask"
     else:
-        remark = f"{counted(len(broken) - 1, 'output')} after it {'holds' if len(broken) == 2 else 'hold'} some too"
+        count = len(broken) - 1
+        remark = f"{counted(count, 'output')} after it {'holds' if count == 1 else 'hold'} some too"
+        remark = remark if count else "no output after it holds any"
     message = (
         f"The output of {quoted(first)} is the first in forward order with NaN or Inf: it has"
         f" {non_finite_words(first.activation)} (limit 0); {remark}."

@@ -43,7 +43,7 @@ class Snapshot:
         written = overwritten(found.modules, own_code=own_code)
         stepped = [group for owner in found.owners if isinstance(owner, Optimizer) for group in owner.param_groups]
         expected = written.tensors | {id(parameter) for group in stepped for parameter in group["params"]}
-        # Without code of its own, nothing else happens to parameters than what is known.
+        # In a network of torch's layers alone, nothing else happens to parameters than what is known.
         parameters = [each for each in found.parameters.values() if own_code or id(each) in expected]
         self.tensors = tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
         self.owners: list[Any] = found.owners + tensors if own_code else found.owners
