@@ -119,24 +119,27 @@ def gradient_rows(
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     rows = []
     for index, each in enumerate(gradients.values()):
-        site = each.site
+        site, operation = each.site, each.site.operation
         statistics = measured.get(id(each.reduction))
         status = _status(not site.untracked, statistics)
         rows.append(
-            GradientRow(
-                index=index,
-                backward_index=positions.get(id(each)),
-                layer=site.layer,
-                kind=type(site.module).__name__ if site.operation is None else site.operation.name,
-                call=site.call,
-                slot=site.slot,
-                role=site.role,
-                status=status,
-                gradient=statistics or _without(site.shape, site.dtype),
-                remark=site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
-                aliases=inspected.aliases.get(site.layer, ()),
-                owner=None if site.operation is None else site.operation.owner,
-                source="" if site.operation is None else site.operation.source,
+            GradientRow(  # in the order of the fields, which takes less time
+                index,
+                positions.get(id(each)),
+                site.layer,
+                type(site.module).__name__ if operation is None else operation.name,
+                site.call,
+                site.slot,
+                site.role,
+                status,
+                statistics or _without(site.shape, site.dtype),
+                site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
+                inspected.aliases.get(site.layer, ()),
+                "",
+                (),
+                None,
+                None if operation is None else operation.owner,
+                "" if operation is None else operation.source,
             )
         )
     if loss is not None and any(row.status == "zero" for row in rows):
@@ -228,15 +231,15 @@ def parameter_rows(
             on_tensor(f"{name} grad", each.gradient)
         rows.append(
             ParameterRow(
-                index=index,
-                name=name,
-                kind=each.kind,
-                trainable=each.parameter.requires_grad,
-                status=_status(each.parameter.requires_grad, gradient),
-                gradient=gradient or _without(each.parameter.shape, each.parameter.dtype),
-                weight_l2=norm,
-                ratio=gradient.l2 / norm if gradient is not None and gradient.l2 is not None and norm else None,
-                aliases=tuple(aliases),
+                index,
+                name,
+                each.kind,
+                each.parameter.requires_grad,
+                _status(each.parameter.requires_grad, gradient),
+                gradient or _without(each.parameter.shape, each.parameter.dtype),
+                norm,
+                gradient.l2 / norm if gradient is not None and gradient.l2 is not None and norm else None,
+                tuple(aliases),
             )
         )
     return tuple(rows)

@@ -177,22 +177,24 @@ def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
         statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
         shown[layer, call, slot] = statistics
+        operation = row.operation
         repeats = row.repeats if row.repeats and _counted_alike(statistics, shown[row.repeats]) else None
         result.append(
-            LayerRow(
-                index=index,
-                layer=layer,
-                kind=type(inspected.modules[layer]).__name__ if row.operation is None else row.operation.name,
-                call=call,
-                slot=slot,
-                parameter_count=inspected.parameter_counts[layer] if row.operation is None else 0,
-                activation=statistics,
-                flags=_flags(row, statistics),
-                aliases=inspected.aliases.get(layer, ()),
-                repeats=row_label(*repeats) if repeats else "",
-                owner=None if row.operation is None else row.operation.owner,
-                source="" if row.operation is None else row.operation.source,
-                inputs=_input_labels(row.sources) if row.sources else (),
+            LayerRow(  # in the order of the fields, which takes less time
+                index,
+                layer,
+                type(inspected.modules[layer]).__name__ if operation is None else operation.name,
+                call,
+                slot,
+                inspected.parameter_counts[layer] if operation is None else 0,
+                statistics,
+                _flags(row, statistics),
+                inspected.aliases.get(layer, ()),
+                row_label(*repeats) if repeats else "",
+                (),
+                None if operation is None else operation.owner,
+                "" if operation is None else operation.source,
+                _input_labels(row.sources) if row.sources else (),
             )
         )
     return tuple(result)

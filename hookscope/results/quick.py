@@ -1,0 +1,37 @@
+"""Make frozen dataclasses in a third of the time, for results that come by the thousand."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def quick(frozen: type[T]) -> type[T]:
+    """Give a frozen dataclass with slots a faster constructor; for positional arguments, and no subclasses.
+
+    The one from `dataclasses` sets each field through a call of `object.__setattr__`. Here the new object is for a
+    moment one of a class with the same slots that is not frozen, whose constructor assigns.
+    """
+    fields = dataclasses.fields(frozen)  # type: ignore[arg-type]
+    settable = dataclasses.make_dataclass(
+        frozen.__name__,
+        [(each.name, Any, _defaults(each)) for each in fields],
+        bases=frozen.__bases__,
+        repr=False,
+        eq=False,
+        slots=True,
+    )
+    become, fill = object.__setattr__, vars(settable)["__init__"]
+
+    def construct(self: T, *args: Any, **kwargs: Any) -> None:
+        become(self, "__class__", settable)
+        fill(self, *args, **kwargs)
+        self.__class__ = frozen
+
+    vars(construct)["__wrapped__"] = vars(frozen)["__init__"]  # the signature
+    setattr(frozen, "__init__", construct)  # noqa: B010 - mypy lets no one assign it
+    return frozen
+
+
+def _defaults(each: "dataclasses.Field[Any]") -> Any:
+    return dataclasses.field(default=each.default, default_factory=each.default_factory)
