@@ -28,8 +28,8 @@ _STANDARD_NAMES = {"rdiv": "div", "rsub": "sub", "rpow": "pow", "true_divide": "
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
-MODULE = str(Path("nn", "modules", "module.py"))
-"""Where the code is that runs around every forward."""
+# Where the code is that runs around every forward.
+_MODULE = str(Path(_TORCH, "nn", "modules", "module.py"))
 CALL = nn.Module.__call__.__code__
 """Its outermost frame."""
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
@@ -69,7 +69,7 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-Whose = Literal["network", "torch", "wrapper"]
+Whose = Literal["network", "torch", "wrapper", "module"]
 
 # By identity, as the hash of code goes through all of it; that it stays there keeps identities apart.
 _known_codes: dict[int, tuple[CodeType, Whose]] = {}
@@ -77,7 +77,7 @@ _known_lines: dict[tuple[int, int], str] = {}
 
 
 def whose_code(code: CodeType) -> Whose:
-    """Tell whose code it is: a wrapper is torch's, around a function that others call."""
+    """Tell whose code it is: torch's is "module" around every forward, and a "wrapper" around what others call."""
     known = _known_codes.get(id(code))
     if known is None:
         known = _known_codes[id(code)] = code, _whose(code.co_filename)
@@ -89,7 +89,9 @@ def _whose(path: str) -> Whose:
         return "network"
     if path.startswith(_HOOKSCOPE):
         return "torch"
-    return "torch" if path.startswith(_LAYERS) and not path.endswith(("functional.py", MODULE)) else "wrapper"
+    if path == _MODULE:
+        return "module"
+    return "torch" if path.startswith(_LAYERS) and not path.endswith("functional.py") else "wrapper"
 
 
 def source_line(caller: FrameType) -> str:

@@ -39,13 +39,13 @@ def _copied_hook() -> Callable[..., None]:
 
 
 def _remove_copied_hook(module: nn.Module, *_called_with: object) -> None:
-    for hooks, flags in (
-        (module._forward_hooks, module._forward_hooks_with_kwargs),
+    for hooks, *flags in (
+        (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
     ):
         for key in [key for key, hook in hooks.items() if hook is _remove_copied_hook]:
-            del hooks[key]
-            flags.pop(key, None)
+            for each in (hooks, *flags):
+                each.pop(key, None)  # type: ignore[attr-defined]
 
 
 class Entry(NamedTuple):

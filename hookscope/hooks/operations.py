@@ -6,7 +6,7 @@ is not torch's made it, while a module of the network ran. Nothing that the call
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import nearest
-from hookscope.hooks.callers import CALL, MODULE, caller_of, operation_name, source_line, whose_code
+from hookscope.hooks.callers import CALL, caller_of, operation_name, source_line, whose_code
 from hookscope.hooks.calls import CallHooks, Hook
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
@@ -42,6 +42,11 @@ EVERYTHING = "op:*"
 
 # What the whole model is called in labels.
 _ROOT = "(model)"
+
+
+# The modes that are on in this thread: `torch.overrides` has contexts for them, which take several calls more.
+_stack_size = torch._C._len_torch_function_stack
+_pop, _push = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
 
 
 @dataclass(slots=True)
@@ -163,12 +168,13 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         frame, below = caller, None
         while frame is not None and id(frame) not in self.running:
             code = frame.f_code
-            if whose_code(code) == "torch":  # somebody has wrapped a function that a layer of torch calls
+            whose = whose_code(code)
+            if whose == "torch":  # somebody has wrapped a function that a layer of torch calls
                 return None
             # A module that is none of the network's is called, perhaps a copy; its forward counts, hooks on it do not.
             if code is CALL and below is not _code_of(getattr(frame.f_locals.get("self"), "forward", None)):
                 return None
-            if not code.co_filename.endswith(MODULE):
+            if whose != "module":
                 below = code
             frame = frame.f_back
         found = None if frame is None else self.running[id(frame)]
@@ -182,22 +188,28 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             self._kinds[owner, name] = kind
         return (kind, module, caller) if kind.is_observed or kind.edits else None
 
-    def take_off(self) -> None:
-        """Take the mode off in this thread, from below those that the network has turned on."""
-        stack = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
-        for each in reversed(stack):
-            if each is self:
+    def take_off(self, *_called_with: object) -> None:
+        """Take the mode off in this thread, from below those that the network has turned on; also as a hook."""
+        above: list[TorchFunctionMode] = []
+        while _stack_size():
+            top = _pop()
+            if top is self:
                 self._off_in.add(get_ident())
-            else:
-                torch._C._push_on_torch_function_stack(each)
+                break
+            above.append(top)
+        for each in reversed(above):
+            _push(each)
 
-    def put_on(self) -> None:
-        """Put the mode back below the others, if it was taken off in this thread."""
-        if get_ident() in self._off_in and not self._is_paused:
-            self._off_in.discard(get_ident())
-            stack = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
-            for each in (self, *reversed(stack)):
-                torch._C._push_on_torch_function_stack(each)
+    def put_on(self, *_called_with: object) -> None:
+        """Put the mode back below the others, if it was taken off in this thread; also as a hook."""
+        thread = get_ident()
+        if thread in self._off_in and not self._is_paused:
+            self._off_in.discard(thread)
+            stack = [self]
+            while _stack_size():
+                stack.insert(1, _pop())
+            for each in stack:
+                _push(each)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -233,38 +245,61 @@ def is_networks_own(trace: TracebackType) -> bool:
 def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Observe the operations of a network's modules for the length of a `with` block.
 
+    Inside modules that hold no code of the network's the mode is off: torch's calls would only take longer, and some
+    of its layers ask whether a mode is on, and then run other kernels.
+
     Args:
         mode: What observes.
         modules: All modules of the network by name.
     """
-    root = modules[""]
-    held = {id(each): name for name, each in (*root.named_parameters(), *root.named_buffers())}
-    handles = [root.register_forward_pre_hook(Hook(_name_inputs, mode.hooks, held), with_kwargs=True)]
+    with_own: set[str] = set()  # names of modules that have operations, and of those around them
+    for name, module in modules.items():
+        if has_own_operations(module):
+            with_own.update({"", name}, (name[:at] for at, letter in enumerate(name) if letter == "."))
+    attached: list[MutableMapping[Any, Any]] = []
+    key: Any = object()
+
+    def attach(module: nn.Module, before: Hook, after: Hook) -> None:
+        # Without handles, which would cost more than the hooks do.
+        attached.extend((module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called))
+        module._forward_pre_hooks[key], module._forward_hooks[key] = before, after
+
+    naming = modules[""].register_forward_pre_hook(Hook(_name_inputs, mode.hooks, _names_of(modules)), with_kwargs=True)
     try:
-        theirs: set[int] = set()
+        off: set[str] = set()  # names of modules inside which the mode is off
         for name, module in modules.items():
             if _runs_networks_code(module):
                 calling = None if _stands_for_torchs(module) else Caller(name, module, _code_of(module.forward))
-                before, after = Hook(_enter, mode, calling), Hook(_leave, mode)
-            elif isinstance(module, _ASKING) and not (
-                id(module) in theirs or any(map(has_own_operations, module.modules()))
-            ):
-                theirs.update(map(id, module.modules()))
-                before, after = Hook(_mode_off, mode), Hook(_mode_on, mode)
-            else:
-                continue
-            handles.append(module.register_forward_pre_hook(before))
-            handles.append(module.register_forward_hook(after))
-        torch._C._push_on_torch_function_stack(mode)
+                attach(module, Hook(_enter, mode, calling), Hook(_leave, mode))
+            elif name and name.rpartition(".")[0] in off:
+                off.add(name)
+            elif name not in with_own and _computes(module):
+                off.add(name)
+                attach(module, Hook(mode.take_off), Hook(mode.put_on))
+                module._forward_hooks_always_called[key] = True
+        _push(mode)
         yield
     finally:
         mode.take_off()  # unless an interrupt has come while it was off
-        for handle in handles:
-            handle.remove()
+        naming.remove()
+        for hooks in attached:
+            hooks.pop(key, None)
 
 
-# They ask whether a torch function mode is on, and then run other kernels. What they do inside is theirs.
-_ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
+def _computes(module: nn.Module) -> bool:
+    """Tell whether a module of torch's calls more than the modules in it."""
+    forward = type(module).forward
+    return _code_of(forward) is not None and forward not in (nn.Module.forward, nn.Sequential.forward)
+
+
+def _names_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
+    """Name parameters and buffers by identity."""
+    names: dict[int, str] = {}
+    for name, module in modules.items():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                names.setdefault(id(tensor), f"{name}.{key}" if name else key)
+    return names
 
 
 def has_own_operations(module: nn.Module) -> bool:
@@ -305,11 +340,3 @@ def _enter(mode: OperationMode[T], caller: Caller | None, _module: nn.Module, _a
 
 def _leave(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:
     mode.running.pop(id(sys._getframe(1).f_back), None)
-
-
-def _mode_off(mode: OperationMode[T], _module: nn.Module, _args: object) -> None:
-    mode.take_off()
-
-
-def _mode_on(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:
-    mode.put_on()

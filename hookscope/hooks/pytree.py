@@ -31,6 +31,7 @@ _PLAIN = frozenset(
     | {torch.dtype, torch.device, torch.layout, types.FunctionType, types.MethodType, types.BuiltinFunctionType}
 )
 _DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
+_SEQUENCES = frozenset({list, tuple})
 _VIEWS = {type(view) for each in _DICTS for view in (each.keys(), each.values(), each.items())}
 # Of the standard library's classes those that are made to hold what others put there.
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserList)
@@ -105,6 +106,9 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
         return [("[0]", args[0])]
     found = [(f"[{at}]", each) for at, each in enumerate(args) if type(each) not in _PLAIN]
     found += [(f"[{key!r}]", each) for key, each in kwargs.items() if type(each) not in _PLAIN]
+    if len(found) == 1 and type(found[0][1]) in _SEQUENCES:  # as torch.cat takes them
+        (path, several), *_ = found
+        found = [(f"{path}[{at}]", each) for at, each in enumerate(several)]
     if all(issubclass(type(each), Tensor) for _, each in found):  # nothing to walk through
         return found
     return tensors_in(args) + (tensors_in(kwargs) if kwargs else [])
