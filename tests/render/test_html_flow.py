@@ -21,7 +21,7 @@ from hookscope.results.labels import row_label
 from hookscope.runs.reading import read_run
 from hookscope.text import safe_text
 from tests.render.html_page import Page
-from tests.render.stored import HOSTILE_NAMES, row, write_run
+from tests.render.stored import HOSTILE_NAMES, hostile_rows, operation, row, write_run
 
 DEEP = ".".join("x" * 24)
 
@@ -90,11 +90,6 @@ def stored(folder: Path, *rows: dict[str, Any]) -> Flows:
     return flows_in(write_run(folder / "run", rows))
 
 
-def operation(index: int, owner: str, kind: str, **values: Any) -> dict[str, Any]:
-    """Return a row of `layers.json` for an operation that a module's code calls."""
-    return row(index, f"{owner or '(model)'}:{kind}", kind, owner=owner, source="net.py:1", **values)
-
-
 def told(flow: Flow) -> list[tuple[str, str, list[str]]]:
     """Return role, name and the names of what is taken, of each place."""
     names = [", ".join(name.text for name in place.names) for place in flow.places]
@@ -134,8 +129,8 @@ def test_the_network_shows_its_blocks_as_places_and_opens_other_modules(network:
         ("operation", "mean", ["cat"]),
         ("module", "fc", ["mean"]),
     ]
-    block = root.places[2]
-    assert (block.names[0].href, block.about, block.shape) == ("#flow-2", "5 rows", "1x4x6x6")
+    block, name = root.places[2], root.places[2].names[0]
+    assert (name.href, block.about, block.shape) == ("#flow-2", "5 rows", "1x4x6x6")
     assert root.places[7].about == "net.py:38"
     assert root.description.startswith("stem takes input; body.0 takes stem; body.1.0 takes body.0; ")
     assert "; cat takes stem, gate; mean takes cat; " in root.description
@@ -393,11 +388,7 @@ def test_the_page_draws_each_block_in_the_tree_and_names_it_beside_its_layers(ne
 
 
 def test_hostile_names_are_text_in_a_drawing(tmp_path: Path) -> None:
-    rows = [row(0, "stem", inputs=["input", *HOSTILE_NAMES])]
-    for name in HOSTILE_NAMES:
-        rows.append(row(len(rows), f"{name}.conv", name, inputs=["stem"]))
-        rows.append(operation(len(rows), name, "add", inputs=["stem", f"{name}.conv", name]))
-    page = report_html(read_run(write_run(tmp_path / "run", rows)))
+    page = report_html(read_run(write_run(tmp_path / "run", hostile_rows())))
     Page(page).assert_self_contained()
     assert led_to(page) == drawings(page)
     texts = [text for figure in shown(page) for text in figure]

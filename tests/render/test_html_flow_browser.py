@@ -10,17 +10,13 @@ from hookscope.render.html import report_html
 from hookscope.render.html.wiring import ROW_HEIGHT
 from hookscope.runs.reading import read_run
 from tests.render.chromium import Opened, Scheme, needs_chromium, until
-from tests.render.stored import HOSTILE_NAMES, row, write_run
+from tests.render.stored import hostile_rows, operation, row, write_run
 
 pytestmark = needs_chromium
 
 Open = Callable[..., Opened]
 BOX = "const box = each.getBoundingClientRect();"
 LONG = "encoder.stages.a_rather_long_name_of_a_stage.blocks"
-
-
-def operation(index: int, owner: str, inputs: list[str], **values: Any) -> dict[str, Any]:
-    return row(index, f"{owner}:add", "add", owner=owner, source="a_long_file_name.py:1234", inputs=inputs, **values)
 
 
 @pytest.fixture
@@ -30,9 +26,10 @@ def open_page(open_html: Open, tmp_path: Path) -> Open:
     for block in range(2):
         before = rows[-1]["layer"]
         rows.append(row(len(rows), f"{LONG}.{block}.conv", inputs=[before], flags=["dead channels"] if block else []))
-        rows.append(operation(len(rows), f"{LONG}.{block}", [before, f"{LONG}.{block}.conv"]))
+        rows.append(operation(len(rows), f"{LONG}.{block}", "add", inputs=[before, f"{LONG}.{block}.conv"]))
     rows += [row(len(rows) + number, f"{LONG}.2.conv{number}", inputs=["stem"]) for number in range(40)]
-    rows.append(operation(len(rows), f"{LONG}.2", [f"{LONG}.2.conv{number}" for number in range(40)]))
+    arms = [each["layer"] for each in rows[-40:]]
+    rows.append(operation(len(rows), f"{LONG}.2", "add", inputs=arms))
     run = write_run(tmp_path / "run", rows)
 
     def open_report(*options: Any, **named: Any) -> Opened:
@@ -108,11 +105,7 @@ def test_a_link_opens_on_a_drawing(open_page: Open) -> None:
 
 
 def test_hostile_names_run_nothing(open_html: Open, tmp_path: Path) -> None:
-    rows = [row(0, "stem", inputs=["input", *HOSTILE_NAMES])]
-    for name in HOSTILE_NAMES:
-        rows.append(row(len(rows), f"{name}.conv", name, inputs=["stem"]))
-        rows.append(operation(len(rows), name, ["stem", f"{name}.conv", name]))
-    page = open_html(report_html(read_run(write_run(tmp_path / "run", rows)))).page
+    page = open_html(report_html(read_run(write_run(tmp_path / "run", hostile_rows())))).page
     page.wait_for_selector("html.ready")
     for number in range(1, page.locator("figure.flow").count()):
         page.click(f"#flow-0 a[href='#flow-{number}']")
