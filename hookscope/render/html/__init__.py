@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from hookscope.render.columns import number_text, percent_text, probability_text, quantile_text
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
+from hookscope.render.html.flow import flows_of
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import Picture, shrink_all, thumbnail_uri
@@ -71,6 +72,7 @@ def report_html(run: StoredRun) -> str:
         layers=layers,
         kinds=sorted({layer.row.kind for layer in layers}),
         tree=tree_of(layers),
+        flows=flows_of(layers),
         pictures=pictures,
         statistics=_STATISTICS,
         nothing=TensorStatistics((), "", 0),

@@ -18,7 +18,7 @@ from hookscope.text import safe_text, shape_text
 _NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "unmeasured"})
 
 # Nothing nests so deep but a name made to break a page. Our choice.
-_MOST_LEVELS = 24
+MOST_LEVELS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,7 @@ class Node:
     """A part of the network in the tree."""
 
     name: str  # last part of its dotted name
+    path: str = ""  # all of it; "" is the network
     layers: list[Layer] = field(default_factory=list)  # of the module itself
     children: dict[str, "Node"] = field(default_factory=dict)
 
@@ -155,6 +156,11 @@ def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
     return [ShownFinding(**asdict(verdict), href=pages.get(verdict.where, "")) for verdict in run.verdicts]
 
 
+def row_numbers(rows: Sequence[LayerRow]) -> dict[str, int]:
+    """Return the position of the row that shows each tensor, by the labels of all that put it out."""
+    return {name: number for number, row in enumerate(rows) for name in (*row.also, row.label)}
+
+
 def layers_of(run: StoredRun) -> list[Layer]:
     """Put together what belongs to each row."""
     outputs = {gradient.label: gradient for gradient in run.gradients if gradient.role == "output"}
@@ -173,7 +179,7 @@ def layers_of(run: StoredRun) -> list[Layer]:
     for verdict in run.verdicts:
         verdicts[verdict.where].append(ShownFinding(**asdict(verdict)))
     calls: dict[str, list[Layer]] = defaultdict(list)
-    shown = {name: row.label for row in run.result.rows for name in (*row.also, row.label)}
+    shown = {name: run.result.rows[number].label for name, number in row_numbers(run.result.rows).items()}
     takers: dict[str, dict[str, None]] = defaultdict(dict)
     for row in run.result.rows:
         for source in row.inputs:
@@ -205,8 +211,9 @@ def tree_of(layers: Sequence[Layer]) -> Node:
     for layer in layers:
         node = root
         module = layer.row.layer if layer.row.owner is None else layer.row.owner
-        parts = module.split(".", _MOST_LEVELS - 1) if module else []
-        for part in parts if layer.row.owner is None else [*parts, f":{layer.row.kind}"]:
-            node = node.children.setdefault(part, Node(part))
+        parts = module.split(".", MOST_LEVELS - 1) if module else []
+        parts += [] if layer.row.owner is None else [f":{layer.row.kind}"]
+        for depth, part in enumerate(parts, 1):
+            node = node.children.setdefault(part, Node(part, ".".join(parts[:depth])))
         node.layers.append(layer)
     return root

@@ -17,6 +17,7 @@ for (const row of rows) {
 }
 const boxes = [...document.querySelectorAll('input[name="column"]')];
 const usual = boxes.filter((box) => box.checked).map((box) => box.value).join(",");
+const flows = new Set([...document.querySelectorAll("figure.flow")].map((figure) => figure.id));
 const sections = new Set([...document.querySelectorAll("main > section")].map((section) => section.id));
 let order = rows;
 let shown = null;
@@ -56,6 +57,7 @@ function remember() {
 function follow() {
   clearTimeout(waiting);
   if (sections.has(location.hash.slice(1))) return;
+  if (flows.has(location.hash.slice(1))) return reveal($(location.hash.slice(1)));
   const given = read();
   $("q").value = given.q || "";
   $("type").value = given.type || "";
@@ -69,6 +71,26 @@ function follow() {
   const row = given.layer === undefined ? undefined : places.get(given.layer);
   if (row) open(row);
   else if (panel.open) panel.close();
+}
+
+// --- the drawings of data flow
+
+function reveal(figure) {
+  if (panel.open) panel.close();
+  for (let each = figure; each; each = each.parentElement) {
+    if (each.tagName === "DETAILS") each.open = true;
+  }
+  figure.scrollIntoView();
+  figure.focus({ preventScroll: true });
+}
+
+function placed(figure, row) {
+  const copy = figure.cloneNode(true);
+  copy.removeAttribute("id");
+  for (const link of copy.querySelectorAll("a")) {
+    if (link.hash.startsWith("#layer=") && decodeURIComponent(link.hash.slice(7)) === row.label) link.setAttribute("aria-current", "true");
+  }
+  return copy;
 }
 
 // --- the table
@@ -141,6 +163,7 @@ function open(row) {
   shown = row;
   $("panel-title").textContent = row.label;
   $("body").replaceChildren($(`layer-${row.number}`).content.cloneNode(true));
+  for (const place of $("body").querySelectorAll("[data-flow]")) place.append(placed($(`flow-${place.dataset.flow}`), row));
   $("body").scrollTop = 0;
   const visible = order.filter((each) => !each.tr.hidden);
   const at = visible.indexOf(row);
@@ -299,6 +322,7 @@ panel.addEventListener("close", () => {
   shown = null;
   $("body").replaceChildren();
   if (read().layer !== undefined) history.pushState(null, "", address(""));
+  if (flows.has(location.hash.slice(1))) return;
   const link = last && !last.tr.hidden && last.tr.querySelector("a");
   if (link) link.focus({ preventScroll: true });
 });
