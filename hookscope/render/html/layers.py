@@ -14,6 +14,8 @@ from hookscope.results.statistics import TensorStatistics
 from hookscope.runs.reading import StoredRun
 from hookscope.text import safe_text, shape_text
 
+# Calls of one module that the page of each lists: with all of them, pages would grow with their square. Our choice.
+_MOST_CALLS = 32
 # Flags that call for a look; the others say how a layer works.
 _NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "unmeasured"})
 
@@ -72,6 +74,7 @@ class Layer:
     number: int
     label: str
     calls: Sequence["Layer"]  # all calls and outputs of the same module
+    call_position: int  # its own among them
     gradient: GradientRow | None  # of its output; None without a backward pass
     input_gradients: Sequence[GradientRow]
     parameters: Sequence[ParameterRow]
@@ -95,6 +98,12 @@ class Layer:
     def href(self) -> str:
         """Its place on the page."""
         return _href(self.label)
+
+    @property
+    def near_calls(self) -> Sequence["Layer"]:
+        """Those of `calls` that its page lists: itself and its neighbours."""
+        first = min(max(self.call_position - _MOST_CALLS // 2, 0), max(len(self.calls) - _MOST_CALLS, 0))
+        return self.calls[first : first + _MOST_CALLS]
 
     @property
     def bars(self) -> Bars | None:
@@ -192,6 +201,7 @@ def layers_of(run: StoredRun) -> list[Layer]:
             number,
             row.label,
             calls[row.layer],
+            len(calls[row.layer]),
             outputs.get(row.label),
             inputs[row.layer, row.call],
             parameters,
