@@ -1,0 +1,321 @@
+"""Operations of TorchScript: those of the eager network, and nothing that the archive computes is changed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.observed import Observation
+from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.patterns import parse_operation_pattern
+from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.models.exported import load_torchscript
+from tests.models.saved import SAVERS, SEVEN, build, quiet, random_numbers_untouched, tensors_of
+from tests.networks import TORCHVISION, Network, batch_of
+
+EVERYTHING = (parse_operation_pattern("op:*"),)
+ELEVEN = {**SEVEN, **{name: TORCHVISION[name] for name in ("googlenet", "shufflenet_v2_x0_5", "fcn", "swin3d")}}
+# A trace holds the scale of attention in single precision; Swin computes its masks at once.
+ROUNDED = ("vit", "swin", "swin3d")
+
+
+def observed(network: nn.Module, args: tuple[Any, ...]) -> tuple[list[Observation[Tensor]], Any]:
+    with torch.no_grad(), capture(network, {}, clone, operations=OperationChoice(EVERYTHING)) as captured:
+        output = network(*args)
+    return captured.observations, output
+
+
+def plain(path: Path) -> Any:
+    """Load an archive as torch does."""
+    with quiet():
+        return torch.jit.load(path)  # type: ignore[no-untyped-call]
+
+
+def clone(_call: object, _slot: str, tensor: Tensor) -> Tensor:
+    return tensor.clone()
+
+
+def places(seen: list[Observation[Tensor]]) -> list[Any]:
+    """Return what is known of each operation but its values."""
+    return [(each.layer, each.call, each.slot, each.operation, each.in_place) for each in seen]
+
+
+@pytest.mark.filterwarnings("ignore:Scripted GoogleNet")
+@pytest.mark.parametrize("form", ["scripted", "traced"])
+@pytest.mark.parametrize("name", ELEVEN)
+def test_operations_are_those_of_the_eager_network(name: str, form: str, tmp_path: Path) -> None:
+    eager, args = build(ELEVEN[name])
+    SAVERS[form](eager, args, tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    expected, _ = observed(eager, args)
+    seen, output = observed(network, args)
+    assert len(expected) > 4
+    assert places(seen) == places(expected)
+    rounded = form == "traced" and name in ROUNDED
+    for ours, theirs in zip(seen, expected, strict=True):
+        assert ours.value is not None
+        assert theirs.value is not None
+        torch.testing.assert_close(ours.value, theirs.value, rtol=1e-4 if rounded else 0, atol=1e-6 if rounded else 0)
+    if not rounded:
+        assert [each.sources for each in seen] == [each.sources for each in expected]
+    with torch.no_grad():
+        expected_output = plain(tmp_path / "net.pt")(*args)
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(output), tensors_of(expected_output), strict=True))
+    assert not network.unseen_operations
+
+
+class Branching(nn.Module):
+    """Conditions, loops, early returns, numbers, casts, writes in place, helpers, and every container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def scaled(self, x: Tensor, by: float = 2.0) -> Tensor:
+        if x.dim() == 1:
+            return x
+        return x * by
+
+    def forward(self, x: Tensor, more: Tensor | None = None, count: int = 2) -> dict[str, list[Tensor]]:
+        self.steps += 1
+        parts: list[Tensor] = []
+        for i in range(count):
+            x = F.dropout(F.relu(self.first(x)), 0.5, self.training) + i
+            if float(x.sum()) > 0:
+                x = 1 - self.scaled(x)
+            parts.append(x.double().to(x.dtype))
+        x[:, 0] = 0.5
+        x[:, 1:] += 1
+        y = halves(x)[0] if more is None else torch.cat([x, more])
+        while float(y.abs().sum()) > 1:
+            y = y / 2
+        values, indices = self.second(x).max(dim=1)
+        y.mul_(3).clamp_(min=-1.0)
+        return {"parts": parts, "y": [y, x.T, values + indices, x.to(torch.half).float()]}
+
+
+def halves(x: Tensor) -> list[Tensor]:
+    return [torch.tanh(part) for part in x.chunk(2)]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        state = x.new_zeros(x.shape[0], 4)
+        states = []
+        for step in x.unbind(1):
+            state = torch.tanh(self.cell(step, state)) * 0.5
+            states.append(state)
+        return torch.stack(states, 1), state.softmax(-1)
+
+
+BY_HAND = {
+    "branching": Network(Branching, lambda: (torch.randn(4, 4),)),
+    "branching with more": Network(Branching, lambda: (torch.randn(4, 4), torch.randn(2, 4), 3)),
+    "recurrent": Network(Recurrent, lambda: (torch.randn(2, 3, 3),)),
+}
+
+
+def labels(seen: list[Observation[Tensor]]) -> list[Any]:
+    return [(each.layer, each.call, each.slot) for each in seen]
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_conditions_loops_and_random_numbers_are_those_of_the_plain_archive(
+    name: str, train: bool, tmp_path: Path
+) -> None:
+    eager, args = build(BY_HAND[name])
+    SAVERS["scripted"](eager, args, tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module.train(train)
+    script = plain(tmp_path / "net.pt").train(train)
+    results, states = [], []
+    for each in (script, network):
+        torch.manual_seed(3)
+        given = tuple(value.clone() if isinstance(value, Tensor) else value for value in args)
+        if each is network:
+            _, output = observed(network, given)
+        else:
+            with torch.no_grad():
+                output = each(*given)
+        results.append(tensors_of(output))
+        states.append(torch.get_rng_state())
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert torch.equal(*states)
+    for key, value in script.state_dict().items():
+        assert torch.equal(value, network.state_dict()[key])
+
+
+def test_a_script_with_conditions_shows_the_operations_that_ran(tmp_path: Path) -> None:
+    eager, args = build(BY_HAND["recurrent"])
+    SAVERS["scripted"](eager, args, tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    assert places(observed(network, args)[0]) == places(observed(eager, args)[0])
+    eager, args = build(BY_HAND["branching"])
+    SAVERS["scripted"](eager, args, tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    seen = labels(observed(network, (args[0].clone(),))[0])
+    theirs = labels(observed(eager, (args[0].clone(),))[0])
+    # What is added to a part of a tensor is not assigned to it a second time.
+    assert [each for each in seen if "item" not in each[0]] == [each for each in theirs if "item" not in each[0]]
+    assert ("(model):setitem", 0, "") in seen
+
+
+def gradients(network: nn.Module, args: tuple[Any, ...], captured: Capture[Any] | None = None) -> list[Tensor | None]:
+    """Differentiate a fixed projection of the outputs; return the gradients of the parameters."""
+    network.zero_grad()
+    generator = torch.Generator().manual_seed(1)
+    outputs = [each for each in tensors_of(network(*args)) if each.requires_grad]
+    loss = torch.stack([(each * torch.randn(each.shape, generator=generator)).sum() for each in outputs]).sum()
+    assert captured is None or not captured.must_repeat(loss)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return [parameter.grad for _, parameter in sorted(network.named_parameters())]
+
+
+@pytest.mark.filterwarnings("ignore:Scripted GoogleNet")
+@pytest.mark.parametrize("form", ["scripted", "traced"])
+@pytest.mark.parametrize("name", ["resnet", "densenet", "mobilenet_v3", "googlenet", "swin", "vit"])
+def test_gradients_are_those_of_the_plain_archive_and_of_the_eager_operations(
+    name: str, form: str, tmp_path: Path
+) -> None:
+    eager, args = build(ELEVEN[name])
+    SAVERS[form](eager, args, tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    found: dict[nn.Module, dict[Any, Tensor]] = {eager: {}, network: {}}
+    results = {}
+    for each, seen in found.items():
+
+        def arrived(site: Any, gradient: Tensor, seen: dict[Any, Tensor] = seen) -> None:
+            seen[site.layer, site.call, site.slot] = gradient.clone()
+
+        choice = OperationChoice(EVERYTHING)
+        with capture(each, {}, lambda *_: None, gradients=arrived, operations=choice) as captured:
+            results[each] = gradients(each, args, captured)
+    expected = gradients(plain(tmp_path / "net.pt"), args)
+    for ours, theirs in zip(results[network], expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or (theirs is not None and torch.equal(ours, theirs))
+    assert found[network].keys() == found[eager].keys()
+    for place, gradient in found[network].items():
+        scale = float(found[eager][place].abs().max())
+        assert torch.allclose(gradient, found[eager][place], rtol=1e-4, atol=1e-5 * scale), place
+
+
+@pytest.mark.parametrize("form", ["scripted", "traced"])
+def test_a_frozen_script_shows_the_operations_of_its_layers_too(form: str, tmp_path: Path) -> None:
+    eager, args = build(SEVEN["resnet"])
+    with quiet():
+        script = torch.jit.script(eager) if form == "scripted" else torch.jit.trace(eager, args)
+        torch.jit.save(torch.jit.freeze(script), tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    seen, output = observed(network, args)
+    with torch.no_grad():
+        assert torch.equal(output, plain(tmp_path / "net.pt")(*args))
+    convolutions = [each.value for each in seen if each.operation and each.operation.name == "conv2d"]
+    kept: list[Tensor] = []
+    handles = [
+        module.register_forward_hook(lambda _module, _args, out: kept.append(out.clone()))
+        for module in eager.modules()
+        if isinstance(module, nn.BatchNorm2d)  # freezing has put it into the convolution before it
+    ]
+    with torch.no_grad():
+        eager(*args)
+    assert len(convolutions) == len(handles) == len(kept)
+    for ours, theirs in zip(convolutions, kept, strict=True):
+        assert ours is not None
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.matmul(self.inner(x), y)
+
+
+def test_an_operation_that_fails_is_reported_as_without_operations_and_leaves_nothing(tmp_path: Path) -> None:
+    eager = Failing().eval()
+    SAVERS["scripted"](eager, (), tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    x = torch.rand(2, 3)
+    messages = []
+    for ops in (False, True):
+        with pytest.raises(ForwardError) as caught, random_numbers_untouched():
+            inspect(network, [batch_of(x, torch.rand(4, 2))], ops=ops)
+        messages.append(str(caught.value))
+        assert torch._C._len_torch_function_stack() == 0
+    assert messages[0] == messages[1]
+    y = torch.rand(3, 2)
+    assert torch.equal(network(x, y), eager(x, y))
+    assert [each.layer for each in observed(network, (x, y))[0]] == ["(model):matmul"]
+
+
+def test_what_a_hook_of_an_operation_raises_comes_out_as_it_is(tmp_path: Path) -> None:
+    eager, args = build(SEVEN["resnet"])
+    SAVERS["scripted"](eager, args, tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    error = KeyboardInterrupt()
+
+    def explode(*_: object) -> None:
+        raise error
+
+    with pytest.raises(KeyboardInterrupt) as caught:  # noqa: SIM117 - the capture must be over
+        with capture(network, {}, explode, operations=OperationChoice(EVERYTHING)):
+            network(*args)
+    assert caught.value is error
+    assert torch._C._len_torch_function_stack() == 0
+    with torch.no_grad():
+        assert torch.equal(network(*args), eager(*args))
+
+
+def test_arguments_by_name_and_defaults_reach_the_script(tmp_path: Path) -> None:
+    eager, _ = build(BY_HAND["branching"])
+    SAVERS["scripted"](eager, (), tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    x = torch.randn(4, 4)
+    with torch.no_grad(), capture(network, {}, clone, operations=OperationChoice(EVERYTHING)) as captured:
+        output = network(count=1, x=x.clone())
+        assert len([each for each in captured.observations if each.layer == "(model):relu"]) == 1
+        with pytest.raises(RuntimeError, match="missing value for argument 'x'"):
+            network()
+        with pytest.raises(RuntimeError, match="Unknown keyword argument 'other'"):
+            network(x, other=1)
+    with torch.no_grad():
+        expected = plain(tmp_path / "net.pt")(x.clone(), count=1)
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(output), tensors_of(expected), strict=True))
+
+
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Forking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside = Doubling()
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = torch.jit.fork(self.aside, x)
+        result: Tensor = torch.jit.wait(other) + 1
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+def test_what_shows_no_operations_is_named(tmp_path: Path) -> None:
+    SAVERS["scripted"](Forking(), (), tmp_path / "net.pt")
+    loaded = load_torchscript(tmp_path / "net.pt", 0)
+    run = inspect(loaded, torch.ones(2, 3), ops=True)
+    assert [row.label for row in run.rows if row.owner is not None] == []
+    assert run.notes[-1] == "What TorchScript computes inside (model), aside is not seen as operations."
+    assert not any("TorchScript" in note for note in inspect(loaded, torch.ones(2, 3)).notes)
