@@ -36,7 +36,7 @@ _ASSIGNMENTS = frozenset({"aten::copy_", "aten::fill_", "aten::index_put_"})
 _LEFT_ALONE = ("aten::_native_multi_head_attention", "aten::lift_fresh")
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class ScriptOperation:
     """An operation of a script by itself.
 

@@ -140,7 +140,9 @@ def _origin(node: Any) -> Origin:
         defined = _DEFINED.findall(text.partition("<--- HERE")[0]) if written["file"] == "<string>" else []
         if defined:
             return Origin(function=defined[-1], frames=(("<string>", "", defined[-1]),))
-        return _scripted(written, text) if written["file"] else UNKNOWN
+        # Without notes on its sources an archive knows its own files only.
+        is_known = written["file"] and not written["file"].startswith("code/__torch__")
+        return _scripted(written, text) if is_known else UNKNOWN
     frames = [(each["file"], each["line"], each["function"]) for each in _FRAME.finditer(text)]
     return _traced(frames) if frames else UNKNOWN
 

@@ -9,8 +9,8 @@ are the script's own.
 Operations are observed in copies of the graphs, which run each operation from Python in the same way, and run only
 while operations are observed.
 
-The graph interface is private to torch. Where it is missing, or the graphs have no calls left (frozen, optimised), the
-network runs as it is, and only its output and its parameters can be seen.
+The graph interface is private to torch. Where it is missing, the network runs as it is, and only its output and its
+parameters can be seen; where the graphs have no calls left (frozen, optimised), also the operations.
 """
 
 import sys
@@ -147,6 +147,9 @@ _operators: dict[tuple[tuple[str, ...], str], str] = {}
 _library: list[torch.library.Library] = []
 
 
+_NO_CALLS = "the file does not say where its layers are called"
+
+
 class Script(NamedTuple):
     """A script that has been read: its root, a `RecursiveScriptModule`, its functions by qualified name, its file."""
 
@@ -184,15 +187,19 @@ def hookable(load: Callable[[], Script]) -> tuple[nn.Module, tuple[str, ...]]:
             reroute(*call, _operator(call[2]))
         for graph, node in plan.attentions:
             define_weights(graph, node)
-        limit = "" if plan.calls or _is_one_layer(script) else "the file does not say where its layers are called"
+        limit = "" if plan.calls or _is_one_layer(script) else _NO_CALLS
     except (AttributeError, RuntimeError, TypeError):  # this torch has other graphs, and some may be half changed
         (script, functions, path), plan, limit = load(), Plan(), "this version of torch does not let hooks in"
     instances = instances_of(script)
-    graphs = Observable(Origins(path), functions, instances, bool(limit), lambda given: _operator(given, "operate"))
+    graphs = Observable(
+        Origins(path.absolute()), functions, instances, bool(limit), lambda given: _operator(given, "operate")
+    )
     root = _layer(script, {}, {}, graphs)
     remarks = []
     if limit:
-        remarks.append(f"only the output of the whole network and its parameters can be seen: {limit}.")
+        seen = "the output of the whole network and its parameters"
+        seen = f"{seen}, and with --ops its operations," if limit is _NO_CALLS else seen
+        remarks.append(f"only {seen} can be seen: {limit}.")
     names = [name for name, _ in script.named_modules()]
     if plan.skipped:
         skipped = some_layers([name for name in names if name in plan.skipped])

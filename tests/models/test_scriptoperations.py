@@ -1,5 +1,6 @@
 """Operations of TorchScript: those of the eager network, and nothing that the archive computes is changed."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,53 @@ def test_a_frozen_script_shows_the_operations_of_its_layers_too(form: str, tmp_p
     for ours, theirs in zip(convolutions, kept, strict=True):
         assert ours is not None
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:SSD always returns")
+def test_a_detector_shows_the_operations_also_of_layers_that_no_hook_reaches(tmp_path: Path) -> None:
+    eager, (images,) = build(TORCHVISION["ssdlite320_mobilenet_v3_large"])
+    SAVERS["scripted"](eager, (), tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    seen, output = observed(network, ([each.clone() for each in images],))
+    with torch.no_grad():
+        expected = plain(tmp_path / "net.pt")([each.clone() for each in images])
+    for ours, theirs in zip(output[1], expected[1], strict=True):
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    expected_rows = observed(eager, ([each.clone() for each in images],))[0]
+    known = {(each.layer, each.call, each.slot): each.value for each in expected_rows}
+    owners = ("anchor_generator:meshgrid", "anchor_generator:stack", "(model):softmax", "transform:interpolate")
+    for owner in owners:
+        compared = [each for each in seen if each.layer == owner]
+        assert compared
+        for each in compared:
+            value = known[each.layer, each.call, each.slot]
+            assert each.value is not None
+            assert value is not None
+            assert torch.equal(each.value, value)
+    assert not network.unseen_operations
+
+
+def test_without_the_archives_notes_on_its_sources_there_are_no_lines(tmp_path: Path) -> None:
+    eager, args = build(SEVEN["resnet"])
+    for form in ("scripted", "traced"):
+        SAVERS[form](eager, args, tmp_path / "net.pt")
+        with zipfile.ZipFile(tmp_path / "net.pt") as full, zipfile.ZipFile(tmp_path / "bare.pt", "w") as bare:
+            for name in full.namelist():
+                if not name.endswith(".debug_pkl"):
+                    bare.writestr(name, full.read(name))
+        seen, _ = observed(load_torchscript(tmp_path / "bare.pt", 0).module, args)
+        assert labels(seen) == labels(observed(eager, args)[0])
+        assert {each.operation.source for each in seen if each.operation} == {""}
+
+
+def test_each_call_of_a_traced_layer_counts(tmp_path: Path) -> None:
+    block = Doubling()
+    eager = nn.Sequential(block, nn.Tanh(), block).eval()
+    args = (torch.randn(2, 3),)
+    SAVERS["traced"](eager, args, tmp_path / "net.pt")
+    seen, _ = observed(load_torchscript(tmp_path / "net.pt", 0).module, args)
+    assert places(seen) == places(observed(eager, args)[0])
+    assert [each.call for each in seen] == [0, 1]
 
 
 class Failing(nn.Module):
