@@ -153,7 +153,7 @@ class Observable:
         self, graph: Any, nodes: Sequence[tuple[Any, Origin]], numbers: set[int], owners: Mapping[int, Any]
     ) -> None:
         """Let Python run a group of nodes as one operation, or each that is one by itself."""
-        found = [(node, origin) for node, origin in nodes if _computes(node, numbers)]
+        found = [each for each in nodes if _computes(each[0], numbers) and not _is_put_in(*each)]
         if not found or (found[0][1].is_torchs and not self.with_torchs):
             return
         owner = owners.get(found[0][0].outputsAt(0).unique(), next(graph.inputs()))
@@ -219,6 +219,11 @@ def _computes(node: Any, numbers: set[int]) -> bool:
     if kind == "aten::detach" and node.inputsAt(0).node().kind() in (_CONSTANT, "aten::lift_fresh"):
         return False
     return _TENSORS.fullmatch(node.schema().rpartition(" -> ")[2]) is not None
+
+
+def _is_put_in(node: Any, origin: Origin) -> bool:
+    """Tell whether torch has added a node to the expression around it: what is assigned is made a tensor."""
+    return node.kind() == "aten::tensor" and origin.source != "" and not (origin.expression or origin.frames)
 
 
 def _holds_tensor(kind: Any) -> bool:

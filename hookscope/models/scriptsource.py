@@ -30,7 +30,7 @@ _FILE = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+)\n')
 _TORCH = re.compile(rf"(?:{re.escape(str(Path(torch.__file__).parent))}|[/\\](?:site|dist)-packages[/\\]torch)[/\\]")
 _LAYERS = re.compile(r"(?:nn|ao|jit|nested)[/\\](?!functional\.py|modules[/\\]module\.py)")
 # Functions of torch's that are called around the one that is meant.
-_AROUND = frozenset({"fn", "wrapped", "wrapper", "inner", "_fn", "<lambda>"})
+_AROUND = frozenset({"__call__", "fn", "wrapped", "wrapper", "inner", "_fn", "<lambda>"})
 
 
 class Origin(NamedTuple):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hookscope.hooks.forward_hooks import Capture, capture
@@ -15,13 +14,15 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models.exported import load_torchscript
+from tests.hooks.test_operations import ONE_OPERATION, Written
 from tests.models.saved import SAVERS, SEVEN, build, quiet, random_numbers_untouched, tensors_of
-from tests.networks import TORCHVISION, Network, batch_of
+from tests.models.scripts import BY_HAND, Doubling, Failing, Forking
+from tests.networks import TORCHVISION, batch_of
 
 EVERYTHING = (parse_operation_pattern("op:*"),)
-ELEVEN = {**SEVEN, **{name: TORCHVISION[name] for name in ("googlenet", "shufflenet_v2_x0_5", "fcn", "swin3d")}}
+TEN = {**SEVEN, **{name: TORCHVISION[name] for name in ("googlenet", "shufflenet_v2_x0_5", "fcn")}}
 # A trace holds the scale of attention in single precision; Swin computes its masks at once.
-ROUNDED = ("vit", "swin", "swin3d")
+ROUNDED = ("vit", "swin")
 
 
 def observed(network: nn.Module, args: tuple[Any, ...]) -> tuple[list[Observation[Tensor]], Any]:
@@ -47,9 +48,9 @@ def places(seen: list[Observation[Tensor]]) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:Scripted GoogleNet")
 @pytest.mark.parametrize("form", ["scripted", "traced"])
-@pytest.mark.parametrize("name", ELEVEN)
+@pytest.mark.parametrize("name", TEN)
 def test_operations_are_those_of_the_eager_network(name: str, form: str, tmp_path: Path) -> None:
-    eager, args = build(ELEVEN[name])
+    eager, args = build(TEN[name])
     SAVERS[form](eager, args, tmp_path / "net.pt")
     network = load_torchscript(tmp_path / "net.pt", 0).module
     expected, _ = observed(eager, args)
@@ -69,62 +70,6 @@ def test_operations_are_those_of_the_eager_network(name: str, form: str, tmp_pat
     assert not network.unseen_operations
 
 
-class Branching(nn.Module):
-    """Conditions, loops, early returns, numbers, casts, writes in place, helpers, and every container."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.register_buffer("steps", torch.zeros(()))
-
-    def scaled(self, x: Tensor, by: float = 2.0) -> Tensor:
-        if x.dim() == 1:
-            return x
-        return x * by
-
-    def forward(self, x: Tensor, more: Tensor | None = None, count: int = 2) -> dict[str, list[Tensor]]:
-        self.steps += 1
-        parts: list[Tensor] = []
-        for i in range(count):
-            x = F.dropout(F.relu(self.first(x)), 0.5, self.training) + i
-            if float(x.sum()) > 0:
-                x = 1 - self.scaled(x)
-            parts.append(x.double().to(x.dtype))
-        x[:, 0] = 0.5
-        x[:, 1:] += 1
-        y = halves(x)[0] if more is None else torch.cat([x, more])
-        while float(y.abs().sum()) > 1:
-            y = y / 2
-        values, indices = self.second(x).max(dim=1)
-        y.mul_(3).clamp_(min=-1.0)
-        return {"parts": parts, "y": [y, x.T, values + indices, x.to(torch.half).float()]}
-
-
-def halves(x: Tensor) -> list[Tensor]:
-    return [torch.tanh(part) for part in x.chunk(2)]
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(3, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        state = x.new_zeros(x.shape[0], 4)
-        states = []
-        for step in x.unbind(1):
-            state = torch.tanh(self.cell(step, state)) * 0.5
-            states.append(state)
-        return torch.stack(states, 1), state.softmax(-1)
-
-
-BY_HAND = {
-    "branching": Network(Branching, lambda: (torch.randn(4, 4),)),
-    "branching with more": Network(Branching, lambda: (torch.randn(4, 4), torch.randn(2, 4), 3)),
-    "recurrent": Network(Recurrent, lambda: (torch.randn(2, 3, 3),)),
-}
-
-
 def labels(seen: list[Observation[Tensor]]) -> list[Any]:
     return [(each.layer, each.call, each.slot) for each in seen]
 
@@ -141,7 +86,7 @@ def test_conditions_loops_and_random_numbers_are_those_of_the_plain_archive(
     results, states = [], []
     for each in (script, network):
         torch.manual_seed(3)
-        given = tuple(value.clone() if isinstance(value, Tensor) else value for value in args)
+        given = copies(args)
         if each is network:
             _, output = observed(network, given)
         else:
@@ -156,15 +101,16 @@ def test_conditions_loops_and_random_numbers_are_those_of_the_plain_archive(
 
 
 def test_a_script_with_conditions_shows_the_operations_that_ran(tmp_path: Path) -> None:
-    eager, args = build(BY_HAND["recurrent"])
-    SAVERS["scripted"](eager, args, tmp_path / "net.pt")
-    network = load_torchscript(tmp_path / "net.pt", 0).module
-    assert places(observed(network, args)[0]) == places(observed(eager, args)[0])
+    for name in ("recurrent", "mixed"):
+        eager, args = build(BY_HAND[name])
+        SAVERS["scripted"](eager, args, tmp_path / "net.pt")
+        network = load_torchscript(tmp_path / "net.pt", 0).module
+        assert places(observed(network, args)[0]) == places(observed(eager, args)[0])
     eager, args = build(BY_HAND["branching"])
     SAVERS["scripted"](eager, args, tmp_path / "net.pt")
     network = load_torchscript(tmp_path / "net.pt", 0).module
-    seen = labels(observed(network, (args[0].clone(),))[0])
-    theirs = labels(observed(eager, (args[0].clone(),))[0])
+    seen = labels(observed(network, copies(args))[0])
+    theirs = labels(observed(eager, copies(args))[0])
     # What is added to a part of a tensor is not assigned to it a second time.
     assert [each for each in seen if "item" not in each[0]] == [each for each in theirs if "item" not in each[0]]
     assert ("(model):setitem", 0, "") in seen
@@ -187,7 +133,7 @@ def gradients(network: nn.Module, args: tuple[Any, ...], captured: Capture[Any] 
 def test_gradients_are_those_of_the_plain_archive_and_of_the_eager_operations(
     name: str, form: str, tmp_path: Path
 ) -> None:
-    eager, args = build(ELEVEN[name])
+    eager, args = build(TEN[name])
     SAVERS[form](eager, args, tmp_path / "net.pt")
     network = load_torchscript(tmp_path / "net.pt", 0).module
     found: dict[nn.Module, dict[Any, Tensor]] = {eager: {}, network: {}}
@@ -208,6 +154,42 @@ def test_gradients_are_those_of_the_plain_archive_and_of_the_eager_operations(
     for place, gradient in found[network].items():
         scale = float(found[eager][place].abs().max())
         assert torch.allclose(gradient, found[eager][place], rtol=1e-4, atol=1e-5 * scale), place
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_gradients_through_writes_in_place_are_those_of_the_plain_archive(name: str, tmp_path: Path) -> None:
+    eager, args = build(BY_HAND[name])
+    SAVERS["scripted"](eager, args, tmp_path / "net.pt")
+    network = load_torchscript(tmp_path / "net.pt", 0).module
+    seen: list[str] = []
+    with capture(
+        network,
+        {},
+        lambda *_: None,
+        gradients=lambda site, _: seen.append(site.layer),
+        operations=OperationChoice(EVERYTHING),
+    ) as captured:
+        ours = gradients(network, copies(args), captured)
+    assert len(seen) > 5
+    for gradient, expected in zip(ours, gradients(plain(tmp_path / "net.pt"), copies(args)), strict=True):
+        assert (gradient is None) == (expected is None)
+        assert gradient is None or (expected is not None and torch.equal(gradient, expected))
+
+
+def copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(each.clone() if isinstance(each, Tensor) else each for each in args)
+
+
+@pytest.mark.parametrize("name", ONE_OPERATION)
+def test_a_traced_operation_has_the_name_that_torch_gives_it(name: str, tmp_path: Path) -> None:
+    function, operation, expected = ONE_OPERATION[name]
+    x = torch.tensor([[1.0, -2.0], [3.0, -4.0]])
+    SAVERS["traced"](Written(lambda _, given: function(given)), (x.clone(),), tmp_path / "net.pt")
+    seen, _ = observed(load_torchscript(tmp_path / "net.pt", 0).module, (x.clone(),))
+    (found,) = [each for each in seen if each.layer == f"(model):{operation}"]
+    torch.testing.assert_close(found.value, expected, rtol=0, atol=0)
+    assert found.operation is not None
+    assert "operations.py:" in found.operation.source
 
 
 @pytest.mark.parametrize("form", ["scripted", "traced"])
@@ -282,15 +264,6 @@ def test_each_call_of_a_traced_layer_counts(tmp_path: Path) -> None:
     assert [each.call for each in seen] == [0, 1]
 
 
-class Failing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.matmul(self.inner(x), y)
-
-
 def test_an_operation_that_fails_is_reported_as_without_operations_and_leaves_nothing(tmp_path: Path) -> None:
     eager = Failing().eval()
     SAVERS["scripted"](eager, (), tmp_path / "net.pt")
@@ -341,22 +314,6 @@ def test_arguments_by_name_and_defaults_reach_the_script(tmp_path: Path) -> None
     with torch.no_grad():
         expected = plain(tmp_path / "net.pt")(x.clone(), count=1)
     assert all(torch.equal(*pair) for pair in zip(tensors_of(output), tensors_of(expected), strict=True))
-
-
-class Doubling(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
-class Forking(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.aside = Doubling()
-
-    def forward(self, x: Tensor) -> Tensor:
-        other = torch.jit.fork(self.aside, x)
-        result: Tensor = torch.jit.wait(other) + 1
-        return result
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
