@@ -13,6 +13,7 @@ from hookscope.hooks.observed import Observation
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.models import scriptoperations
 from hookscope.models.exported import load_torchscript
 from tests.hooks.test_operations import ONE_OPERATION, Written
 from tests.models.saved import SAVERS, SEVEN, build, quiet, random_numbers_untouched, tensors_of
@@ -324,3 +325,22 @@ def test_what_shows_no_operations_is_named(tmp_path: Path) -> None:
     assert [row.label for row in run.rows if row.owner is not None] == []
     assert run.notes[-1] == "What TorchScript computes inside (model), aside is not seen as operations."
     assert not any("TorchScript" in note for note in inspect(loaded, torch.ones(2, 3)).notes)
+
+
+def test_a_torch_with_other_graphs_shows_no_operations_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AttributeError("createClone")
+
+    monkeypatch.setattr(scriptoperations, "_cut_out", fail)
+    eager, args = build(SEVEN["densenet"])
+    SAVERS["scripted"](eager, args, tmp_path / "net.pt")
+    loaded = load_torchscript(tmp_path / "net.pt", 0)
+    seen, output = observed(loaded.module, args)
+    assert seen == []
+    with torch.no_grad():
+        assert torch.equal(output, plain(tmp_path / "net.pt")(*args))
+    note = inspect(loaded, args[0], ops=True).notes[-1]
+    assert note.startswith("What TorchScript computes inside ")
+    assert note.endswith(", … is not seen as operations.")
