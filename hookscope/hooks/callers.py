@@ -33,11 +33,12 @@ _MODULE = str(Path(_TORCH, "nn", "modules", "module.py"))
 CALL = nn.Module.__call__.__code__
 """Its outermost frame."""
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
-# Graphs of exported programs are run by this code: it stands for the network's own.
+# Graphs of exported programs and of TorchScript are run by this code: it stands for the network's own.
 _GRAPH_CODE = (
     str(Path(_TORCH, "fx", "interpreter.py")),
     str(Path(_TORCH, "export", "unflatten.py")),
     str(Path(_HOOKSCOPE, "models", "unflattened.py")),
+    str(Path(_HOOKSCOPE, "models", "torchscript.py")),
 )
 
 
@@ -51,9 +52,14 @@ def operation_name(func: Callable[..., Any]) -> str:
     if name == "__get__":
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
         return attribute if attribute in _COMPUTED_ATTRIBUTES else ""
+    return label_of(name.partition(".")[0])  # "relu.default" is an overload of "relu"
+
+
+def label_of(name: str) -> str:
+    """Return `operation_name` of a function by its own name, "add_"."""
     if name in _QUERIES:
         return ""
-    plain: str = name.partition(".")[0].strip("_")  # "relu.default" is an overload of "relu"
+    plain = name.strip("_")
     return _STANDARD_NAMES.get(plain, plain)
 
 

@@ -123,6 +123,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         hooks: Those of the capture.
         running: The modules whose forward runs, by the identity of a frame of `nn.Module.__call__`; None for layers
             whose operations are not the network's.
+        names: Of all modules, by identity.
     """
 
     def __init__(self, hooks: CallHooks[T], choice: OperationChoice) -> None:
@@ -132,6 +133,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self._choice = choice
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self.running: dict[int, Caller | None] = {}
+        self.names: dict[int, str] = {}
         self._off_in: set[int] = set()
         self._is_paused = False
 
@@ -139,9 +141,30 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a torch function, and observe it if a module's own code has called it."""
-        kwargs = kwargs or {}
-        name = operation_name(func)
-        called = self._called(name, sys._getframe(1)) if name else None
+        return self.run(operation_name(func), func, args, kwargs or {}, sys._getframe(1))
+
+    def run(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        frame: FrameType | None,
+        source: str | None = None,
+        owner: nn.Module | None = None,
+    ) -> Any:
+        """Run an operation, and observe it if a module's own code has called it.
+
+        Args:
+            name: What it is called in labels; "" if it is none.
+            func: Runs it.
+            args: What it is given.
+            kwargs: Likewise, by name.
+            frame: Of the code that calls it.
+            source: The line that calls it, "net.py:14"; None if that is the frame's.
+            owner: The module that calls it; None if that is the one whose forward runs.
+        """
+        called = self._called(name, frame, owner) if name else None
         if called is None:
             return _run(func, args, kwargs)
         kind, module, caller = called
@@ -158,12 +181,17 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             output = edit_operation(kind.edits, name, output)
             outputs = _returned(output) or outputs
         if kind.is_observed:
-            operation = Operation(name, kind.owner, source_line(caller))
+            operation = Operation(name, kind.owner, source_line(caller) if source is None else source)
             output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
         return separate_operation(kind.edits, name, output) if kind.edits else output
 
-    def _called(self, name: str, frame: FrameType | None) -> tuple[_Kind, nn.Module, FrameType] | None:
-        """Return what is known of an operation, whose module calls it, and from where; None if it is not looked at."""
+    def _called(
+        self, name: str, frame: FrameType | None, inside: nn.Module | None = None
+    ) -> tuple[_Kind, nn.Module, FrameType] | None:
+        """Return what is known of an operation, whose module calls it, and from where; None if it is not looked at.
+
+        `inside` is the module that calls it if that is not run by Python.
+        """
         caller = caller_of(frame)
         frame, below = caller, None
         while frame is not None and id(frame) not in self.running:
@@ -181,6 +209,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         if caller is None or found is None or found.code not in (None, below):  # but a hook of it
             return None
         owner, module, _ = found
+        if inside is not None and inside is not module:
+            owner, module = self.names.get(id(inside), owner), inside
         kind = self._kinds.get((owner, name))
         if kind is None:
             choice, label = self._choice, f"{owner or _ROOT}:{name}"
@@ -236,9 +266,21 @@ def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
 def is_networks_own(trace: TracebackType) -> bool:
     """Tell whether a frame of this file on a traceback only stands for a call of the network."""
     following = trace.tb_next
-    codes = (OperationMode.__torch_function__.__code__, _run.__code__)
-    code = trace.tb_frame.f_code
-    return code is codes[1] or (code is codes[0] and following is not None and following.tb_frame.f_code is codes[1])
+    code, below = trace.tb_frame.f_code, None if following is None else following.tb_frame.f_code
+    passes_on = (code, below) in ((_ASKED, _ACTS), (_ACTS, _run.__code__))
+    return code is _run.__code__ or (passes_on and following is not None and is_networks_own(following))
+
+
+_ASKED, _ACTS = OperationMode.__torch_function__.__code__, OperationMode.run.__code__
+
+
+def observing() -> "OperationMode[Any] | None":
+    """Return what observes operations in this thread: for code that calls them past torch's functions."""
+    for place in range(torch._C._len_torch_function_stack()):
+        mode = torch._C._get_function_stack_at(place)
+        if isinstance(mode, OperationMode):
+            return mode
+    return None
 
 
 @contextmanager
@@ -256,6 +298,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
     for name, module in modules.items():
         if has_own_operations(module):
             with_own.update({"", name}, (name[:at] for at, letter in enumerate(name) if letter == "."))
+    mode.names.update((id(module), name) for name, module in modules.items())
     attached: list[MutableMapping[Any, Any]] = []
     key: Any = object()
 
@@ -308,8 +351,9 @@ def has_own_operations(module: nn.Module) -> bool:
 
 
 def _stands_for_torchs(module: nn.Module) -> bool:
-    """Tell whether an exported program's layer stands for one of torch's: what its graph holds is inside that."""
-    return type(module).__module__.startswith("torch.nn.") and "forward" not in vars(module)
+    """Tell whether a layer out of a file stands for one of torch's: what its graph holds is inside that."""
+    is_torchs = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and "forward" not in vars(module)
+    return is_torchs and not getattr(module, "with_torchs_operations", False)
 
 
 def _code_of(forward: object) -> CodeType | None:

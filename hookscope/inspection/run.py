@@ -26,6 +26,7 @@ from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
 from hookscope.statistics import Measured
+from hookscope.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +86,26 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Return what was done that is no cause for alarm: what is known of the network, and what is not seen of it."""
         chosen = self.operations is not None and any(not pattern.exclude for pattern in self.operations.patterns)
-        scripts = (torch.jit.ScriptModule, ScriptLayer)
-        if chosen and any(isinstance(module, scripts) for module in self.inspected.modules.values()):
-            return (*self.inspected.notes, "What TorchScript computes between its layers is not seen as operations.")
-        return self.inspected.notes
+        unseen = _unseen(self.inspected.modules) if chosen else []
+        if not unseen:
+            return self.inspected.notes
+        shown = ", ".join(printable(name, 80) for name in unseen[:3]) + (", …" if len(unseen) > 3 else "")
+        return (*self.inspected.notes, f"What TorchScript computes inside {shown} is not seen as operations.")
 
     def warnings(self, own: Iterable[str] = ()) -> tuple[str, ...]:
         """Return what a reader must see, each sentence once, with `own` after those about the network."""
         verification = verification_warnings(self.verification, self.inspected.info.name)
         everything = (*self.inspected.warnings, *own, *verification, *self.edits.warnings(), *self.queue.remarks)
         return tuple(dict.fromkeys(everything))
+
+
+def _unseen(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the names of what in TorchScript does not show its operations."""
+    names = [name or "(model)" for name, module in modules.items() if isinstance(module, torch.jit.ScriptModule)]
+    for module in modules.values():
+        if isinstance(module, ScriptLayer):
+            names += module.unseen_operations
+    return [*dict.fromkeys(names)]
 
 
 def choose(
