@@ -373,6 +373,7 @@ def _provenance(session: Session, patterns: Sequence[str], settings: Mapping[str
         settings,
         {"python": python_version(), **{name: version(name) for name in packages}},
         torch.get_num_threads(),
+        session.inputs.photographs,
     )
 
 

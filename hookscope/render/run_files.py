@@ -177,7 +177,7 @@ def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Pro
     """Write the pictures of the first inputs; return for each input its path in the run, or None."""
     names: list[str | None] = [None] * len(inputs)
     for index, record in enumerate(inputs[:SHOWN_INPUTS]):
-        if record in provenance.pictures:
+        if record.size is not None and record in provenance.pictures:
             (folder / "inputs").mkdir(exist_ok=True)
             name = names[index] = f"inputs/{index:03d}.png"
             Image.fromarray(provenance.pictures[record]).save(folder / name)

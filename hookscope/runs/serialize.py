@@ -106,7 +106,8 @@ def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
     - `error`: why it could not be checked to the end, or ""; `error_code`: its exit code, or 0.
     - `model`: `name`, `kind`, `weights`, `random`, `sha256`, `parameter_count`, `arguments`; null if it could not be
       loaded.
-    - `inputs`: a list of `name`, `sha256`, `size` (width, height), `shape` (without the batch axis), `steps`.
+    - `inputs`: a list of `name`, `sha256`, `size` (width, height), `shape` (without the batch axis), `steps`, `region`:
+      what the input covers of the upright picture, `top`, `left`, `bottom`, `right`, `height` and `width`, or null.
     - `rules`: a list in the order of judgement, of `rule`: its identifier; `status`: "pass", "warn", "fail", "off" or
       "skipped"; `reason`: why it was skipped, or ""; `findings`: a list of `level` ("fail" or "warn"), `where` (label
       of a layer's output, name of a parameter or an input, "" for the whole) and `message`.
