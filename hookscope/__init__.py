@@ -120,7 +120,7 @@ RENDERERS.update(
         "html": "hookscope.render.notebook:result_html",
         "dict": "hookscope.render.conversion:result_dict",
         "frame": "hookscope.render.conversion:result_frame",
-        "save": "hookscope.render.run_files:save_run",
+        "save": "hookscope.render.run_files:save_result",
     }
 )
 

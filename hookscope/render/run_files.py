@@ -12,7 +12,9 @@ from PIL import Image
 
 from hookscope.errors import LayerNotFoundError, OutputError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
+from hookscope.render.attribution_files import save_attributions
 from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
@@ -33,6 +35,13 @@ class SavedRun(NamedTuple):
     folder: Path
     grids: tuple[Grid, ...]
     files: tuple[str, ...]  # everything else but `run.json` and the pictures of the inputs
+
+
+def save_result(result: Activations | Gradients | Attributions, path: str | Path, **options: Any) -> Any:
+    """Write the run directory of any result: see `save_run` and `save_attributions` for options and errors."""
+    if isinstance(result, Attributions):
+        return save_attributions(result, path, **options)
+    return save_run(result, path, **options)
 
 
 def save_run(

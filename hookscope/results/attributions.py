@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.provenance import Provenance
-from hookscope.results.showing import Shown
+from hookscope.results.showing import Shown, rendered
 from hookscope.text import counted
 
 Method = Literal[
@@ -142,6 +143,10 @@ class Attributions(Shown):
     def __repr__(self) -> str:
         parts = (self.method, counted(len(self.maps), "map"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of the command: `hookscope.render.attribution_files.save_attributions`."""
+        return Path(rendered(self, "save", path, **options).folder)
 
     def __getitem__(self, target: str) -> AttributionMap:
         """Return the first map of a target: "Egyptian cat".
