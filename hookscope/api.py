@@ -493,7 +493,7 @@ def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContent
     return list_contents(Path(file), key)
 
 
-def report(run: str | Path | Activations | Gradients, out: str | Path | None = None) -> Path:
+def report(run: str | Path | Activations | Gradients | Attributions, out: str | Path | None = None) -> Path:
     """Write one self-contained HTML page of a run.
 
     Args:
@@ -509,7 +509,9 @@ def report(run: str | Path | Activations | Gradients, out: str | Path | None = N
         UsageError: If `run` is a result and `out` is None.
     """
     from hookscope.render.html import report_html
-    from hookscope.runs.reading import read_run
+    from hookscope.render.html.attributions import attributions_html
+    from hookscope.runs.attributions import read_attributions
+    from hookscope.runs.reading import read_record, read_run
     from hookscope.runs.reports import check_report_target, default_report_path, write_report
 
     if not isinstance(run, str | Path):
@@ -519,7 +521,11 @@ def report(run: str | Path | Activations | Gradients, out: str | Path | None = N
             return report(run.save(Path(folder) / "run"), out)
     target = default_report_path(Path(run)) if out is None else Path(out)
     check_report_target(target)
-    write_report(target, report_html(read_run(Path(run))))
+    if read_record(Path(run)).get("verb") == "attribute":
+        page = attributions_html(read_attributions(Path(run)))
+    else:
+        page = report_html(read_run(Path(run)))
+    write_report(target, page)
     return target
 
 

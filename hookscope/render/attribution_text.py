@@ -22,6 +22,9 @@ def attribution_summary(result: Attributions, *, width: int, full: bool = False)
     if result.maps:
         yield safe_line(finding_of(result.maps[0], result), overflow="fold")
         yield _table(result, width, full=full)
+    for each in result.layers:
+        about = f"{each.label} ({each.kind}, {'x'.join(map(str, each.grid))}): {each.reason}"
+        yield safe_line(about, style="dim", overflow="fold")
     for label, reason in result.unchanged.items():
         yield safe_line(f"left as it is: {label}, {reason}", style="dim", overflow="fold")
     if result.sanity:

@@ -53,13 +53,15 @@ def draw_overview(result: Attributions, index: int, photograph: Photograph) -> I
 def _column_count(maps: Sequence[AttributionMap], photograph: Photograph) -> int:
     """Return how many pictures stand beside each other: a row for each target where there are several layers."""
     wide = photograph.region.width / photograph.region.height
-    most = max(1, min(4, math.floor(3.2 / wide)))
-    if len(maps) == 1:
-        return 1 if wide > 2.2 else 2
+    if wide > 2.2:
+        return 1
+    most = max(2, min(4, math.floor(4.6 / wide)))
     layers = len({each.layer for each in maps})
-    return (
-        layers if 1 < layers <= max(most, 3) and layers < len(maps) else min(most if wide < 2.2 else 1, len(maps) + 1)
-    )
+    if 1 < layers <= most and layers < len(maps):
+        return layers
+    count = len(maps) + 1
+    fitting = range(2, min(most, count) + 1)
+    return min(fitting, key=lambda columns: (-count % columns, columns if count <= 6 else -columns), default=1)
 
 
 def _heading(result: Attributions) -> Sequence[tuple[str, int, tuple[int, int, int]]]:

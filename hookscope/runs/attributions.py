@@ -133,7 +133,8 @@ def read_attributions(folder: Path) -> StoredAttributions:
             if isinstance(check, dict) and check.get("value") is None:
                 check["value"] = math.nan
         result: Attributions = checked(Attributions, {**fields, "maps": []})
-        told = record_from_dict(record)
+        # In evidence of a check `layers` are labels.
+        told = record_from_dict({name: value for name, value in record.items() if name != "layers"})
     except ValueError as error:
         place, reason = error.args
         raise refusal(folder, f"its run.json is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
