@@ -17,6 +17,12 @@ from hookscope.statistics.channel_axis import AxisReader
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+# Layers whose four axes are surely maps, and no heads of an attention: tokens are counted by their grids.
+_KEEP_PLACES = ("Conv2d", "LayerNorm", "LayerNorm2d")
+# Layers that may return what they are given: the one before says more.
+_PASSING = (nn.Identity, nn.Dropout, nn.Dropout2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+# What torchvision's detectors call the part that sees the whole picture.
+_BACKBONE = "backbone"
 # So many layers at a time are asked for their gradients, from the last: mostly the first one has it. Our choice.
 _AT_A_TIME = (1, 4, 16)
 
@@ -61,10 +67,11 @@ class Survey:
     keeps: bool = False
     seen: dict[Place, Seen] = field(default_factory=dict)
     _axes: AxisReader = field(default_factory=AxisReader)
+    _grids: list[tuple[int, int]] = field(default_factory=list)
 
     def start(self, count: int, *, keeps: bool = False) -> None:
         """Begin a forward pass over so many inputs."""
-        self.count, self.keeps, self.seen, self._axes = count, keeps, {}, AxisReader()
+        self.count, self.keeps, self.seen, self._axes, self._grids = count, keeps, {}, AxisReader(), []
 
     def forget(self) -> None:
         """Let go of outputs and graphs."""
@@ -80,9 +87,15 @@ class Survey:
         layout: Layout | str = "holds whole numbers"
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
-            grids = self._axes.grids
-            layout = layout_of(shape, self.count, axis, grids, prefix=self.prefix, given=self.given)
+            layout = layout_of(shape, self.count, axis, self._grids, prefix=self.prefix, given=self.given)
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
+        if (
+            isinstance(layout, Layout)
+            and layout.prefix is None
+            and kind.endswith(_KEEP_PLACES)
+            and not _ATTENTION.search(call.layer)
+        ):
+            self._grids.append(layout.grid)
         seen = Seen(kind, shape, layout)
         if self.keeps and isinstance(layout, Layout) and tensor.requires_grad:
             # The tensor itself is held past its writing, for its version; the edge is that of now.
@@ -133,9 +146,13 @@ def choose_layer(
         scores: Of each target, (N,), with their graph.
         before: Look only at layers that finished before this one did.
     """
-    candidates = _candidates(survey, modules, before)
     for_some: Choice | None = None
-    remarks: list[str] = []
+    remarks: dict[str, str] = {}
+    candidates = _candidates(survey, modules, before)
+    what = "last spatial output"
+    if any(target.is_box for target in targets) and _BACKBONE in modules:  # behind it are small parts of the picture
+        what = f"{what} of the {_BACKBONE}"
+        candidates = [each for each in candidates if f"{each[0][0]}.".startswith(f"{_BACKBONE}.")]
     for group in _in_groups(candidates):
         edges = [edge for _, seen in group if (edge := seen.edge) is not None]
         by_target = [
@@ -147,20 +164,31 @@ def choose_layer(
                 continue
             maps = [seen.layout.maps(each) for each in gradients]
             if any(_holds_scores(each, target) for each, target in zip(maps, targets, strict=True)):
-                remarks.append(f"{row_label(*place)} holds the scores themselves")
+                remarks.setdefault("scores", f"{row_label(*place)} holds the scores themselves")
                 continue
             reached = torch.stack([reached_inputs(each, target) for each, target in zip(maps, targets, strict=True)])
             if not bool(reached.any()):
                 if seen.layout.prefix and any(bool(each.any()) for each in gradients):
-                    remarks.append("after it only the class token does")
+                    remarks["tokens"] = "after it only the class token does"
                 continue
-            why = [*dict.fromkeys(remarks)][-2:]
-            reason = "; ".join(["last spatial output that reaches the target", *why])
+            unplaced = "" if any(target.is_box for target in targets) else _unplaced_after(place, survey, modules)
+            if unplaced:
+                remarks["unplaced"] = f"{unplaced}, after it, returns tokens whose grid is not known: see --tokens"
+            reason = "; ".join([f"{what} that reaches the target", *remarks.values()])
             choice = Choice(place, seen, maps, reason)
             if bool(reached.all()):
                 return choice
             for_some = for_some or choice
     return for_some
+
+
+def _unplaced_after(place: Place, survey: Survey, modules: Mapping[str, nn.Module]) -> str:
+    """Return the last layer after a place that returns tokens whose grid is not known; "" without one."""
+    places = [*survey.seen]
+    for other in reversed(places[places.index(place) + 1 :]):
+        if "--tokens" in str(survey.seen[other].layout) and other[0] and not _in_attention(other[0], modules):
+            return row_label(*other)
+    return ""
 
 
 def reached_inputs(gradient: Tensor, target: BatchTarget) -> Tensor:
@@ -187,14 +215,36 @@ def _candidates(survey: Survey, modules: Mapping[str, nn.Module], before: str | 
         ends = next((at for at, place in enumerate(places) if place[0] == before), len(places))
         places = places[:ends]
     alike: dict[tuple[int, int, int], list[Place]] = {}
-    for place in reversed(places):
-        seen = survey.seen[place]
-        if place[0] and seen.edge is not None and seen.values is not None and not _in_attention(place[0], modules):
-            key = (seen.values.untyped_storage().data_ptr(), seen.values.numel(), seen.version)
-            alike.setdefault(key, []).append(place)
+    for at in reversed(range(len(places))):
+        place, seen = places[at], survey.seen[places[at]]
+        if place[0] and seen.edge is not None and not _in_attention(place[0], modules):
+            if isinstance(modules.get(place[0]), _PASSING):
+                seen = _same_before(seen, [survey.seen[other] for other in reversed(places[:at])])
+            alike.setdefault(_memory(seen), []).append(place)
     order = {place: at for at, place in enumerate(places)}
-    best = [min(group, key=lambda place: (place[0].count("."), order[place])) for group in alike.values()]
+
+    def rank(place: Place) -> tuple[bool, int, int]:
+        return isinstance(modules.get(place[0]), _PASSING), place[0].count("."), order[place]
+
+    best = [min(group, key=rank) for group in alike.values()]
     return [(place, survey.seen[place]) for place in best]
+
+
+def _memory(seen: Seen) -> tuple[int, int, int]:
+    """Return what two outputs have in common that are one tensor, or views of one in another order."""
+    values = seen.values
+    return (0, 0, 0) if values is None else (values.untyped_storage().data_ptr(), values.numel(), seen.version)
+
+
+def _same_before(seen: Seen, earlier: Sequence[Seen]) -> Seen:
+    """Return the latest of earlier outputs of this shape if it holds the same values, else the output itself.
+
+    An adaptive pooling to the size that there is, say, copies what it is given.
+    """
+    other = next((each for each in earlier if each.shape == seen.shape and not each.is_overwritten), None)
+    if other is None or other.values is None or seen.values is None or seen.is_overwritten:
+        return seen
+    return other if torch.equal(other.values, seen.values) else seen
 
 
 def _in_attention(name: str, modules: Mapping[str, nn.Module]) -> bool:

@@ -25,6 +25,7 @@ from hookscope.text import safe_text, shape_text
 
 # A row's label: name, call, path in a nested output.
 _LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
+_CLIP_AXES = 5  # (N, C, T, H, W)
 # Layers that a note names. Our choice.
 _NAMED = 5
 
@@ -140,6 +141,9 @@ class LayerLook:
             UsageError: If no layer can be looked at, or a target is wrong.
             LayerNotFoundError: If a pattern selects no operation.
         """
+        if any(isinstance(each, Tensor) and each.dim() == _CLIP_AXES for each in batch.args):
+            name = self.passes.inspected.info.name
+            raise UsageError(f"{name} is given clips, (N, C, T, H, W): maps are made for pictures.")
         return self._chosen(batch) if self.given is None else self._given(self.given, batch)
 
     def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
@@ -179,7 +183,7 @@ class LayerLook:
             if choice is None:
                 if self.chosen:
                     break
-                raise UsageError(self._nowhere())
+                raise UsageError(self._nowhere(targets))
             self.chosen.setdefault(choice.place, choice.reason)
             modules = passes.inspected.modules
             self._watch({layer: modules[layer] for layer, _, _ in self.chosen})
@@ -192,14 +196,21 @@ class LayerLook:
             passes.state.rewind()
         raise NotReachedError(self._unreached(targets, [row_label(*place) for place in self.chosen]))
 
-    def _nowhere(self) -> str:
-        """Say that there is no layer to look at."""
-        name = self.passes.inspected.info.name
-        tokens = [seen.layout for seen in self.passes.survey.seen.values() if "--tokens" in str(seen.layout)]
-        hint = f"Some of its layers return tokens: one {tokens[-1]}. Or" if tokens else "Give --layer op:NAME, or"
+    def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
+        """Say why there is no layer to look at."""
+        name, seen = self.passes.inspected.info.name, self.passes.survey.seen
+        layouts = [each.layout for (layer, _, _), each in seen.items() if layer]
+        tokens = [each for each in layouts if "--tokens" in str(each)]
+        if tokens and not any(isinstance(each, Layout) and each.prefix is not None for each in layouts):
+            return f"No layer of {name} says where: one {tokens[-1]}. Or take --method gradient."
+        if any(isinstance(each, Layout) for each in layouts):
+            return (
+                f"The gradient of {_names(targets)} is zero at every layer of {name} that returns maps: a layer behind "
+                "them multiplies by zero, or cuts the gradient off. Look at `hookscope grads`."
+            )
         return (
-            f"{name} has no layer that says where: none returns a map, larger than 1x1, that the gradient of the "
-            f"target reaches. {hint} take --method gradient, which looks at the picture itself."
+            f"No layer of {name} returns maps, larger than 1x1: give --layer op:NAME (`hookscope layers MODEL --ops` "
+            "lists them), or take --method gradient, which looks at the picture itself."
         )
 
     # --- Layers that are given ---

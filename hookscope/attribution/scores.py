@@ -28,6 +28,7 @@ class BatchTarget:
         score: Takes what the network returned for the batch, and returns the numbers, (N,), with their graph.
         targets: Of each input; None for one that has no such target, whose number means nothing.
         class_count: Of how many classes scores are part of the numbers: one, or two of a contrast.
+        is_box: Whether the numbers are scores of a detector's boxes.
         score_channels: Channels of a map of class scores, (N, C, H, W), if that is what the network returns; else None.
     """
 
@@ -35,6 +36,7 @@ class BatchTarget:
     targets: tuple[Target | None, ...]
     class_count: int = 1
     score_channels: int | None = None
+    is_box: bool = False
 
 
 def batch_targets(
@@ -238,7 +240,7 @@ def _of_numbers(
         index = int(found["labels"][number])
         name = categories[index] if index < len(categories) else f"class {index}"
         targets.append(Target(f"{name} in box {number}", float(found["scores"][number].detach()), index))
-    return BatchTarget(score, tuple(targets))
+    return BatchTarget(score, tuple(targets), is_box=True)
 
 
 def _score_of_box(scores: Tensor, number: int | None) -> Tensor:

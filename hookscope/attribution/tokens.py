@@ -46,6 +46,9 @@ class Layout:
         return tokens.reshape(len(tokens), *self.grid, -1).permute(0, 3, 1, 2)
 
 
+# Fewer tokens than 2 x 2 are no grid: class tokens have layers for themselves. Our choice.
+_MIN_GRID = 4
+
 _FLAT = "has no place for the picture: maps need a grid of more than one"
 
 _TOKENS = re.compile(
@@ -81,7 +84,7 @@ def layout_of(
     shape: Sequence[int],
     count: int,
     channel_axis: int | None,
-    grids: Sequence[Sequence[int]],
+    grids: Sequence[tuple[int, int]],
     *,
     prefix: int | None = None,
     given: Tokens | None = None,
@@ -92,7 +95,7 @@ def layout_of(
         shape: Of the output.
         count: Inputs in the batch.
         channel_axis: As `statistics.channel_axis.AxisReader` gave it.
-        grids: Sizes of maps seen in the same pass, (h, w), later ones preferred.
+        grids: Sizes of maps that convolutions returned in the same pass, (h, w), later ones preferred.
         prefix: Tokens in front of the grid, if that is known of the network.
         given: What the user said of sequences.
     """
@@ -104,20 +107,27 @@ def layout_of(
     return _FLAT if channel_axis == 1 and given is None else _of_tokens(shape[1], grids, prefix, given)
 
 
-def _of_tokens(length: int, grids: Sequence[Sequence[int]], prefix: int | None, given: Tokens | None) -> Layout | str:
+def _of_tokens(length: int, grids: Sequence[tuple[int, int]], prefix: int | None, given: Tokens | None) -> Layout | str:
     """Return the layout of so many tokens, as `layout_of` does."""
     if given is not None:
         height, width = given.grid
         if length == given.prefix + height * width:
             return Layout(given.grid, 2, given.prefix)
         return f"has {length} tokens, not the {given.prefix} + {height}x{width} of --tokens"
+    if length - (prefix or 0) < _MIN_GRID:
+        return _FLAT
     for halvings in range(_MAX_HALVINGS + 1):
         expected = range(_MAX_PREFIX + 1) if prefix is None and not halvings else (0, prefix)
-        for height, width in reversed([(grid[0] >> halvings, grid[1] >> halvings) for grid in grids if len(grid) == 2]):
-            extra = length - height * width
-            if height * width > 1 and extra in expected:
-                return Layout((height, width), 2, extra)
+        for grid in reversed(grids):
+            # Where a size is odd, networks round up or down.
+            for height, width in {
+                tuple(size >> halvings for size in grid),
+                tuple(-(-size >> halvings) for size in grid),
+            }:
+                extra = length - height * width
+                if height * width >= _MIN_GRID and extra in expected:
+                    return Layout((height, width), 2, extra)
     side = math.isqrt(max(length - (prefix or 0), 0))
-    if prefix is not None and side > 1 and side * side == length - prefix:
+    if prefix is not None and side * side == length - prefix:
         return Layout((side, side), 2, prefix)
     return f"has {length} tokens whose grid is not known: give --tokens prefix=1,grid=HEIGHTxWIDTH"
