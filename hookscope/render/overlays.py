@@ -92,7 +92,7 @@ def overlay(photograph: Photograph, each: AttributionMap) -> NDArray[np.uint8]:
     colours, opacities = _tables(scale.signed)
     result = outside_dimmed(photograph)
     columns = seen_part(photograph.region)[1]
-    for rows, values in _bands(each.values, each.padding, photograph.region):
+    for rows, values in resampled(each.values, each.padding, photograph.region):
         base = photograph.pixels[rows, columns]
         levels, holes = _levels(values, scale)
         shown = 256 - opacities[levels]  # of the photograph, in 256ths
@@ -122,7 +122,7 @@ def tint(each: AttributionMap, region: Region) -> NDArray[np.uint8]:
     scale = colour_scale(each)
     result = np.zeros((region.height, region.width, 4), np.uint8)
     columns = seen_part(region)[1]
-    for rows, values in _bands(each.values, each.padding, region):
+    for rows, values in resampled(each.values, each.padding, region):
         levels, holes = _levels(values, scale)
         result[rows, columns] = _rgba(scale.signed)[levels]
         if holes is not None:
@@ -149,7 +149,7 @@ def bar(scale: ColourScale, length: int, thickness: int) -> NDArray[np.uint8]:
     return np.repeat(row.astype(np.uint8)[None], thickness, axis=0)
 
 
-def _bands(
+def resampled(
     values: NDArray[np.float32], padding: tuple[float, float], region: Region
 ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """Yield some rows of the photograph that the network saw at a time, and the values there; NaN near one that is."""

@@ -46,6 +46,8 @@ class Concentration:
 def concentration(each: AttributionMap, record: InputRecord) -> Concentration | None:
     """Return where half of a map's positive mass lies; None for a map that is nowhere above zero."""
     positive = np.maximum(np.nan_to_num(each.values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0), 0)
+    # Of cells that lie partly or wholly in what the network added to its input, only the part of the picture counts.
+    positive *= np.outer(*map(_inside, positive.shape, each.padding))
     total = positive.sum()
     if not total:
         return None
@@ -59,13 +61,18 @@ def concentration(each: AttributionMap, record: InputRecord) -> Concentration | 
     box = Region(
         max(shown.top + top * tall, 0.0),
         max(shown.left + left * wide, 0.0),
-        min(shown.top + bottom * tall, float(shown.height)),
-        min(shown.left + right * wide, float(shown.width)),
+        min(shown.top + bottom * tall, shown.bottom, float(shown.height)),
+        min(shown.left + right * wide, shown.right, float(shown.width)),
         shown.height,
         shown.width,
     )
     seen = (shown.bottom - shown.top) * (shown.right - shown.left)
     return Concentration(min(1.0, (box.bottom - box.top) * (box.right - box.left) / seen), box)
+
+
+def _inside(cells: int, padding: float) -> NDArray[np.float64]:
+    """Return which share of each row or column of cells lies in the picture."""
+    return np.clip(cells * (1 - padding) - np.arange(cells), 0, 1)
 
 
 def _smallest_box(
