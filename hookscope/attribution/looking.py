@@ -12,7 +12,7 @@ from hookscope.attribution.layers import Choice, Seen
 from hookscope.attribution.passes import ModelRaisedError, Passes, choose_and_look, look, reaches
 from hookscope.attribution.scores import BatchTarget
 from hookscope.attribution.tokens import Layout
-from hookscope.errors import HookscopeError, LayerNotFoundError, UsageError
+from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import Place
 from hookscope.hooks.operations import OperationChoice
@@ -284,7 +284,7 @@ class LayerLook:
                 self.passes.state.rewind()
                 if choice is None:
                     choice = choose_and_look(self.passes, batch, before=before)[1]
-        except (HookscopeError, ModelRaisedError):
+        except ModelRaisedError:
             return ""
         if choice is None:
             return " No layer works: take --method gradient, which looks at the picture itself."

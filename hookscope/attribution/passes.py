@@ -227,19 +227,29 @@ def reaches(gradients: Sequence[Tensor | None], targets: Sequence[BatchTarget]) 
     return reached
 
 
-def freeze(modules: Mapping[str, nn.Module]) -> None:
-    """Make no parameter require a gradient, inside `preserved`, and give tensors of inference mode ordinary memory.
+@contextmanager
+def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Make no parameter require a gradient, inside `preserved`, so that the graph begins where it is told to.
 
-    The graph then begins where it is told to. Autograd cannot save inference tensors for a backward pass.
+    Tensors of inference mode, which autograd cannot save for a backward pass, are copied for the block.
     """
     made: dict[int, Tensor] = {}
-    for module in modules.values():
-        for name, parameter in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
-            if parameter.is_inference():
-                made.setdefault(id(parameter), nn.Parameter(parameter.clone(), requires_grad=False))
-                setattr(module, name, made[id(parameter)])
-            elif parameter.requires_grad:
-                parameter.requires_grad_(False)
-        for name, buffer in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
-            if buffer.is_inference():
-                setattr(module, name, made.setdefault(id(buffer), buffer.clone()))
+    held: list[tuple[dict[str, Any], str, Tensor]] = []
+    try:
+        for module in modules.values():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.is_inference():
+                    held.append((module._parameters, name, parameter))
+                    made.setdefault(id(parameter), nn.Parameter(parameter.clone(), requires_grad=False))
+                elif parameter is not None and parameter.requires_grad and parameter.is_leaf:
+                    parameter.requires_grad_(False)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_inference():
+                    held.append((module._buffers, name, buffer))
+                    made.setdefault(id(buffer), buffer.clone())
+        for register, name, tensor in held:
+            register[name] = made[id(tensor)]
+        yield
+    finally:
+        for register, name, tensor in held:
+            register[name] = tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 from hookscope.attribution.cams import CAMS
 from hookscope.attribution.layers import survey_of
 from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
-from hookscope.attribution.passes import Asked, ModelRaisedError, Passes, freeze
+from hookscope.attribution.passes import Asked, ModelRaisedError, Passes, frozen
 from hookscope.attribution.targets import read_targets
 from hookscope.attribution.tokens import Layout, parse_tokens
 from hookscope.errors import ModelError, UnfitInputError, UsageError, nearest
@@ -84,7 +84,7 @@ def run_attribution(
         block.enter_context(torch.inference_mode(False))
         block.enter_context(torch.enable_grad())
         state = block.enter_context(preserved(inspected.network, session.seed, modules=inspected.modules.values()))
-        freeze(inspected.modules)
+        block.enter_context(frozen(inspected.modules))
         surveying = block.enter_context(capture(inspected.network, inspected.modules, survey.observe))
         state.mark_hooks()
         asked = Asked(wanted, top, output_key)
