@@ -120,18 +120,17 @@ def integrated_gradients(question: Question) -> Pixels:
     values = torch.zeros_like(pixels, requires_grad=False)
     with _frozen(question.network):
         with torch.no_grad():
-            difference = _score(question, pixels) - _score(question, values)
-        gap, steps, most = torch.full_like(difference, torch.inf), FIRST_STEPS, FIRST_STEPS
+            span = _score(question, pixels) - _score(question, values)
+        gap, steps = torch.full_like(span, torch.inf), FIRST_STEPS
         while True:
             found = method.attribute(pixels, n_steps=steps, internal_batch_size=len(pixels)).detach()
-            missing = ((found.sum((1, 2, 3)) - difference) / difference).abs()
-            better = (gap >= COMPLETENESS_LIMIT) & (missing < gap)
-            if better.any():
-                values[better], gap[better], most = found[better].to(values.dtype), missing[better], steps
+            missing = ((found.sum((1, 2, 3)) - span) / span).abs().nan_to_num(0.0, posinf=torch.inf)
+            better = (gap >= COMPLETENESS_LIMIT) & (missing < gap) | (steps == FIRST_STEPS)
+            values[better], gap[better] = found[better].to(values.dtype), missing[better]
             if steps == MOST_STEPS or bool((gap < COMPLETENESS_LIMIT).all()):
                 break
             steps *= 2
-    return Pixels(values, gap=gap, notes=(f"Integrated from a picture of zeros in {most} steps.",))
+    return Pixels(values, gap=gap, notes=(f"Integrated from a picture of zeros, in {steps} steps at most.",))
 
 
 def smoothgrad(question: Question) -> Pixels:
@@ -212,8 +211,10 @@ def _pictures(batch: Batch) -> Tensor:
 def _output(question: Question, pixels: Tensor) -> Any:
     """Run the network on pictures, of which it gets a copy, as it may overwrite them."""
     rest = copy_of(replace(question.batch, args=question.batch.args[1:]))
-    first: Any = pixels.clone()
-    if isinstance(question.batch.args[0], list):
+    given = question.batch.args[0]
+    is_list = isinstance(given, list)
+    first: Any = pixels.to((given[0] if is_list else given).dtype, copy=True)  # captum's are float32
+    if is_list:
         first = list(first.unbind())
     return question.network(first, *rest.args, **rest.kwargs)
 
