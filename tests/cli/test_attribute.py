@@ -58,7 +58,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def paint(path: Path, size: tuple[int, int], box: tuple[int, int, int, int], orientation: int = 1) -> NDArray[np.uint8]:
-    """Write a dark picture, (height, width) once upright, with a white box: top, left, bottom, right. Return it upright."""
+    """Write a dark picture with a white box (top, left, bottom, right), and return it upright; so are size and box."""
     grey = np.random.default_rng(0).integers(0, 20, size, np.uint8)
     upright = np.repeat(grey[:, :, None], 3, axis=2)
     upright[box[0] : box[2], box[1] : box[3]] = 255
