@@ -59,6 +59,7 @@ class Survey:
         prefix: Tokens in front of the grid, if that is known of the network.
         given: What the user said of tokens.
         keeps: Whether to keep the outputs, and where their gradients arrive.
+        score_map: Label of the output that was found to hold the scores themselves; "" without one.
     """
 
     prefix: int | None
@@ -66,11 +67,13 @@ class Survey:
     count: int = 1
     keeps: bool = False
     seen: dict[Place, Seen] = field(default_factory=dict)
+    score_map: str = ""
     _axes: AxisReader = field(default_factory=AxisReader)
     _grids: list[tuple[int, int]] = field(default_factory=list)
 
     def start(self, count: int, *, keeps: bool = False) -> None:
         """Begin a forward pass over so many inputs."""
+        self.score_map = ""
         self.count, self.keeps, self.seen, self._axes, self._grids = count, keeps, {}, AxisReader(), []
 
     def forget(self) -> None:
@@ -163,13 +166,14 @@ def choose_layer(
             if any(each is None for each in gradients) or not isinstance(seen.layout, Layout):
                 continue
             maps = [seen.layout.maps(each) for each in gradients]
-            if any(_holds_scores(each, target) for each, target in zip(maps, targets, strict=True)):
-                remarks.setdefault("scores", f"{row_label(*place)} holds the scores themselves")
-                continue
             reached = torch.stack([reached_inputs(each, target) for each, target in zip(maps, targets, strict=True)])
             if not bool(reached.any()):
                 if seen.layout.prefix and any(bool(each.any()) for each in gradients):
                     remarks["tokens"] = "after it only the class token does"
+                continue
+            if all(_holds_scores(each, target) for each, target in zip(maps, targets, strict=True)):
+                survey.score_map = survey.score_map or row_label(*place)
+                remarks["scores"] = f"{survey.score_map} holds the scores themselves"
                 continue
             unplaced = "" if any(target.is_box for target in targets) else _unplaced_after(place, survey, modules)
             if unplaced:
@@ -203,9 +207,14 @@ def _sum_of(score: Tensor, target: BatchTarget) -> Tensor:
 
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
-    """Tell whether a map holds the target's own score at each place: then no other channel has a gradient."""
-    channels = int((gradient != 0).any(0).flatten(1).any(1).sum())
-    return 0 < channels <= target.class_count or gradient.shape[1] == target.score_channels
+    """Tell whether a map holds the scores of classes at each place: then only the target's channels have a gradient."""
+    if target.class_count is None:
+        return gradient.shape[1] > 1 and int((gradient != 0).any(0).flatten(1).any(1).sum()) == 1
+    if gradient.shape[1] != target.class_count:
+        return False
+    channels = (gradient != 0).flatten(2).any(2).tolist()  # by input
+    found = [{index for index, reached in enumerate(each) if reached} for each in channels]
+    return target.is_dense or all(one <= other for one, other in zip(found, target.classes, strict=True))
 
 
 def _candidates(survey: Survey, modules: Mapping[str, nn.Module], before: str | None) -> list[tuple[Place, Seen]]:

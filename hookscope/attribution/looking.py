@@ -203,6 +203,11 @@ class LayerLook:
         tokens = [each for each in layouts if "--tokens" in str(each)]
         if tokens and not any(isinstance(each, Layout) and each.prefix is not None for each in layouts):
             return f"No layer of {name} says where: one {tokens[-1]}. Or take --method gradient."
+        if score_map := self.passes.survey.score_map:
+            return (
+                f"The only maps of {name} that reach {_names(targets)} are the scores themselves: give --layer "
+                f"{score_map} to look at them, or take --method gradient, which looks at the picture itself."
+            )
         if any(isinstance(each, Layout) for each in layouts):
             return (
                 f"The gradient of {_names(targets)} is zero at every layer of {name} that returns maps: a layer behind "

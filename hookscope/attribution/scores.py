@@ -27,15 +27,17 @@ class BatchTarget:
     Attributes:
         score: Takes what the network returned for the batch, and returns the numbers, (N,), with their graph.
         targets: Of each input; None for one that has no such target, whose number means nothing.
-        class_count: Of how many classes scores are part of the numbers: one, or two of a contrast.
+        classes: Whose scores the numbers are made of, by input: one, or two of a contrast; () if that is not known.
+        class_count: Of how many classes the network gives scores; None if that is not known.
         is_box: Whether the numbers are scores of a detector's boxes.
-        score_channels: Channels of a map of class scores, (N, C, H, W), if that is what the network returns; else None.
+        is_dense: Whether each pixel has scores.
     """
 
     score: Callable[[object], Tensor]
     targets: tuple[Target | None, ...]
-    class_count: int = 1
-    score_channels: int | None = None
+    classes: tuple[frozenset[int], ...] = ()
+    class_count: int | None = None
+    is_dense: bool = False
     is_box: bool = False
 
 
@@ -173,7 +175,8 @@ def _of_classes(
         targets.append(
             Target(label, float(values[place].detach()), None if against is not None else index, probability)
         )
-    return BatchTarget(score, tuple(targets), 1 if against is None else 2, rows.shape[1] if dense else None)
+    part = tuple(frozenset({index} if against is None else {index, against}) for index in classes.tolist())
+    return BatchTarget(score, tuple(targets), part, rows.shape[1], is_dense=dense)
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
