@@ -24,12 +24,15 @@ _TALLEST = 560  # of a picture in it
 _MOST_MAPS = 24  # of one input; the others have their files
 
 
+_Line = tuple[str, int, tuple[int, int, int]]  # text, size and colour
+
+
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A picture and the lines below it, each with size and colour; a colour bar last, with its labels."""
+    """A picture and the lines below it; a colour bar last, with its labels."""
 
     pixels: NDArray[np.uint8]
-    lines: Sequence[tuple[str, int, tuple[int, int, int]]]
+    lines: Sequence[_Line]
     bar: NDArray[np.uint8] | None = None
     labels: Sequence[str] = ()
 
@@ -38,33 +41,46 @@ def draw_overview(result: Attributions, index: int, photograph: Photograph) -> I
     """Draw one input of a result with all its maps, 1,200 pixels wide, dark on white."""
     maps = [each for each in result.maps if each.input_index == index]
     shown = maps[:_MOST_MAPS]
-    columns = _column_count(shown, photograph)
+    columns, across = _column_count(shown, photograph)
     width = (_WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns
     ratio = min(width / photograph.region.width, _TALLEST / photograph.region.height)
     height, width = (max(1, round(side * ratio)) for side in photograph.pixels.shape[:2])
     small = shrunk(photograph, height, width)
-    cells = [_input_cell(result, index, small), *(_map_cell(each, small) for each in shown)]
+    cells: list[_Cell] = [_input_cell(result, index, small), *(_map_cell(each, small) for each in shown)]
     if len(shown) < len(maps):
         more = f"{len(maps) - len(shown)} more maps are in the run's folder."
         cells.append(_Cell(np.full((1, width, 3), 255, np.uint8), [(more, _TEXT, _DIM)]))
-    return _put_together(_heading(result), cells, columns, _footing(result, photograph))
+    rows: list[list[_Cell | None]]
+    starts = range(1, len(cells), across)
+    if across < columns:  # the input has a column
+        rows = [[None if start > 1 else cells[0], *cells[start : start + across]] for start in starts]
+    elif len({each.layer for each in shown}) == across > 1:  # it has a row
+        rows = [[*cells[:1]]]
+        rows += [[*cells[start : start + across]] for start in starts]
+    else:
+        rows = [[*cells[start : start + columns]] for start in range(0, len(cells), columns)]
+    return _put_together(_heading(result), rows, columns, _footing(result, photograph))
 
 
-def _column_count(maps: Sequence[AttributionMap], photograph: Photograph) -> int:
-    """Return how many pictures stand beside each other: a row for each target where there are several layers."""
+def _column_count(maps: Sequence[AttributionMap], photograph: Photograph) -> tuple[int, int]:
+    """Return how many pictures stand beside each other, and how many of them are maps in the rows below the input's.
+
+    Of several targets at several layers each target has a row, beside the column of the input or below it.
+    """
     wide = photograph.region.width / photograph.region.height
     if wide > 2.2:
-        return 1
+        return 1, 1
     most = max(2, min(4, math.floor(4.6 / wide)))
     layers = len({each.layer for each in maps})
     if 1 < layers <= most and layers < len(maps):
-        return layers
+        return (layers + 1 if layers < most else layers), layers
     count = len(maps) + 1
     fitting = range(2, min(most, count) + 1)
-    return min(fitting, key=lambda columns: (-count % columns, columns if count <= 6 else -columns), default=1)
+    columns = min(fitting, key=lambda each: (-count % each, each if count <= 6 else -each), default=1)
+    return columns, columns
 
 
-def _heading(result: Attributions) -> Sequence[tuple[str, int, tuple[int, int, int]]]:
+def _heading(result: Attributions) -> Sequence[_Line]:
     model = result.model
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
     return (
@@ -73,7 +89,7 @@ def _heading(result: Attributions) -> Sequence[tuple[str, int, tuple[int, int, i
     )
 
 
-def _footing(result: Attributions, photograph: Photograph) -> Sequence[tuple[str, int, tuple[int, int, int]]]:
+def _footing(result: Attributions, photograph: Photograph) -> Sequence[_Line]:
     lines = [(sentence, _TEXT, _DIM) for sentence in (photograph.remark,) if sentence]
     failed = [each for each in result.sanity if not each.passed]
     return [*lines, *((f"{each.name} check failed. {each.meaning}", _TEXT, (150, 40, 30)) for each in failed)]
@@ -113,18 +129,15 @@ def _outline(pixels: NDArray[np.uint8], rows: slice, columns: slice) -> None:
 
 
 def _put_together(
-    heading: Sequence[tuple[str, int, tuple[int, int, int]]],
-    cells: Sequence[_Cell],
+    heading: Sequence[_Line],
+    rows: Sequence[Sequence[_Cell | None]],
     columns: int,
-    footing: Sequence[tuple[str, int, tuple[int, int, int]]],
+    footing: Sequence[_Line],
 ) -> Image.Image:
     pitch = (_WIDTH - 2 * _MARGIN + _GAP) // columns
-    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    if columns < len(cells) and _is_matrix(cells, columns):
-        rows = [cells[:1], *(cells[start : start + columns] for start in range(1, len(cells), columns))]
     inner = _WIDTH - 2 * _MARGIN
-    texts = [pitch - _GAP if columns > 1 else inner] * columns
-    heights = [max(_cell_height(cell, texts[0]) for cell in row) for row in rows]
+    width = pitch - _GAP
+    heights = [max(_cell_height(cell, width) for cell in row if cell is not None) for row in rows]
     total = 2 * _MARGIN + sum(_text_height(*line, inner) for line in (*heading, *footing))
     total += sum(heights) + len(rows) * _GAP + (_GAP if footing else 0)
     image = Image.new("RGB", (_WIDTH, total), _PAPER)
@@ -132,17 +145,11 @@ def _put_together(
     top = _write(pen, heading, _MARGIN, _MARGIN, inner) + _GAP
     for row, height in zip(rows, heights, strict=True):
         for place, cell in enumerate(row):
-            _draw_cell(image, pen, cell, top, _MARGIN + place * pitch, texts[0])
+            if cell is not None:
+                _draw_cell(image, pen, cell, top, _MARGIN + place * pitch, width)
         top += height + _GAP
     _write(pen, footing, top, _MARGIN, inner)
     return image
-
-
-def _is_matrix(cells: Sequence[_Cell], columns: int) -> bool:
-    """Tell whether the maps fill rows of their own below the input: several layers for several targets."""
-    return (
-        columns > 1 and (len(cells) - 1) % columns == 0 and len({cell.lines[0] for cell in cells[1 : 1 + columns]}) == 1
-    )
 
 
 def _draw_cell(image: Image.Image, pen: ImageDraw.ImageDraw, cell: _Cell, top: int, left: int, width: int) -> None:
@@ -170,7 +177,7 @@ def _text_height(text: str, size: int, _colour: tuple[int, int, int], width: int
 
 def _write(
     pen: ImageDraw.ImageDraw,
-    lines: Sequence[tuple[str, int, tuple[int, int, int]]],
+    lines: Sequence[_Line],
     top: int,
     left: int,
     width: int,
