@@ -1,11 +1,13 @@
 """The run directory of `attribute`: the overview first, overlays on the photographs, the maps themselves.
 
-One photograph is in memory at a time.
+One photograph is in memory at a time, and two overlays on it.
 """
 
 import platform
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from hookscope.runs.directory import new_run
 from hookscope.text import counted, safe_text, slug, strict_json
 
 _PAGE_SIDE = 1600  # of the photograph that the page shows; our choice, sharp on any screen
+_AT_ONCE = 2  # overlays in memory: each is as large as the photograph
 _NO_PICTURE = 205  # of 255: the ground of maps without a picture
 
 
@@ -67,12 +70,15 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
         for index in range(len(result.inputs)):
             photograph = photograph_of(result, index)
             pictures.append(_write_input(run.path, result, index, photograph))
-            for place, each in enumerate(result.maps):
-                if each.input_index == index:
-                    files[place] = _write_map(run.path, each, names[place], photograph)
-        written = tuple(files[place] for place in range(len(result.maps)))
+            places = [place for place, each in enumerate(result.maps) if each.input_index == index]
+            write = partial(_write_map, run.path, photograph)
+            # NumPy and zlib let go of the interpreter for most of the work.
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                written = pool.map(write, (result.maps[place] for place in places), (names[place] for place in places))
+                files |= zip(places, written, strict=True)
+        all_files = tuple(files[place] for place in range(len(result.maps)))
         document = attributions_to_dict(result)
-        maps = [told | each for told, each in zip(document.pop("maps"), written, strict=True)]
+        maps = [told | each for told, each in zip(document.pop("maps"), all_files, strict=True)]
         text = strict_json({"schema_version": SCHEMA_VERSION, "method": result.method, "maps": maps})
         (run.path / "attribution.json").write_text(text, encoding="utf-8")
         record: dict[str, Any] = {
@@ -90,7 +96,7 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
             **{name: value for name, value in document.items() if name != "schema_version"},
         }
         run.finish(record)
-    return SavedAttributions(Path(path), tuple(pictures), written)
+    return SavedAttributions(Path(path), tuple(pictures), all_files)
 
 
 def photograph_of(result: Attributions, index: int) -> Photograph:
@@ -143,7 +149,7 @@ def _write_input(folder: Path, result: Attributions, index: int, photograph: Pho
     return StoredPicture(name, overview, photograph.region, photograph.remark)
 
 
-def _write_map(folder: Path, each: AttributionMap, name: str, photograph: Photograph) -> dict[str, str | None]:
+def _write_map(folder: Path, photograph: Photograph, each: AttributionMap, name: str) -> dict[str, str | None]:
     values, drawn = f"maps/{name}.npy", f"overlays/{name}.png"
     np.save(folder / values, np.ascontiguousarray(each.values, np.float32), allow_pickle=False)
     pixels = None

@@ -12,6 +12,7 @@ from hookscope.results.attributions import AttributionMap, Attributions, SanityC
 from hookscope.results.concentration import concentration
 
 _RHO = "\N{GREEK SMALL LETTER RHO}"  # Spearman's rank correlation
+_MOST_LABELS = 6
 _MOST_ROWS = 40  # our choice: a screen
 
 
@@ -25,8 +26,11 @@ def attribution_summary(result: Attributions, *, width: int, full: bool = False)
     for each in result.layers:
         about = f"{each.label} ({each.kind}, {'x'.join(map(str, each.grid))}): {each.reason}"
         yield safe_line(about, style="dim", overflow="fold")
-    for label, reason in result.unchanged.items():
-        yield safe_line(f"left as it is: {label}, {reason}", style="dim", overflow="fold")
+    for reason in dict.fromkeys(result.unchanged.values()):
+        labels = [label for label, each in result.unchanged.items() if each == reason]
+        more = "" if full or len(labels) <= _MOST_LABELS else f" and {len(labels) - _MOST_LABELS} more"
+        shown = ", ".join(labels if full else labels[:_MOST_LABELS])
+        yield safe_line(f"left as it is: {shown}{more}, {reason}", style="dim", overflow="fold")
     if result.sanity:
         yield sanity_line(result)
 
