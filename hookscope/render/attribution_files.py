@@ -64,13 +64,16 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
         pictures: list[StoredPicture] = []
         files: dict[int, dict[str, str | None]] = {}
         names = _file_names(result)
+        by_input: dict[int, list[int]] = {}
+        for place, each in enumerate(result.maps):
+            by_input.setdefault(each.input_index, []).append(place)
         (run.path / "maps").mkdir()
         (run.path / "overlays").mkdir()
         (run.path / "inputs").mkdir()
         for index in range(len(result.inputs)):
             photograph = photograph_of(result, index)
             pictures.append(_write_input(run.path, result, index, photograph))
-            places = [place for place, each in enumerate(result.maps) if each.input_index == index]
+            places = by_input.get(index, [])
             write = partial(_write_map, run.path, photograph)
             # NumPy and zlib let go of the interpreter for most of the work.
             with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -84,17 +84,19 @@ def _smallest_box(
     """
     best = (float("inf"), 0.0, (0, 0, int(rows[-1]), int(columns[-1])))
     for first in range(len(shares)):
-        across = np.zeros(shares.shape[1])
-        for last in range(first, len(shares)):
-            across += shares[last]
-            sums = np.concatenate([[0.0], np.cumsum(across)])
-            # For each left edge, the first right edge with half of everything between them.
-            ends = np.searchsorted(sums, sums + 0.5 - 1e-9)
-            for start in np.flatnonzero(ends < len(sums)):
-                end = ends[start]
-                area = float((rows[last + 1] - rows[first]) * (columns[end] - columns[start]))
-                held = float(sums[end] - sums[start])
-                if (area, -held) < best[:2]:
-                    box = (int(rows[first]), int(columns[start]), int(rows[last + 1]), int(columns[end]))
-                    best = (area, -held, box)
+        # Sums of all boxes from this row on: to each later row, and from the left to each column.
+        sums = np.pad(np.cumsum(np.cumsum(shares[first:], axis=0), axis=1), ((0, 0), (1, 0)))  # (h, w + 1)
+        # For each left edge, the first right edge with half of everything between them.
+        ends = (sums[:, None, :] < sums[:, :, None] + 0.5 - 1e-9).sum(axis=2)
+        lasts, starts = np.nonzero(ends < sums.shape[1])
+        if not len(lasts):
+            continue
+        ends = ends[lasts, starts]
+        areas = (rows[first + lasts + 1] - rows[first]) * (columns[ends] - columns[starts])
+        held = sums[lasts, ends] - sums[lasts, starts]
+        place = int(np.lexsort((-held, areas))[0])
+        if (areas[place], -held[place]) < best[:2]:
+            last, start, end = lasts[place], starts[place], ends[place]
+            box = (int(rows[first]), int(columns[start]), int(rows[first + last + 1]), int(columns[end]))
+            best = (float(areas[place]), float(-held[place]), box)
     return best[2]
