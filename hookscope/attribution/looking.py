@@ -1,8 +1,8 @@
 """Look at layers, batch after batch: those that the user gave, or the one that says most about where."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -131,6 +131,15 @@ class LayerLook:
     def close(self) -> None:
         """Take the hooks off."""
         self._hooks.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take all hooks of the run off for the length of a `with` block."""
+        with ExitStack() as block:
+            for each in (self.passes.surveying, self._captured):
+                if each is not None:
+                    block.enter_context(each.detached())
+            yield
 
     def look(self, batch: Batch) -> tuple[list[BatchTarget], list[LookedAt]]:
         """Return the targets of a batch, and the layers with their gradients.

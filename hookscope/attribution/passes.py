@@ -1,7 +1,7 @@
 """Run one batch forward, and backward only as far as the layers that are looked at."""
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.attribution.layers import Choice, Survey, choose_layer, reached_inputs
-from hookscope.attribution.scores import BatchTarget, batch_targets
-from hookscope.attribution.targets import Wanted
+from hookscope.attribution.scores import BatchTarget
 from hookscope.attribution.tokens import Layout
 from hookscope.errors import HookscopeError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
@@ -37,20 +36,12 @@ class ModelRaisedError(Exception):
         self.raised = raised
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of every batch."""
-
-    wanted: Sequence[Wanted]
-    top: int | None
-    output_key: str | None
-
-
 @dataclass(slots=True, kw_only=True)
 class Passes:
     """The passes of a run over the layers of a network, with its hooks on.
 
     Attributes:
+        targets_of: Takes what the network returned, and the batch; returns the targets.
         survey: What every layer returned in the latest pass.
         surveying: The hooks that fill it.
         values: What the layers that are looked at returned, by place: copies.
@@ -58,7 +49,7 @@ class Passes:
     """
 
     inspected: InspectedNetwork
-    asked: Asked
+    targets_of: Callable[[object, Batch], list[BatchTarget]]
     state: Preserved
     survey: Survey
     surveying: Capture[None]
@@ -88,15 +79,8 @@ def run_output(passes: Passes, batch: Batch, *, track: bool = False, keeps: bool
     args, kwargs = _tracked(batch) if track else _plain(batch)
     passes.surveying.restart()
     passes.survey.start(len(batch.indices), keeps=keeps)
-    with _model_errors(passes.inspected, "forward"):
+    with model_errors(passes.inspected, "forward"):
         return passes.inspected.network(*args, **kwargs)
-
-
-def targets_of(passes: Passes, output: object, batch: Batch) -> list[BatchTarget]:
-    """Return the targets of a batch, from what the network returned for it."""
-    asked = passes.asked
-    categories = passes.inspected.info.categories
-    return batch_targets(output, len(batch.indices), asked.wanted, asked.top, categories, asked.output_key)
 
 
 def _plain(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -112,7 +96,7 @@ def _tracked(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 @contextmanager
-def _model_errors(inspected: InspectedNetwork, phase: str) -> Iterator[None]:
+def model_errors(inspected: InspectedNetwork, phase: str) -> Iterator[None]:
     """Turn what the model raises into one sentence with its place."""
     try:
         yield
@@ -136,8 +120,8 @@ def choose_and_look(
         UsageError: If there is no gradient at all.
     """
     output = run_output(passes, batch, track=True, keeps=True)
-    targets = targets_of(passes, output, batch)
-    with _model_errors(passes.inspected, "backward"):
+    targets = passes.targets_of(output, batch)
+    with model_errors(passes.inspected, "backward"):
         scores = [target.score(output) for target in targets]
         check_graph(passes.inspected, scores)
         choice = choose_layer(passes.survey, passes.inspected.modules, targets, scores, before=before)
@@ -174,8 +158,8 @@ def look(
         captured.listen(on=False)
         passes.values.clear()
         output = run_output(passes, batch)
-        targets = targets_of(passes, output, batch)
-        with _model_errors(passes.inspected, "forward"):
+        targets = passes.targets_of(output, batch)
+        with model_errors(passes.inspected, "forward"):
             scores = [target.score(output) for target in targets]
         tracked = [score for score in scores if score.requires_grad]
         if not tracked or not captured.must_repeat(torch.cat(tracked).sum()):
@@ -188,7 +172,7 @@ def look(
     for score, target in zip(scores, targets, strict=True):
         passes.gradients.clear()
         if score.requires_grad:
-            with _model_errors(passes.inspected, "backward"):
+            with model_errors(passes.inspected, "backward"):
                 _backward(score[torch.tensor([each is not None for each in target.targets], device=score.device)].sum())
         by_target.append(dict(passes.gradients))
     captured.restart()

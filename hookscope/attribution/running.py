@@ -9,12 +9,12 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from hookscope.attribution.cams import CAMS
+from hookscope.attribution.explaining import as_method, explain, looks_at_layers
 from hookscope.attribution.layers import survey_of
 from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
-from hookscope.attribution.passes import Asked, ModelRaisedError, Passes, frozen
+from hookscope.attribution.passes import ModelRaisedError, Passes, frozen
+from hookscope.attribution.scores import BatchTarget, batch_targets
 from hookscope.attribution.targets import read_targets
 from hookscope.attribution.tokens import Layout, parse_tokens
 from hookscope.errors import ModelError, UnfitInputError, UsageError, nearest
@@ -26,6 +26,7 @@ from hookscope.inspection.session import OnError, OnProgress, Session, provenanc
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
 from hookscope.results.inputs import InputRecord
+from hookscope.results.provenance import SHOWN_INPUTS
 from hookscope.text import safe_text
 
 Sanity = Literal["none", "quick", "full"]
@@ -38,7 +39,9 @@ class _Gathered:
     records: list[InputRecord] = field(default_factory=list)
     maps: list[AttributionMap] = field(default_factory=list)
     layers: dict[str, LayerChoice] = field(default_factory=dict)
+    unchanged: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
 
 
 def run_attribution(
@@ -68,6 +71,8 @@ def run_attribution(
         raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
     if targets and top is not None:
         raise UsageError("Give either targets or how many of the best to explain (--target or --top).")
+    if layers and not looks_at_layers(method):
+        raise UsageError(f"--method {method} looks at the picture itself: leave out --layer.")
     if top is not None and top < 1:
         raise UsageError(f"--top {top} is not possible: give 1 or more.")
     inspected = inspected_network(session.loaded)
@@ -78,6 +83,10 @@ def run_attribution(
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
     count = len(session.inputs.files) or session.inputs.input_count()
+
+    def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
+        return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key)
+
     gathered = _Gathered()
     began = time.perf_counter()
     with ExitStack() as block:
@@ -85,23 +94,24 @@ def run_attribution(
         block.enter_context(torch.enable_grad())
         state = block.enter_context(preserved(inspected.network, session.seed, modules=inspected.modules.values()))
         block.enter_context(frozen(inspected.modules))
-        surveying = block.enter_context(capture(inspected.network, inspected.modules, survey.observe))
+        seen = inspected.modules if looks_at_layers(method) else {}
+        surveying = block.enter_context(capture(inspected.network, seen, survey.observe))
         state.mark_hooks()
-        asked = Asked(wanted, top, output_key)
-        passes = Passes(inspected=inspected, asked=asked, state=state, survey=survey, surveying=surveying)
+        passes = Passes(inspected=inspected, targets_of=targets_of, state=state, survey=survey, surveying=surveying)
         looking = LayerLook(passes=passes, given=given)
         block.callback(looking.close)
-        _run_batches(queue, looking, method, gathered, on_progress, count)
+        _run_batches(queue, looking, as_method(method), gathered, on_progress, count)
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),
-        method=method,  # type: ignore[arg-type]  # one of them, by the first line
+        method=as_method(method),
         layers=tuple(gathered.layers.values()),
         maps=tuple(gathered.maps),
         warnings=tuple(dict.fromkeys((*inspected.warnings, *gathered.warnings, *queue.remarks))),
-        notes=(*inspected.notes, *looking.notes),
+        unchanged=gathered.unchanged,
+        notes=(*inspected.notes, *looking.notes, *gathered.notes),
         seed=session.seed,
         device=device,
         dtype=dtype,
@@ -132,7 +142,7 @@ def _refuse_quantised(inspected: InspectedNetwork) -> None:
 def _run_batches(
     queue: BatchQueue,
     looking: LayerLook,
-    method: str,
+    method: Method,
     gathered: _Gathered,
     on_progress: OnProgress | None,
     count: int,
@@ -166,10 +176,10 @@ def _run_batches(
         raise first
 
 
-def _explain(batch: Batch, looking: LayerLook, method: str, gathered: _Gathered) -> None:
+def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gathered) -> None:
     """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself."""
     try:
-        targets, looked = looking.look(batch)
+        explained = explain(looking, batch, method)
     except NotReachedError as error:
         count = len(batch.indices)
         if count == 1:
@@ -181,29 +191,24 @@ def _explain(batch: Batch, looking: LayerLook, method: str, gathered: _Gathered)
         return
     first = len(gathered.records)
     gathered.records.extend(batch.records)
-    for each in looked:
+    gathered.unchanged.update(explained.unchanged)
+    gathered.notes.update(dict.fromkeys(explained.notes))
+    for each in explained.looked:
         gathered.layers.setdefault(each.label, _layer_choice(each))
-    by_layer = [[_maps(method, each, at) for at in range(len(targets))] for each in looked]
+    labels = [each.label for each in explained.looked] or [""]
     for place, record in enumerate(batch.records):
-        for at, target in enumerate(targets):
+        for at, target in enumerate(explained.targets):
             wanted = target.targets[place]
             if wanted is None:
                 gathered.warnings[f"{safe_text(record.name)} has no such target: it is left out there."] = None
                 continue
-            for each, maps in zip(looked, by_layer, strict=True):
-                values = maps[at][place].numpy()
-                if warning := _suspicious(values, wanted.label, each.label, record):
+            for layer, label in enumerate(labels):
+                values = explained.maps[at][layer][place].numpy()
+                if warning := _suspicious(values, wanted.label, label, record):
                     gathered.warnings[warning] = None
-                gathered.maps.append(AttributionMap(first + place, wanted, each.label, values))
-
-
-def _maps(method: str, looked: LookedAt, at: int) -> Tensor:
-    """Return the maps of one target, (N, h, w), float32 on the CPU."""
-    values, gradient = looked.values, looked.gradients[at]
-    if values.dtype not in (torch.float32, torch.float64):
-        values, gradient = values.float(), gradient.float()
-    with torch.no_grad():
-        return CAMS[method](values, gradient).float().cpu()
+                keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
+                pixels = explained.pixels[at][layer][place].numpy() if keeps_pixels else None
+                gathered.maps.append(AttributionMap(first + place, wanted, label, values, pixels=pixels))
 
 
 def _layer_choice(looked: LookedAt) -> LayerChoice:
@@ -214,7 +219,8 @@ def _layer_choice(looked: LookedAt) -> LayerChoice:
 
 def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:
     """Return a sentence about a map that shows nothing; "" for others."""
-    what = f"The map of '{safe_text(target)}' at {layer} for {safe_text(record.name)}"
+    where = f" at {layer}" if layer else ""
+    what = f"The map of '{safe_text(target)}'{where} for {safe_text(record.name)}"
     if not np.isfinite(values).all():
         return f"{what} holds NaN or infinite values: look at `hookscope grads`."
     if values.max() == values.min():
