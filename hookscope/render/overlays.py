@@ -28,8 +28,9 @@ _NON_FINITE = (255, 0, 255)
 _GREYED = 5  # eighths of the photograph's colour that an overlay takes away
 _BAR_GREY = 150
 
-# Of methods that look at single pixels, a few values are far larger than all others. Our choice.
-_PIXEL_QUANTILE = 0.995
+# Of maps as fine as this, which tell pixels apart, a few values are far larger than all others. Our choice.
+_FINE = 64 * 64  # cells
+_FINE_QUANTILE = 0.995
 
 _ROWS_AT_ONCE = 256  # of a photograph, so that floating-point copies of it stay small
 _OUTSIDE_GREY = 238
@@ -60,15 +61,15 @@ class ColourScale:
 
 
 def colour_scale(each: AttributionMap) -> ColourScale:
-    """Return the scale of one map; of pixels its top is the 99.5th percentile of magnitudes."""
+    """Return the scale of one map; of a fine one the top is the 99.5th percentile of magnitudes."""
     values = each.values[np.isfinite(each.values)].astype(np.float64)
     if not values.size:
         return ColourScale(0.0, signed=False)
     signed = bool(values.min() < 0)
     magnitudes = np.abs(values)
     largest = top = float(magnitudes.max())
-    if not each.layer:
-        top = float(np.quantile(magnitudes, _PIXEL_QUANTILE)) or largest
+    if magnitudes.size >= _FINE:
+        top = float(np.quantile(magnitudes, _FINE_QUANTILE)) or largest
     return ColourScale(top, signed, clipped=top < largest)
 
 

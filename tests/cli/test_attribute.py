@@ -111,6 +111,22 @@ def test_a_painted_square_is_found_where_it_was_painted(
     assert half["right"] < 130 + cell
 
 
+def test_a_method_on_the_picture_itself_finds_it_too(command: Run, tmp_path: Path, network: Path) -> None:
+    paint(tmp_path / "a.png", (171, 233), (40, 90, 90, 130), orientation=6)
+    options = ("--resize", "96", "--crop", "80", "--mean", "none", "--std", "none", "--sanity", "none", "--out", "out")
+    ended = command(
+        *("attribute", f"{network}:painted", "a.png", "--target", "0", "--method", "input-x-gradient", *options),
+        cwd=tmp_path,
+    )
+    assert (ended.code, ended.stderr) == (0, "")
+    (path,) = (tmp_path / "out/overlays").iterdir()
+    colour = tinted(path)
+    rows, columns = np.nonzero(colour > colour.max() / 2)
+    found = (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
+    assert found == pytest.approx((40, 90, 90, 130), abs=2 * 171 / 96)  # two pixels of the network's input
+    assert len(list((tmp_path / "out/maps").iterdir())) == 2, "the values of every channel too"
+
+
 @pytest.mark.parametrize(
     ("size", "box", "options"),
     [
