@@ -185,6 +185,27 @@ def _class_name(index: int, names: Sequence[str], count: int) -> str:
     return "the output" if count == 1 else f"class {index}"
 
 
+def runner_up(output: object, target: BatchTarget, output_key: str | None) -> BatchTarget | None:
+    """Return the best class of each input but the target's; None where the target is no single class of several."""
+    if target.class_count is None or target.class_count < 2 or any(len(each) > 1 for each in target.classes):
+        return None
+    count = len(target.targets)
+    scores = _scores(output, count, output_key)
+    best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
+    own = torch.tensor([next(iter(each)) for each in target.classes], device=best.device)
+    other = best[:, 0].where(best[:, 0] != own, best[:, 1])
+    return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key))
+
+
+def probabilities(output: object, target: BatchTarget, output_key: str | None) -> Tensor:
+    """Return the softmax probability of each input's class, (N,)."""
+    scores = _scores(output, len(target.targets), output_key)
+    rows = real(scores.tensor.detach())
+    shares = rows if is_softmax(rows, scores) else rows.softmax(1)
+    own = torch.tensor([next(iter(each)) for each in target.classes], device=rows.device)
+    return shares[torch.arange(len(own), device=rows.device), own]
+
+
 # --- Boxes -----------------------------------------------------------------------------------------------------------
 
 
