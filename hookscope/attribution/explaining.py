@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hookscope.attribution.cams import CAMS
 from hookscope.attribution.layers import Survey
 from hookscope.attribution.looking import LayerLook, LookedAt, arrived
+from hookscope.attribution.padding import paddings
 from hookscope.attribution.passes import Passes, look, model_errors, run_output
 from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, map_of
 from hookscope.attribution.question import Question
@@ -161,11 +162,22 @@ def _of_both(
     pixels = []
     for maps, each in zip(maps_of_layers(of_layer, looked, len(targets)), found, strict=True):
         size = each.values.shape[2:]
-        resized = [F.interpolate(one.unsqueeze(1), size, mode="bilinear", align_corners=False) for one in maps]
+        added = [paddings(network, batch, layer.grid) for layer in looked]
+        resized = [_resized(one, size, shares) for one, shares in zip(maps, added, strict=True)]
         pixels.append([one * each.values.float().cpu() for one in resized])
     maps_of_both = [[map_of(of_picture, one) for one in by_layer] for by_layer in pixels]
     unchanged = {label: reason for each in found for label, reason in each.unchanged.items()}
     return Explained(targets, looked, maps_of_both, pixels, unchanged)
+
+
+def _resized(maps: Tensor, size: Sequence[int], shares: Sequence[tuple[float, float]]) -> Tensor:
+    """Return maps (N, h, w) as (N, 1, H, W), without the share of each that lies outside of the picture."""
+    parts = []
+    for one, outside in zip(maps, shares, strict=True):
+        whole = [round(side / (1 - share)) for side, share in zip(size, outside, strict=True)]
+        large = F.interpolate(one[None, None], whole, mode="bilinear", align_corners=False)
+        parts.append(large[:, :, : size[0], : size[1]])
+    return torch.cat(parts)
 
 
 def _pixels(

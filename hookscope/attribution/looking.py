@@ -48,6 +48,12 @@ class LookedAt(NamedTuple):
         """As rows have it."""
         return row_label(*self.place)
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(h, w) of the map."""
+        height, width = self.values.shape[2:]
+        return height, width
+
 
 class _Group(NamedTuple):
     """What one `--layer` means, or several patterns together."""

@@ -9,15 +9,17 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from hookscope.attribution.checking import check_maps, worst_of
 from hookscope.attribution.explaining import Explained, as_method, explain, looks_at_layers
 from hookscope.attribution.layers import survey_of
 from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
+from hookscope.attribution.padding import paddings
 from hookscope.attribution.passes import ModelRaisedError, Passes, frozen
 from hookscope.attribution.scores import BatchTarget, batch_targets
 from hookscope.attribution.targets import read_targets
-from hookscope.attribution.tokens import Layout, parse_tokens
+from hookscope.attribution.tokens import parse_tokens
 from hookscope.errors import ModelError, UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, part_of
@@ -206,7 +208,7 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
             _explain(part_of(batch, place), looking, method, gathered)
         return
     _check(batch, explained, gathered)
-    _gather(batch, explained, gathered)
+    _gather(looking.passes.inspected.network, batch, explained, gathered)
 
 
 def _check(batch: Batch, explained: Explained, gathered: _Gathered) -> None:
@@ -219,7 +221,7 @@ def _check(batch: Batch, explained: Explained, gathered: _Gathered) -> None:
     gathered.seconds += time.perf_counter() - began
 
 
-def _gather(batch: Batch, explained: Explained, gathered: _Gathered) -> None:
+def _gather(network: nn.Module, batch: Batch, explained: Explained, gathered: _Gathered) -> None:
     """Add the maps of a batch, by input, then by target, then by layer."""
     first = len(gathered.records)
     gathered.records.extend(batch.records)
@@ -228,6 +230,9 @@ def _gather(batch: Batch, explained: Explained, gathered: _Gathered) -> None:
     for each in explained.looked:
         gathered.layers.setdefault(each.label, _layer_choice(each))
     labels = [each.label for each in explained.looked] or [""]
+    added = [[(0.0, 0.0)] * len(batch.records)] * len(labels)
+    if not explained.pixels:
+        added = [paddings(network, batch, each.grid) for each in explained.looked]
     for place, record in enumerate(batch.records):
         for at, target in enumerate(explained.targets):
             wanted = target.targets[place]
@@ -240,13 +245,11 @@ def _gather(batch: Batch, explained: Explained, gathered: _Gathered) -> None:
                     gathered.warnings[warning] = None
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
                 pixels = explained.pixels[at][layer][place].numpy() if keeps_pixels else None
-                gathered.maps.append(AttributionMap(first + place, wanted, label, values, pixels=pixels))
+                gathered.maps.append(AttributionMap(first + place, wanted, label, values, added[layer][place], pixels))
 
 
 def _layer_choice(looked: LookedAt) -> LayerChoice:
-    layout = looked.seen.layout
-    grid = layout.grid if isinstance(layout, Layout) else (0, 0)
-    return LayerChoice(looked.label, looked.seen.kind, looked.seen.shape, grid, looked.reason)
+    return LayerChoice(looked.label, looked.seen.kind, looked.seen.shape, looked.grid, looked.reason)
 
 
 def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:

@@ -156,14 +156,13 @@ def _of_classes(
     elif rows.shape[1] > 1:
         shares = rows if is_softmax(rows, scores) else rows.softmax(1)
 
-    def score(output: object) -> Tensor:
-        values = read(output)
+    def of_rows(values: Tensor) -> Tensor:
         picked = values[torch.arange(len(classes), device=values.device), classes]
         if against is not None:
             picked = picked - values[:, against]
         return picked if pixels is None else (picked * pixels).flatten(1).sum(1)
 
-    values = score(scores.tensor)
+    values = of_rows(rows)
     targets = []
     for place, index in enumerate(classes.tolist()):
         label = _class_name(index, names, rows.shape[1])
@@ -176,7 +175,7 @@ def _of_classes(
             Target(label, float(values[place].detach()), None if against is not None else index, probability)
         )
     part = tuple(frozenset({index} if against is None else {index, against}) for index in classes.tolist())
-    return BatchTarget(score, tuple(targets), part, rows.shape[1], is_dense=dense)
+    return BatchTarget(lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], is_dense=dense)
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
