@@ -1,7 +1,7 @@
 """Ask of every input where a network looks: batches in, maps out, and nothing of the network changed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -9,14 +9,17 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from hookscope.attribution.explaining import as_method, explain, looks_at_layers
+from hookscope.attribution.checking import check_maps, worst_of
+from hookscope.attribution.explaining import Explained, as_method, explain, looks_at_layers
 from hookscope.attribution.layers import survey_of
 from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
+from hookscope.attribution.padding import paddings
 from hookscope.attribution.passes import ModelRaisedError, Passes, frozen
 from hookscope.attribution.scores import BatchTarget, batch_targets
 from hookscope.attribution.targets import read_targets
-from hookscope.attribution.tokens import Layout, parse_tokens
+from hookscope.attribution.tokens import parse_tokens
 from hookscope.errors import ModelError, UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, part_of
@@ -24,7 +27,7 @@ from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import preserved
-from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
+from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method, SanityCheck
 from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS
 from hookscope.text import safe_text
@@ -34,7 +37,13 @@ Sanity = Literal["none", "quick", "full"]
 
 @dataclass(slots=True)
 class _Gathered:
-    """What a run has come to so far."""
+    """What a run has come to so far.
+
+    Attributes:
+        seconds: Spent on sanity checks.
+        check: Makes the checks of a batch; None if none is asked for.
+        checks_all: Whether all batches are checked, and not only the first.
+    """
 
     records: list[InputRecord] = field(default_factory=list)
     maps: list[AttributionMap] = field(default_factory=list)
@@ -42,6 +51,10 @@ class _Gathered:
     unchanged: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
+    sanity: tuple[SanityCheck, ...] = ()
+    seconds: float = 0.0
+    check: Callable[[Batch, Explained], tuple[list[SanityCheck], list[str]]] | None = None
+    checks_all: bool = False
 
 
 def run_attribution(
@@ -87,7 +100,7 @@ def run_attribution(
     def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
         return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key)
 
-    gathered = _Gathered()
+    gathered = _Gathered(checks_all=sanity == "full")
     began = time.perf_counter()
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))
@@ -100,6 +113,10 @@ def run_attribution(
         passes = Passes(inspected=inspected, targets_of=targets_of, state=state, survey=survey, surveying=surveying)
         looking = LayerLook(passes=passes, given=given)
         block.callback(looking.close)
+        if sanity != "none":
+            gathered.check = lambda batch, explained: check_maps(
+                looking, batch, explained, as_method(method), session.seed, output_key
+            )
         _run_batches(queue, looking, as_method(method), gathered, on_progress, count)
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
@@ -110,12 +127,13 @@ def run_attribution(
         layers=tuple(gathered.layers.values()),
         maps=tuple(gathered.maps),
         warnings=tuple(dict.fromkeys((*inspected.warnings, *gathered.warnings, *queue.remarks))),
+        sanity=gathered.sanity,
         unchanged=gathered.unchanged,
         notes=(*inspected.notes, *looking.notes, *gathered.notes),
         seed=session.seed,
         device=device,
         dtype=dtype,
-        timings={"load": session.load_seconds, "maps": seconds},
+        timings={"load": session.load_seconds, "maps": seconds - gathered.seconds, "sanity": gathered.seconds},
         provenance=provenance_of(
             session,
             layers,
@@ -189,6 +207,22 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
             looking.passes.state.rewind()
             _explain(part_of(batch, place), looking, method, gathered)
         return
+    _check(batch, explained, gathered)
+    _gather(looking.passes.inspected.network, batch, explained, gathered)
+
+
+def _check(batch: Batch, explained: Explained, gathered: _Gathered) -> None:
+    if gathered.check is None or (gathered.records and not gathered.checks_all):
+        return
+    began = time.perf_counter()
+    checks, remarks = gathered.check(batch, explained)
+    gathered.sanity = worst_of((*gathered.sanity, *checks))
+    gathered.notes.update(dict.fromkeys(remarks))
+    gathered.seconds += time.perf_counter() - began
+
+
+def _gather(network: nn.Module, batch: Batch, explained: Explained, gathered: _Gathered) -> None:
+    """Add the maps of a batch, by input, then by target, then by layer."""
     first = len(gathered.records)
     gathered.records.extend(batch.records)
     gathered.unchanged.update(explained.unchanged)
@@ -196,6 +230,9 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
     for each in explained.looked:
         gathered.layers.setdefault(each.label, _layer_choice(each))
     labels = [each.label for each in explained.looked] or [""]
+    added = [[(0.0, 0.0)] * len(batch.records)] * len(labels)
+    if not explained.pixels:
+        added = [paddings(network, batch, each.grid) for each in explained.looked]
     for place, record in enumerate(batch.records):
         for at, target in enumerate(explained.targets):
             wanted = target.targets[place]
@@ -208,13 +245,11 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
                     gathered.warnings[warning] = None
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
                 pixels = explained.pixels[at][layer][place].numpy() if keeps_pixels else None
-                gathered.maps.append(AttributionMap(first + place, wanted, label, values, pixels=pixels))
+                gathered.maps.append(AttributionMap(first + place, wanted, label, values, added[layer][place], pixels))
 
 
 def _layer_choice(looked: LookedAt) -> LayerChoice:
-    layout = looked.seen.layout
-    grid = layout.grid if isinstance(layout, Layout) else (0, 0)
-    return LayerChoice(looked.label, looked.seen.kind, looked.seen.shape, grid, looked.reason)
+    return LayerChoice(looked.label, looked.seen.kind, looked.seen.shape, looked.grid, looked.reason)
 
 
 def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:

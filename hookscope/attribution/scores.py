@@ -156,14 +156,13 @@ def _of_classes(
     elif rows.shape[1] > 1:
         shares = rows if is_softmax(rows, scores) else rows.softmax(1)
 
-    def score(output: object) -> Tensor:
-        values = read(output)
+    def of_rows(values: Tensor) -> Tensor:
         picked = values[torch.arange(len(classes), device=values.device), classes]
         if against is not None:
             picked = picked - values[:, against]
         return picked if pixels is None else (picked * pixels).flatten(1).sum(1)
 
-    values = score(scores.tensor)
+    values = of_rows(rows)
     targets = []
     for place, index in enumerate(classes.tolist()):
         label = _class_name(index, names, rows.shape[1])
@@ -176,13 +175,34 @@ def _of_classes(
             Target(label, float(values[place].detach()), None if against is not None else index, probability)
         )
     part = tuple(frozenset({index} if against is None else {index, against}) for index in classes.tolist())
-    return BatchTarget(score, tuple(targets), part, rows.shape[1], is_dense=dense)
+    return BatchTarget(lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], is_dense=dense)
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
     if index < len(names):
         return names[index]
     return "the output" if count == 1 else f"class {index}"
+
+
+def runner_up(output: object, target: BatchTarget, output_key: str | None) -> BatchTarget | None:
+    """Return the best class of each input but the target's; None where the target is no single class of several."""
+    if target.class_count is None or target.class_count < 2 or any(len(each) > 1 for each in target.classes):
+        return None
+    count = len(target.targets)
+    scores = _scores(output, count, output_key)
+    best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
+    own = torch.tensor([next(iter(each)) for each in target.classes], device=best.device)
+    other = best[:, 0].where(best[:, 0] != own, best[:, 1])
+    return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key))
+
+
+def probabilities(output: object, target: BatchTarget, output_key: str | None) -> Tensor:
+    """Return the softmax probability of each input's class, (N,)."""
+    scores = _scores(output, len(target.targets), output_key)
+    rows = real(scores.tensor.detach())
+    shares = rows if is_softmax(rows, scores) else rows.softmax(1)
+    own = torch.tensor([next(iter(each)) for each in target.classes], device=rows.device)
+    return shares[torch.arange(len(own), device=rows.device), own]
 
 
 # --- Boxes -----------------------------------------------------------------------------------------------------------
