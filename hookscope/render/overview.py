@@ -92,7 +92,7 @@ def _heading(result: Attributions) -> Sequence[_Line]:
 def _footing(result: Attributions, photograph: Photograph) -> Sequence[_Line]:
     lines = [(sentence, _TEXT, _DIM) for sentence in (photograph.remark,) if sentence]
     failed = [each for each in result.sanity if not each.passed]
-    return [*lines, *((f"{each.name} check failed. {each.meaning}", _TEXT, (150, 40, 30)) for each in failed)]
+    return [*lines, *((f"The {each.name} check failed. {each.meaning}", _TEXT, (150, 40, 30)) for each in failed)]
 
 
 def _input_cell(result: Attributions, index: int, photograph: Photograph) -> _Cell:
