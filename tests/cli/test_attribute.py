@@ -1,6 +1,7 @@
 """`hookscope attribute` from the outside: what it finds, prints and leaves on the disk."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +255,22 @@ def test_the_report_of_a_run_is_one_page(command: Run, demo: tuple[Ended, Path],
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>\n<!-- hookscope report -->\n")
     assert "half of the grad-cam map" in page
+
+
+def test_checks_have_a_line_and_a_failed_one_a_warning(command: Run, tmp_path: Path, network: Path) -> None:
+    paint(tmp_path / "a.png", (64, 64), (8, 8, 30, 24))
+    given = ("--target", "0", "--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--layer", "1")
+    ended = command("attribute", f"{network}:painted", "a.png", *given, "--out", "out", cwd=tmp_path, columns=200)
+    assert ended.code == 0
+    rho, number = "\N{GREEK SMALL LETTER RHO}", r"-?\d\.\d\d"
+    checks = (
+        rf"weights {rho} {number} \w+ · class {rho} 1.00 failed",
+        rf"deleting the top 10 % {number} → {number} \(random {number}\) \w+",
+    )
+    assert re.search("^sanity: " + " · ".join(checks) + "$", ended.stdout, re.MULTILINE), ended.stdout
+    # Both classes read the one map, so that it cannot tell them apart.
+    assert ended.stderr.count("'class'") == 1
+    assert [each["name"] for each in record_of(tmp_path / "out")["sanity"]] == ["weights", "class", "deletion"]
 
 
 @pytest.mark.parametrize(
