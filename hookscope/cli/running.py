@@ -49,6 +49,7 @@ def run_model(
     from hookscope.inspection.forward import ForwardError
     from hookscope.render.grids import check_cmap
     from hookscope.render.run_files import check_histograms, save_result
+    from hookscope.render.terminal import note_lines
     from hookscope.results.gradients import Gradients
     from hookscope.runs.directory import check_target
 
@@ -82,6 +83,7 @@ def run_model(
         save |= {name: given[name] for name in ("cmap", "scale") if name in given}
         saved = save_result(result, target, **save, command=shlex.join(["hookscope", *sys.argv[1:]]))
         if not option.quiet:
+            tables.print(note_lines(getattr(saved, "remarks", ())))
             tables.print(last_line(saved, len(result.inputs), given.get("grids_for", 0)), soft_wrap=True)
         export(saved, result, (tables, messages), option)
     if option.json:

@@ -42,6 +42,11 @@ class SavedAttributions:
     files: tuple[dict[str, str | None], ...]
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is to be said of maps that are not drawn over their photograph."""
+        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark))
+
+    @property
     def last_line(self) -> str:
         """What the command says of it in the end: the first overview, what else there is, and where."""
         others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []

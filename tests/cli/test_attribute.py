@@ -257,6 +257,16 @@ def test_the_report_of_a_run_is_one_page(command: Run, demo: tuple[Ended, Path],
     assert "half of the grad-cam map" in page
 
 
+def test_where_there_is_no_photograph_it_is_said(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(PAINTED.replace("Conv2d(3", "Conv2d(5").replace("1 / 48", "1 / 80"), "utf-8")
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).random((5, 24, 24), np.float32))
+    given = ("net.py:painted", "a.npy", "--target", "0", "--layer", "1", "--sanity", "none", "--out", "out")
+    ended = command("attribute", *given, cwd=tmp_path)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "note: There is nothing to draw over." in ended.stdout
+    assert record_of(tmp_path / "out")["pictures"][0]["remark"] == "There is nothing to draw over."
+
+
 def test_checks_have_a_line_and_a_failed_one_a_warning(command: Run, tmp_path: Path, network: Path) -> None:
     paint(tmp_path / "a.png", (64, 64), (8, 8, 30, 24))
     given = ("--target", "0", "--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--layer", "1")
