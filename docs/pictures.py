@@ -29,6 +29,9 @@ def main() -> None:
         shutil.copyfile(grid, _DOCS / "first-convolution.png")
         _hookscope("grads", "demo", _CAT, "--loss", "ce", "--target", "tabby", "--out", str(folder / "grads"))
         shutil.copyfile(folder / "grads" / "plots" / "gradient-flow.png", _DOCS / "gradient-flow.png")
+        _hookscope("attribute", "demo", _CAT, "--top", "3", "--out", str(folder / "attribute"))
+        with Image.open(folder / "attribute" / "overview.png") as picture:
+            picture.save(_DOCS / "where-it-looks.jpg", quality=88, optimize=True)
         _hookscope("report", str(folder / "activations"), "--out", str(folder / "report.html"))
         _photograph(folder / "report.html", _DOCS / "report.png")
 

@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 from hookscope.cli.activations import activations
+from hookscope.cli.attribute import attribute
 from hookscope.cli.check import check
 from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
@@ -41,11 +42,13 @@ app = typer.Typer(
     help="""See what happens inside a PyTorch network.
 
     Point it at a model and an image: it hooks the layers you name, runs the model once, and writes feature-map grids,
-    shape tables and statistics to disk. Given a loss, it runs backward too and says where gradients go.
+    shape tables and statistics to disk. Given a loss, it runs backward too and says where gradients go. It
+    draws where the network looks.
 
     \b
     hookscope activations demo cat.jpg --layer conv
     hookscope grads model.pt --loss mse
+    hookscope attribute demo cat.jpg --target tabby
     hookscope check 'checkpoints/*.pt' --junit junit.xml
     hookscope checkpoint model.safetensors
     hookscope layers resnet34 --layer 'layer4.*'
@@ -59,6 +62,7 @@ app = typer.Typer(
 )
 app.command(cls=SectionedCommand, short_help="Draw feature maps and measure activations.")(activations)
 app.command(cls=GradsCommand, short_help="Measure gradients, and say what is wrong with them.")(grads)
+app.command(cls=SectionedCommand, short_help="Draw where a network looks in a picture.")(attribute)
 app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by rules, as in CI.")(check)
 app.command(cls=SectionedCommand, short_help="List the tensors in a weights file.")(checkpoint)
 app.command(cls=SectionedCommand, short_help="List the modules of a network, with shapes.")(layers)

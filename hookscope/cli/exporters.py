@@ -1,21 +1,24 @@
 """Where a run can be seen besides its directory: in the terminal, in TensorBoard, on a page."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from hookscope.cli.preview import check_preview, show_grids
+from hookscope.cli.preview import check_preview, show_grids, show_pictures
 from hookscope.errors import OutputError, UsageError
 from hookscope.text import safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hookscope.render.attribution_files import SavedAttributions
     from hookscope.render.run_files import SavedRun
     from hookscope.results.activations import Activations
+    from hookscope.results.attributions import Attributions
     from hookscope.results.gradients import Gradients
 
 _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
@@ -36,11 +39,16 @@ def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path
 
 
 def export(
-    saved: "SavedRun", result: "Activations | Gradients", consoles: "tuple[Console, Console]", option: SimpleNamespace
+    saved: "SavedRun | SavedAttributions",
+    result: "Activations | Gradients | Attributions",
+    consoles: "tuple[Console, Console]",
+    option: SimpleNamespace,
 ) -> None:
     """Write what the options want of a run besides its directory, and show its grids; consoles: tables, messages."""
-    pictures = [saved.folder / grid.path for grid in saved.grids]
-    if option.tensorboard is not None:
+    from hookscope.results.attributions import Attributions
+
+    pictures = [saved.folder / grid.path for grid in getattr(saved, "grids", ())]
+    if option.tensorboard is not None and not isinstance(result, Attributions):
         from hookscope.cli.tensorboard import write_run
 
         write_run(option.tensorboard, result, pictures)
@@ -51,10 +59,25 @@ def export(
         if not option.quiet:
             consoles[0].print(page_line(page), soft_wrap=True)
     if option.show:
-        from hookscope.results.activations import Activations
+        _show(saved, result, pictures, consoles, json=option.json)
 
+
+def _show(
+    saved: "SavedRun | SavedAttributions",
+    result: "Activations | Gradients | Attributions",
+    pictures: Sequence[Path],
+    consoles: "tuple[Console, Console]",
+    *,
+    json: bool,
+) -> None:
+    from hookscope.results.activations import Activations
+    from hookscope.results.gradients import Gradients
+
+    if isinstance(result, Activations | Gradients):
         maps = result.feature_maps if isinstance(result, Activations) else result.gradient_maps
-        show_grids(maps, pictures, *consoles, json=option.json)
+        show_grids(maps, pictures, *consoles, json=json)
+    else:
+        show_pictures([("", saved.folder / "overview.png")], *consoles, json=json)
 
 
 def page_line(page: Path) -> str:

@@ -40,10 +40,21 @@ def check_preview(*, grids: bool) -> None:
 def show_grids(
     maps: "Sequence[FeatureMaps]", pictures: Sequence[Path], tables: "Console", messages: "Console", *, json: bool
 ) -> None:
-    """Draw grids of the first input, spread evenly over depth, where stdin and stdout are a terminal with colours.
+    """Draw grids of the first input, spread evenly over depth, as `show_pictures` does; `pictures` are of `maps`."""
+    first = [place for place, each in enumerate(maps) if each.input_index == maps[0].input_index]
+    shown = min(len(first), _MOST_SHOWN)
+    places = [first[step * (len(first) - 1) // max(1, shown - 1)] for step in range(shown)]
+    titled = [(f"{maps[place].label} ({maps[place].kind})", pictures[place]) for place in places]
+    show_pictures(titled, tables, messages, json=json, others=len(maps) - shown)
 
-    Anywhere else nothing is drawn, and a line on stderr says so: a file or a pipe gets no escape sequences. `pictures`
-    are PNG files of `maps`.
+
+def show_pictures(
+    titled: Sequence[tuple[str, Path]], tables: "Console", messages: "Console", *, json: bool, others: int = 0
+) -> None:
+    """Draw PNG files under their titles where stdin and stdout are a terminal with colours.
+
+    Anywhere else nothing is drawn, and a line on stderr says so: a file or a pipe gets no escape sequences. `others`
+    are not shown, and counted.
     """
     if json or not _is_interactive(tables):
         messages.print(_NOTHING_SHOWN, soft_wrap=True)
@@ -53,17 +64,15 @@ def show_grids(
     from rich.text import Text
     from textual_image.renderable import Image as TerminalImage
 
-    first = [place for place, each in enumerate(maps) if each.input_index == maps[0].input_index]
-    shown = min(len(first), _MOST_SHOWN)
-    for step in range(shown):
-        place = first[step * (len(first) - 1) // max(1, shown - 1)]
-        tables.print(Text(f"{safe_text(maps[place].label)} ({safe_text(maps[place].kind)})", style="bold"))
-        with Image.open(pictures[place]) as picture:
+    for title, path in titled:
+        if title:
+            tables.print(Text(safe_text(title), style="bold"))
+        with Image.open(path) as picture:
             preview = TerminalImage(picture.convert("RGB"), width="auto", height="auto")
         height = max(1, min(tables.height - 2, _MOST_LINES))
         tables.print(preview, width=min(tables.width, _MOST_COLUMNS), height=height)
-    if shown < len(maps):
-        tables.print(Text(f"… {len(maps) - shown} more in the run's folder", style="dim"))
+    if others > 0:
+        tables.print(Text(f"… {others} more in the run's folder", style="dim"))
 
 
 def _is_interactive(console: "Console") -> bool:

@@ -12,7 +12,7 @@ from hookscope.cli.options import Quiet
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `activations` or `grads`.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `activations`, `grads` or `attribute`.")],
     out: Annotated[
         Path | None,
         under.write("--out", "-o", metavar="FILE", help="HTML file to write; default: RUN.html next to RUN."),

@@ -21,8 +21,10 @@ from hookscope.text import safe_text, strict_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hookscope.render.attribution_files import SavedAttributions
     from hookscope.render.run_files import SavedRun
     from hookscope.results.activations import Activations
+    from hookscope.results.attributions import Attributions
     from hookscope.results.gradients import Gradients
 
 
@@ -32,7 +34,11 @@ def arguments_of(function: Callable[..., object], given: Mapping[str, Any]) -> d
 
 
 def run_model(
-    function: "Callable[..., Activations | Gradients]", given: Mapping[str, Any], *, otherwise: str, has_progress: bool
+    function: "Callable[..., Activations | Gradients | Attributions]",
+    given: Mapping[str, Any],
+    *,
+    otherwise: str,
+    has_progress: bool,
 ) -> int:
     """Run a model as a command's arguments say, show what was seen, write it, and return the exit code.
 
@@ -42,19 +48,23 @@ def run_model(
     from hookscope.inspection.backward import PassError
     from hookscope.inspection.forward import ForwardError
     from hookscope.render.grids import check_cmap
-    from hookscope.render.run_files import check_histograms, save_run
+    from hookscope.render.run_files import check_histograms, save_result
+    from hookscope.render.terminal import note_lines
     from hookscope.results.gradients import Gradients
     from hookscope.runs.directory import check_target
 
-    option = SimpleNamespace(**{"histogram": None, **given})
-    check_cmap(option.cmap)
+    option = SimpleNamespace(**{"histogram": (), "tensorboard": None, **given})
+    check_cmap(given.get("cmap", "auto"))
     images, named, histogram = option.images or (), option.input or (), option.histogram or ()
     target = run_path(function.__name__, option.model, option.out, images, named, otherwise)
     check_target(target)
-    check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page, grids=option.grids)
+    grids = given.get("grids", True)
+    check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page, grids=grids)
     tables, messages = consoles(json=option.json)
     failures: list[HookscopeError] = []
-    arguments = arguments_of(function, given) | {"grids_for": option.grids_for if option.grids else 0}
+    arguments = arguments_of(function, given)
+    if "grids" in given:
+        arguments["grids_for"] = option.grids_for if grids else 0
     shown = has_progress and not option.quiet
     with redirect_stdout(sys.stderr if option.json else sys.stdout), progress_bar(messages, shown=shown) as advance:
         try:
@@ -69,10 +79,12 @@ def run_model(
         show_result(result, tables, messages, quiet=option.quiet, full=option.full)
     saved = None
     if result.inputs and result.provenance is not None:
-        save = {"cmap": option.cmap, "scale": option.scale, "histogram": histogram}
-        saved = save_run(result, target, **save, command=shlex.join(["hookscope", *sys.argv[1:]]))
+        save = {"histogram": histogram} if isinstance(result, Gradients) else {}
+        save |= {name: given[name] for name in ("cmap", "scale") if name in given}
+        saved = save_result(result, target, **save, command=shlex.join(["hookscope", *sys.argv[1:]]))
         if not option.quiet:
-            tables.print(last_line(saved, len(result.inputs), option.grids_for), soft_wrap=True)
+            tables.print(note_lines(getattr(saved, "remarks", ())))
+            tables.print(last_line(saved, len(result.inputs), given.get("grids_for", 0)), soft_wrap=True)
         export(saved, result, (tables, messages), option)
     if option.json:
         document = {**result.to_dict(), "run": saved and str(saved.folder)}
@@ -97,24 +109,29 @@ def run_path(
 
 
 def show_result(
-    result: "Activations | Gradients", tables: "Console", messages: "Console", *, quiet: bool, full: bool
+    result: "Activations | Gradients | Attributions", tables: "Console", messages: "Console", *, quiet: bool, full: bool
 ) -> None:
     """Print a result for people: warnings to stderr first, so that they are seen before any number."""
     from hookscope.render import conversion, gradient_tables, terminal
     from hookscope.results.gradients import Gradients
 
-    if result.warnings:
-        messages.print(terminal.warnings_panel(result.warnings))
+    if warnings := conversion.warnings_of(result):
+        messages.print(terminal.warnings_panel(warnings))
     if not quiet:
         tables.print(conversion.summary(result, width=tables.width, full=full))
     elif isinstance(result, Gradients) and result.verdicts:
         tables.print(gradient_tables.verdicts_panel(result))
-    if result.failure is not None:
-        messages.print(terminal.failure_panel(result.failure))
+    failure = getattr(result, "failure", None)
+    if failure is not None:
+        messages.print(terminal.failure_panel(failure))
 
 
-def last_line(saved: "SavedRun", input_count: int, grids_for: int) -> str:
+def last_line(saved: "SavedRun | SavedAttributions", input_count: int, grids_for: int) -> str:
     """Say what a run directory holds and where it is."""
+    from hookscope.render.run_files import SavedRun
+
+    if not isinstance(saved, SavedRun):
+        return saved.last_line
     cut = f" for the first {grids_for} of {input_count} inputs (--grids-for)" if grids_for < input_count else ""
     count = len(saved.grids)
     grids = [f"{count} grid{'s' if count != 1 else ''}{cut}"] if count else []

@@ -14,7 +14,7 @@ def _under(heading: str) -> "partial[Any]":
 # `typer.Option` for options under each heading.
 model, inputs, layers, gradients = map(_under, ("Model", "Input", "Layers", "Loss and gradients"))
 run, write, show = map(_under, ("Device and numbers", "Files", "Terminal"))
-rules, workers = map(_under, ("Rules", "Processes"))
+rules, workers, looks = map(_under, ("Rules", "Processes", "Method and targets"))
 
 
 class SectionedCommand(TyperCommand):

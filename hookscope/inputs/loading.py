@@ -9,7 +9,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from hookscope.errors import ImageError
@@ -75,8 +77,9 @@ def _take(picture: Image.Image, preprocessing: Preprocessing) -> tuple[torch.Ten
     check_suits_pictures(preprocessing)
     with _recorded_warnings(steps):
         taken = take_picture(picture, repr(name), preprocessing.channels, preprocessing.max_pixels, steps)
-    tensor = prepare_picture(*taken[:2], preprocessing, repr(name), steps)
-    return tensor, InputRecord(name, None, taken[2], tuple(tensor.shape), tuple(steps))
+    upright, white, size = taken
+    tensor, region = prepare_picture(upright, white, preprocessing, repr(name), steps)
+    return tensor, InputRecord(name, None, size, tuple(tensor.shape), tuple(steps), region)
 
 
 def _load(
@@ -88,7 +91,7 @@ def _load(
 ) -> tuple[torch.Tensor, InputRecord]:
     name = repr(str(path))
     steps: list[str] = []
-    size = None
+    size, region = None, None
     with _opened(path, name, recorded(steps)) as (file, content):
         if content == "picture":
             check_suits_pictures(preprocessing)
@@ -98,11 +101,42 @@ def _load(
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if content == "picture":
-        tensor = prepare_picture(picture, white, preprocessing, name, steps)
+        tensor, region = prepare_picture(picture, white, preprocessing, name, steps)
         tensor = tensor[None] if as_argument else tensor
     elif not as_argument:
         tensor = prepare_tensor(tensor, preprocessing, name, steps)
-    return tensor, InputRecord(str(path), digest, size, tuple(tensor.shape), tuple(steps))
+    return tensor, InputRecord(str(path), digest, size, tuple(tensor.shape), tuple(steps), region)
+
+
+def read_upright(path: Path, sha256: str, max_pixels: int) -> NDArray[np.uint8]:
+    """Return the picture in a file upright, in its own size, (H, W, 3).
+
+    Raises:
+        ImageError: If it cannot be read as when it was read first, or the file has become another.
+    """
+    name = repr(str(path))
+    steps: list[str] = []
+    with _opened(path, name, _guarded(steps, max_pixels)) as (file, content):
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256 or content != "picture":
+            raise ImageError(f"{name} has changed since the run.")
+        file.seek(0)
+        picture, white, _ = read_picture(file, name, 3, max_pixels, steps)
+    return _in_colour(picture, white)
+
+
+def take_upright(picture: Image.Image, max_pixels: int) -> NDArray[np.uint8]:
+    """Do as `read_upright` with a picture in memory."""
+    steps: list[str] = []
+    with _recorded_warnings(steps):
+        upright, white, _ = take_picture(picture, "the picture", 3, max_pixels, steps)
+    return _in_colour(upright, white)
+
+
+def _in_colour(picture: Image.Image, white: float) -> NDArray[np.uint8]:
+    if picture.mode == "F":  # deep greyscale
+        shades = (np.asarray(picture) * (255 / white) + 0.5).clip(0, 255).astype(np.uint8)
+        return np.repeat(shades[:, :, None], 3, axis=2)
+    return np.asarray(picture.convert("RGB"))
 
 
 def looks_like_tensor(path: Path | Image.Image) -> bool:

@@ -12,6 +12,7 @@ from PIL.Image import Image
 from hookscope.errors import ImageError
 from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, noise_batch, to_device
 from hookscope.inputs.named import NamedInput, named_batch, with_named
+from hookscope.inputs.photographs import Photographs
 from hookscope.inputs.thumbnails import thumbnails
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.provenance import SHOWN_INPUTS
@@ -63,12 +64,17 @@ class InputPipeline:
             return len(self.batch.indices)
         return 1 if self.noise_shape is None else self.noise_shape[0]
 
+    @property
+    def photographs(self) -> Photographs:
+        """What the inputs were made of, to be read again."""
+        in_memory = [each for each in self.files if isinstance(each, Image)]
+        return Photographs(self.preprocessing, in_memory, self.batch, self.pictures)
+
     def _pictured(self, batch: Batch) -> Batch:
-        """Keep the first inputs that were pictures; a network that takes a list of them shows none."""
+        """Keep the first inputs as pictures; a network that takes a list of them shows none."""
         values = batch.args[0]
         if len(self.pictures) < SHOWN_INPUTS and isinstance(values, torch.Tensor):
             made = thumbnails(values.float().numpy(), self.preprocessing)
             for record, picture in zip(batch.records[:SHOWN_INPUTS], made, strict=False):
-                if record.size is not None:
-                    self.pictures[record] = picture
+                self.pictures[record] = picture
         return batch

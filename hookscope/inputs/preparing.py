@@ -1,36 +1,58 @@
 """Turn a decoded picture into a network's input: resize, crop, scale and normalise it as torchvision's presets do."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.results.inputs import Preprocessing
+from hookscope.results.inputs import Preprocessing, Region
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 def prepare_picture(
     picture: Image.Image, white: float, preprocessing: Preprocessing, name: str, steps: list[str]
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, Region]:
     """Resize, crop, scale to 0-1 and normalise a picture in Pillow's mode "RGB", "L" or "F", upright.
 
     `white` is the value that means white; `steps` gets a sentence for each thing done. Returns float32: (C, H, W), or
-    (C, T, H, W) for a clip. Raises ImageError if the picture is too small, or would become too large.
+    (C, T, H, W) for a clip; and which part of the picture it covers. Raises ImageError if the picture is too small, or
+    would become too large.
     """
     pixels = _resize(picture, white, preprocessing, name, steps)  # (C, H, W), 0 to white
+    whole = Region(0, 0, picture.height, picture.width, picture.height, picture.width)
+    resized = pixels.shape[1:]
+    top = left = 0
     if preprocessing.channels == 3 and pixels.shape[0] == 1:
         pixels = pixels.expand(3, -1, -1)
         steps.append("greyscale repeated in 3 channels")
     if preprocessing.crop is not None:
-        pixels = _centre_crop(pixels, preprocessing.crop, steps)
-    pixels = _crop_to_multiple(pixels, preprocessing.multiple, name, steps)
+        pixels, top, left = _centre_crop(pixels, preprocessing.crop, steps)
+    pixels, further_top, further_left = _crop_to_multiple(pixels, preprocessing.multiple, name, steps)
+    region = _covered(whole, resized, (top + further_top, left + further_left), pixels.shape[1:])
     scaled = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format).div_(white)
     _normalise_(scaled, preprocessing, steps)
     if preprocessing.kind == "video":
         steps.append(f"repeated in {preprocessing.frames} frames")
         scaled = scaled.unsqueeze(1).repeat(1, preprocessing.frames, 1, 1)  # (C, T, H, W)
-    return scaled
+    return scaled, region
+
+
+def _covered(whole: Region, resized: Sequence[int], corner: tuple[int, int], cropped: Sequence[int]) -> Region:
+    """Return the part of the whole picture that a crop of the resized one covers; `corner` is its top and left."""
+    # Pillow and torch map the outer edges of the one to those of the other.
+    down, across = whole.height / resized[0], whole.width / resized[1]
+    top, left = corner
+    return replace(
+        whole,
+        top=top * down,
+        left=left * across,
+        bottom=(top + cropped[0]) * down,
+        right=(left + cropped[1]) * across,
+    )
 
 
 def _resize(
@@ -78,24 +100,28 @@ def _to_tensor(picture: Image.Image) -> torch.Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
-def _centre_crop(pixels: torch.Tensor, crop: tuple[int, int], steps: list[str]) -> torch.Tensor:
+def _centre_crop(pixels: torch.Tensor, crop: tuple[int, int], steps: list[str]) -> tuple[torch.Tensor, int, int]:
+    """Return the crop, and where its top and left lie in `pixels`: below 0 where it was padded."""
     height, width = pixels.shape[1:]
     crop_height, crop_width = crop
     missing_height, missing_width = max(crop_height - height, 0), max(crop_width - width, 0)
     if (height, width) == crop:
-        return pixels
+        return pixels, 0, 0
     padded = ""
+    above, before = missing_height // 2, missing_width // 2
     if missing_height or missing_width:
-        left, top = missing_width // 2, missing_height // 2
-        pixels = torch.nn.functional.pad(pixels, (left, missing_width - left, top, missing_height - top))
+        pixels = torch.nn.functional.pad(pixels, (before, missing_width - before, above, missing_height - above))
         padded = f", padded with black from {height}x{width}"
     steps.append(f"centre crop {crop_height}x{crop_width} (height x width){padded}")
     # Halves are rounded to even, as torchvision does it.
     top, left = round((pixels.shape[1] - crop_height) / 2), round((pixels.shape[2] - crop_width) / 2)
-    return pixels[:, top : top + crop_height, left : left + crop_width]
+    return pixels[:, top : top + crop_height, left : left + crop_width], top - above, left - before
 
 
-def _crop_to_multiple(pixels: torch.Tensor, multiple: int, name: str, steps: list[str]) -> torch.Tensor:
+def _crop_to_multiple(
+    pixels: torch.Tensor, multiple: int, name: str, steps: list[str]
+) -> tuple[torch.Tensor, int, int]:
+    """Return the crop, and where its top and left lie in `pixels`."""
     height, width = pixels.shape[1:]
     new_height, new_width = height - height % multiple, width - width % multiple
     if not new_height or not new_width:
@@ -104,10 +130,10 @@ def _crop_to_multiple(pixels: torch.Tensor, multiple: int, name: str, steps: lis
             f"{multiple}x{multiple}. Give a larger picture, or --resize."
         )
     if (new_height, new_width) == (height, width):
-        return pixels
+        return pixels, 0, 0
     steps.append(f"centre crop {new_height}x{new_width} (height x width), to multiples of {multiple}")
     top, left = (height - new_height) // 2, (width - new_width) // 2
-    return pixels[:, top : top + new_height, left : left + new_width]
+    return pixels[:, top : top + new_height, left : left + new_width], top, left
 
 
 def _normalise_(scaled: torch.Tensor, preprocessing: Preprocessing, steps: list[str]) -> None:

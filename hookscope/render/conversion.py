@@ -10,19 +10,22 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, terminal
+from hookscope.render.attribution_text import attribution_summary, attribution_warnings
 from hookscope.render.check_report import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
 from hookscope.results.activations import Activations
+from hookscope.results.attributions import Attributions
 from hookscope.results.check import CheckReport
 from hookscope.results.comparison import Comparison
 from hookscope.results.contents import CheckpointContents
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModuleTable
 from hookscope.runs import serialize
+from hookscope.runs.attributions import attributions_to_dict
 from hookscope.runs.serialize import checks_to_dict
 
-Result = Activations | Gradients | CheckReport | CheckpointContents | ModuleTable | Comparison
+Result = Activations | Gradients | Attributions | CheckReport | CheckpointContents | ModuleTable | Comparison
 
 
 def result_text(result: Result) -> str:
@@ -30,7 +33,7 @@ def result_text(result: Result) -> str:
     width = get_terminal_size().columns
     text = StringIO()
     console = Console(file=text, width=width, color_system=None, highlight=False, markup=False, emoji=False)
-    for part in (terminal.warnings_panel(getattr(result, "warnings", ())), summary(result, width=width)):
+    for part in (terminal.warnings_panel(warnings_of(result)), summary(result, width=width)):
         if not isinstance(part, Group) or part.renderables:
             console.print(part, soft_wrap=isinstance(result, CheckReport))
     failure = getattr(result, "failure", None)
@@ -39,12 +42,17 @@ def result_text(result: Result) -> str:
     return text.getvalue().rstrip("\n")
 
 
+def warnings_of(result: Result) -> tuple[str, ...]:
+    """Return the sentences about a result that a reader must see."""
+    if isinstance(result, Attributions):
+        return attribution_warnings(result)
+    return tuple(getattr(result, "warnings", ()))
+
+
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
-    if isinstance(result, Activations):
-        return Group(*_activations(result, width, full=full))
-    if isinstance(result, Gradients):
-        return Group(*_gradients(result, width, full=full))
+    if isinstance(result, Activations | Gradients | Attributions):
+        return Group(*_run(result, width, full=full))
     if isinstance(result, CheckpointContents):
         return contents_report(result, width=width, full=full)
     if isinstance(result, ModuleTable):
@@ -53,6 +61,14 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
     if isinstance(result, Comparison):
         return comparison_report(result, width=width, full=full)
     return check_report([result], width)
+
+
+def _run(result: Activations | Gradients | Attributions, width: int, *, full: bool) -> Iterator[RenderableType]:
+    if isinstance(result, Attributions):
+        return attribution_summary(result, width=width, full=full)
+    if isinstance(result, Gradients):
+        return _gradients(result, width, full=full)
+    return _activations(result, width, full=full)
 
 
 def _activations(result: Activations, width: int, *, full: bool) -> Iterator[RenderableType]:
@@ -84,6 +100,8 @@ def result_dict(result: Result) -> dict[str, Any]:
     """Return a result as dicts, lists, text and numbers, as `--json` prints it."""
     if isinstance(result, Activations | Gradients):
         return serialize.inspection_to_dict(result)
+    if isinstance(result, Attributions):
+        return attributions_to_dict(result)
     if isinstance(result, CheckpointContents):
         return contents_to_dict(result)
     if isinstance(result, ModuleTable):
@@ -115,6 +133,12 @@ def _records(result: Result) -> Iterator[Mapping[str, Any]]:
     elif isinstance(result, Activations):
         for each, record in zip(result.rows, document["rows"], strict=True):
             yield {"label": each.label, **record}
+    elif isinstance(result, Attributions):
+        for record in document["maps"]:
+            target, half = record.pop("target"), record.pop("half") or {}
+            name = result.inputs[record["input_index"]].name
+            box = {"half_share": half.get("share"), "half_where": half.get("where")}
+            yield {"input": name, "target": target.pop("label"), **target, **record, **box}
     elif isinstance(result, CheckReport):
         yield from map(asdict, result.findings)
     else:

@@ -70,14 +70,15 @@ def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[li
 
 
 @lru_cache(maxsize=8)
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def font(size: int) -> ImageFont.FreeTypeFont:
+    """Return the font of all pictures that are drawn without Matplotlib."""
     # Given a size, Pillow always returns its own Aileron: ASCII and a few more.
     return cast("ImageFont.FreeTypeFont", ImageFont.load_default(size))
 
 
 def line_height(size: int) -> int:
     """Return the height in pixels of a line of text."""
-    return sum(_font(size).getmetrics())
+    return sum(font(size).getmetrics())
 
 
 def text_width(pieces: Sequence[str], size: int) -> int:
@@ -87,14 +88,14 @@ def text_width(pieces: Sequence[str], size: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _length(text: str, size: int) -> int:
-    return math.ceil(_font(size).getlength(text))
+    return math.ceil(font(size).getlength(text))
 
 
 @lru_cache(maxsize=1024)
 def draw_text(text: str, size: int, strength: float = 1.0) -> Indices:
     """Draw one line of text, (height, width); `strength` 0-1 is its contrast with the background."""
     image = Image.new("L", (text_width([text], size), line_height(size)))
-    ImageDraw.Draw(image).text((1, 0), text, fill=255, font=_font(size))
+    ImageDraw.Draw(image).text((1, 0), text, fill=255, font=font(size))
     shades = np.asarray(image) * (strength * (TEXT - BACKGROUND) / 255)
     return (shades + (BACKGROUND + 0.5)).astype(np.uint8)
 

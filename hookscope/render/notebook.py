@@ -14,8 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hookscope.render import conversion, plot_axes, plots, terminal
+from hookscope.render.attribution_files import photograph_of
 from hookscope.render.grids import draw_grid, encode_png
+from hookscope.render.overview import draw_overview
 from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.text import counted, safe_text, shape_text
 
@@ -36,7 +39,7 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
         return feature_maps_html(result)
     failure = getattr(result, "failure", None)
     parts = [
-        terminal.warnings_panel(getattr(result, "warnings", ())),
+        terminal.warnings_panel(conversion.warnings_of(result)),
         conversion.summary(result, width=_EVERYTHING, full=True),
         *([] if failure is None else [terminal.failure_panel(failure)]),
     ]
@@ -47,7 +50,20 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
         text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
         flow = [plot_axes.figure_png(plots.gradient_flow(result))] if result.gradients else []
         pictures = [*(_picture(png, text) for png in flow), *_grids(result.gradient_maps, "gradient_maps")]
+    elif isinstance(result, Attributions):
+        pictures = _overviews(result)
     return "".join([*_blocks(parts), *pictures])
+
+
+def _overviews(result: Attributions) -> Iterator[str]:
+    """Yield the overviews of the first inputs, and a line that says how to see the others."""
+    for index, record in enumerate(result.inputs[:_MOST_GRIDS]):
+        targets = ", ".join(each.target.label for each in result.maps if each.input_index == index)
+        drawn = draw_overview(result, index, photograph_of(result, index))
+        yield _picture(encode_png(drawn), f"Where {result.model.name} looks in {record.name} for {targets}")
+    if len(result.inputs) > _MOST_GRIDS:
+        more = counted(len(result.inputs) - _MOST_GRIDS, "more input")
+        yield f"<p>{more}: <code>save</code> writes a picture of each.</p>\n"
 
 
 def feature_maps_html(maps: FeatureMaps) -> str:

@@ -1,10 +1,12 @@
-"""The colours of grids: the two colour maps drawn by default, and any other from matplotlib.
+"""The colours of grids and overlays: the colour maps drawn by default, and any other from matplotlib.
 
 The default maps lie here as tables because importing matplotlib costs a tenth of a second, which a command that draws
 a few grids should not pay. The tests hold them equal to matplotlib's.
 
-viridis (for values that are never negative) is by Stéfan van der Walt and Nathaniel Smith, dedicated to the public
-domain (CC0). berlin (for signed values) is by Fabio Crameri, from Scientific colour maps, under the MIT licence:
+viridis (for values that are never negative) and inferno (for overlays) are by Stéfan van der Walt and Nathaniel Smith,
+dedicated to the public domain (CC0). coolwarm (for signed overlays) is by Kenneth Moreland, "Diverging Color Maps for
+Scientific Visualization", 2009. berlin (for signed values) is by Fabio Crameri, from Scientific colour maps, under the
+MIT licence:
 
     Copyright (c) 2020 Fabio Crameri
 
@@ -70,6 +72,15 @@ _TABLES = {
         "eZjc&IE3dGtg#q-zd&k~OqQ7A=r7IOAiwvhKWb=lF7+5MHs+}EImc-1!l4;bo?u>LOP6U@<`xQZ4x3o5hGqk|^a%uJ_!D5fXciy@zu;oL!EECC"
         "n&=l4(TE8"
     ),
+    "inferno": (
+        "c-n1}0S?132m@{C{{Q1LFkwlzNs)DSAVo<52M8EbX#!7RLfc|5oiME}_EeK*Zji+eO{ZBDhy`&n#i_kMtZ8Zj5^EIBKzrOgrSiXa>$gRmHEM}z"
+        "j7QCERq?86+hy?`Zrh(|2yJ0ACRr_|Q+DX?735{{J}ZB7+T?cIBe`LRwfn<Jo)8^cfEA)oZkXM!2PdoqI;Q~rc)j`tjmP7!XRk%uTt9^mdpy7e"
+        "J~h6Tm-vz$<)x(Il|U9#zyT}H-}rh1c&lrl"
+    ),
+    "coolwarm": (
+        "c-n=GOBTZ*3<Cwn>KS_I-YdZ>{((ss%|dS^4|%;mZGL@zn$FF*FMbMfG_6&whrD+G4<6S9grl(>qzU^8w%Op<15}G^so1qZsVqAWz*@{fGW-cc"
+        "(0Xu~i%;kdkYo3S29%#vfLHDln5l20P63%)(A-r8aUm+iUj@{Wa@1oKq2**<;<WcjA=6n`_Ze61rRMk#WbDP*>d;UgqT|S`?!t?5^O+aF-*8gw"
+    ),
     "berlin": (
         "c-n1{i;YDg2t@hx-@>-A6$%f5QB1Be<8cOv@$cV^e36Hm1Hy3t+4T$DR<m98oD&+U!#P)5n=PH@w6kh*cN@B4(i_z)MudkP2L;{e1)(b=yRYu{"
         "jCwM({T_azbezEWvtS1oI5#(hawxq(J~j;?<_!X<Elihp1Q?O<O;dSrC>KlkT<M0qV#m51Dw-<NkxDLp4()T}u;<ca@+s@PK4k;+8K|E%1^VH)"
@@ -93,7 +104,7 @@ def is_diverging(name: str) -> bool:
 def colour_levels(name: str, count: int) -> NDArray[np.uint8]:
     """Return `count` colours at even steps of a colour map, (count, 3), red, green, blue.
 
-    Only "viridis" and "berlin" do not import matplotlib; a UsageError is raised if that knows no such map.
+    Only those in `_TABLES` do not import matplotlib; a UsageError is raised if that knows no such map.
     """
     positions = np.linspace(0, 1, count)
     if name in _TABLES:

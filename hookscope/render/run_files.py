@@ -12,7 +12,9 @@ from PIL import Image
 
 from hookscope.errors import LayerNotFoundError, OutputError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
+from hookscope.render.attribution_files import save_attributions
 from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
@@ -33,6 +35,13 @@ class SavedRun(NamedTuple):
     folder: Path
     grids: tuple[Grid, ...]
     files: tuple[str, ...]  # everything else but `run.json` and the pictures of the inputs
+
+
+def save_result(result: Activations | Gradients | Attributions, path: str | Path, **options: Any) -> Any:
+    """Write the run directory of any result: see `save_run` and `save_attributions` for options and errors."""
+    if isinstance(result, Attributions):
+        return save_attributions(result, path, **options)
+    return save_run(result, path, **options)
 
 
 def save_run(
@@ -177,7 +186,7 @@ def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Pro
     """Write the pictures of the first inputs; return for each input its path in the run, or None."""
     names: list[str | None] = [None] * len(inputs)
     for index, record in enumerate(inputs[:SHOWN_INPUTS]):
-        if record in provenance.pictures:
+        if record.size is not None and record in provenance.pictures:
             (folder / "inputs").mkdir(exist_ok=True)
             name = names[index] = f"inputs/{index:03d}.png"
             Image.fromarray(provenance.pictures[record]).save(folder / name)

@@ -27,6 +27,7 @@ from hookscope.render.columns import (
     sparkline,
 )
 from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer, Verification
+from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
@@ -170,7 +171,7 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
     return Group(safe_line(title, style="bold"), table, safe_line(totals))
 
 
-def title_lines(inspection: Activations | Gradients) -> list[Text]:
+def title_lines(inspection: Activations | Gradients | Attributions) -> list[Text]:
     """Return what heads every table: model, weights, inputs, and that the weights are random if they are."""
     model = inspection.model
     kind = f" ({model.kind})" if model.kind.lower() != model.name.lower() else ""

@@ -1,7 +1,10 @@
 """What a network was given, and how a file becomes that."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 InputKind = Literal["image", "detection", "video", "flow"]
 
@@ -44,6 +47,41 @@ class Preprocessing:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """The part of an upright picture that a network's input covers.
+
+    Edges are continuous, in pixels of that picture: row `i` reaches from `i` to `i + 1`, its centre is `i + 0.5`. Where
+    the input was padded they lie outside the picture.
+
+    Attributes:
+        height: Of the upright picture.
+        width: Likewise.
+    """
+
+    top: float
+    left: float
+    bottom: float
+    right: float
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Photograph:
+    """What an input was made of, to draw over.
+
+    Attributes:
+        pixels: (H, W, 3) uint8, upright.
+        region: The part of it that the input covers.
+        remark: Why it is not the photograph itself, but what the network saw; "" where nothing is to be said.
+    """
+
+    pixels: NDArray[np.uint8] = field(repr=False)
+    region: Region
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class InputRecord:
     """One input and what was done to it.
 
@@ -53,6 +91,7 @@ class InputRecord:
         size: Width and height of the file's picture in pixels, before anything was done; None for tensors.
         shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
         steps: What was done, in order, for people.
+        region: Which part of the picture the input covers; None for tensors.
     """
 
     name: str
@@ -60,3 +99,4 @@ class InputRecord:
     size: tuple[int, int] | None
     shape: tuple[int, ...]
     steps: tuple[str, ...]
+    region: Region | None = None

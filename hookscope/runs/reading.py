@@ -19,7 +19,7 @@ from hookscope.text import safe_text
 
 # Larger files are none of ours. Our choice: JSON of a hundred thousand rows, and a grid of 64 million pixels.
 _MAX_JSON_BYTES = 256 * 2**20
-_MAX_PICTURE_BYTES = 128 * 2**20
+MAX_PICTURE_BYTES = 128 * 2**20
 
 _MOST_SHOWN = 200  # characters of a name in a message
 
@@ -61,7 +61,36 @@ class StoredRun:
 
     def read_picture(self, path: str) -> bytes:
         """Return the bytes of a picture that `run.json` names; raises as `read_inside`."""
-        return read_inside(self.folder, path, _MAX_PICTURE_BYTES)
+        return read_inside(self.folder, path, MAX_PICTURE_BYTES)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the contents of a run's `run.json`, whose "verb" says which command made it.
+
+    Raises:
+        InputError: If the folder is no run, was cut short, or is of another version.
+    """
+    if not folder.is_dir():
+        what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
+        raise refusal(folder, what, "Give the folder of a run.")
+    if not os.path.lexists(folder / "run.json"):
+        what = "without run.json it is no hookscope run, or one that was cut short"
+        raise refusal(folder, what, "Give the folder of a finished run.")
+    document = _read_json(folder, "run.json")
+    if document.get("tool") != "hookscope":
+        raise refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run.")
+    if document.get("verb") == "check":
+        remedy = "`hookscope check CHECKPOINT --report FILE` makes the page of a check."
+        raise refusal(folder, "it is the evidence of a check, not a run", remedy)
+    _check_version(folder, "run.json", document, directory.SCHEMA_VERSION)
+    return document
+
+
+def read_document(folder: Path, name: str, readable: int) -> dict[str, Any]:
+    """Return the contents of a JSON file of a run; InputError unless its schema version is `readable`."""
+    document = _read_json(folder, name)
+    _check_version(folder, name, document, readable)
+    return document
 
 
 def read_run(folder: Path) -> StoredRun:
@@ -70,23 +99,10 @@ def read_run(folder: Path) -> StoredRun:
     Raises:
         InputError: If it is no run, was cut short, is of another version, or does not hold what it says.
     """
-    if not folder.is_dir():
-        what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
-        raise _refusal(folder, what, "Give the folder of a run.")
-    if not os.path.lexists(folder / "run.json"):
-        what = "without run.json it is no hookscope run, or one that was cut short"
-        raise _refusal(folder, what, "Give the folder of a finished run.")
-    document = _read_json(folder, "run.json")
-    if document.get("tool") != "hookscope":
-        raise _refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run.")
-    if document.get("verb") == "check":
-        remedy = "`hookscope check CHECKPOINT --report FILE` makes the page of a check."
-        raise _refusal(folder, "it is the evidence of a check, not a run", remedy)
-    _check_version(folder, "run.json", document, directory.SCHEMA_VERSION)
+    document = read_record(folder)
     backward = document.get("verb") == "grads"
     for name in ("layers.json", "gradients.json")[: 1 + backward]:
-        entries = _read_json(folder, name)
-        _check_version(folder, name, entries, serialize.SCHEMA_VERSION)
+        entries = read_document(folder, name, serialize.SCHEMA_VERSION)
         document |= {key: entries.get(key) for key, file in _FILES.items() if file == name}
     try:
         run = StoredRun(
@@ -96,7 +112,7 @@ def read_run(folder: Path) -> StoredRun:
         place, reason = error.args
         name = _FILES.get(place.partition(".")[0], "run.json")
         what = f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}"
-        raise _refusal(folder, what) from error
+        raise refusal(folder, what) from error
     _check_pictures(run)
     return run
 
@@ -107,18 +123,18 @@ def _check_pictures(run: StoredRun) -> None:
     indices, input_count = {row.index for row in rows}, len(run.result.inputs)
     for grid in run.record.grids:
         if grid.input_index >= input_count or grid.row not in indices:
-            raise _refusal(run.folder, f"'{grid.path[:_MOST_SHOWN]}' is of no row")
+            raise refusal(run.folder, f"'{grid.path[:_MOST_SHOWN]}' is of no row")
     if len(run.record.thumbnails) > input_count:
-        raise _refusal(run.folder, "it has more thumbnails than inputs")
+        raise refusal(run.folder, "it has more thumbnails than inputs")
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         document = serialize.parse_json(read_inside(folder, name, _MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
-        raise _refusal(folder, f"its {name} is cut short or damaged") from error
+        raise refusal(folder, f"its {name} is cut short or damaged") from error
     if document is None:
-        raise _refusal(folder, f"its {name} is not hookscope's")
+        raise refusal(folder, f"its {name} is not hookscope's")
     return document
 
 
@@ -131,7 +147,7 @@ def _check_version(folder: Path, name: str, document: dict[str, Any], readable: 
         "Make the run again with this hookscope." if earlier else "Make the run and its report with the same hookscope."
     )
     what = f"its {name} has schema version {json.dumps(version)[:20]}, and this hookscope reads {readable}"
-    raise _refusal(folder, what, remedy)
+    raise refusal(folder, what, remedy)
 
 
 def read_inside(folder: Path, name: str, limit: int) -> bytes:
@@ -139,24 +155,25 @@ def read_inside(folder: Path, name: str, limit: int) -> bytes:
     shown = f"its file '{name[:_MOST_SHOWN]}'"
     parts = PurePosixPath(name).parts
     if "\0" in name or "\\" in name or not parts or PurePosixPath(name).is_absolute() or ".." in parts:
-        raise _refusal(folder, f"{shown} is not inside the folder")
+        raise refusal(folder, f"{shown} is not inside the folder")
     try:
         inside = folder.resolve()
         if (inside / name).resolve() != inside / name:
-            raise _refusal(folder, f"{shown} is a link, or behind one")
+            raise refusal(folder, f"{shown} is a link, or behind one")
         # Neither through a link that came meanwhile, nor waiting for somebody to write into a pipe.
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         with os.fdopen(os.open(inside / name, flags), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-                raise _refusal(folder, f"{shown} is no plain file, or too large")
+                raise refusal(folder, f"{shown} is no plain file, or too large")
             return file.read(limit)
     except FileNotFoundError as error:
-        raise _refusal(folder, f"{shown} is missing") from error
+        raise refusal(folder, f"{shown} is missing") from error
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "no file can have such a name"
-        raise _refusal(folder, f"{shown}: {reason.lower()}") from error
+        raise refusal(folder, f"{shown}: {reason.lower()}") from error
 
 
-def _refusal(folder: Path, what: str, remedy: str = "Run the command that made it again.") -> InputError:
+def refusal(folder: Path, what: str, remedy: str = "Run the command that made it again.") -> InputError:
+    """Return the error that says why a run cannot be read."""
     return InputError(safe_text(f"Cannot read the run '{folder}': {what}. {remedy}"))

@@ -54,7 +54,7 @@ class RunRecord:
     `layers`, of evidence, the labels of the rows that a rule fails.
     """
 
-    verb: Literal["activations", "grads", "check"]
+    verb: Literal["activations", "grads", "attribute", "check"]
     command: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     platform: str = ""
@@ -88,7 +88,7 @@ def gradients_to_json(result: Gradients) -> str:
 
 def modules_to_dict(rows: Sequence[ModuleRow]) -> dict[str, Any]:
     """Return the modules of a network as dicts, lists, text and numbers; names are those of `ModuleRow`."""
-    return {"schema_version": SCHEMA_VERSION, "modules": [*map(_json, rows)]}
+    return {"schema_version": SCHEMA_VERSION, "modules": [*map(as_json, rows)]}
 
 
 def checks_to_json(reports: Sequence[CheckReport]) -> str:
@@ -106,7 +106,8 @@ def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
     - `error`: why it could not be checked to the end, or ""; `error_code`: its exit code, or 0.
     - `model`: `name`, `kind`, `weights`, `random`, `sha256`, `parameter_count`, `arguments`; null if it could not be
       loaded.
-    - `inputs`: a list of `name`, `sha256`, `size` (width, height), `shape` (without the batch axis), `steps`.
+    - `inputs`: a list of `name`, `sha256`, `size` (width, height), `shape` (without the batch axis), `steps`, `region`:
+      what the input covers of the upright picture, `top`, `left`, `bottom`, `right`, `height` and `width`, or null.
     - `rules`: a list in the order of judgement, of `rule`: its identifier; `status`: "pass", "warn", "fail", "off" or
       "skipped"; `reason`: why it was skipped, or ""; `findings`: a list of `level` ("fail" or "warn"), `where` (label
       of a layer's output, name of a parameter or an input, "" for the whole) and `message`.
@@ -128,7 +129,7 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
         "edits": list(comparison.edits),
         "losses": None if comparison.losses is None else list(map(_json_number, comparison.losses)),
         "row_count": comparison.row_count,
-        "changes": [_json(change) | {"l2_ratio": change.l2_ratio} for change in comparison.changes],
+        "changes": [as_json(change) | {"l2_ratio": change.l2_ratio} for change in comparison.changes],
     }
 
 
@@ -170,13 +171,13 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
         prediction.update(_class_fields(prediction.get("classes")))
     for loss in _dicts([document.get("loss")]):
         loss["value"] = float(loss["value"]) if loss.get("value") in ("nan", "inf", "-inf") else loss.get("value")
-    result: Activations | Gradients = _checked(Gradients if backward else Activations, document)
+    result: Activations | Gradients = checked(Gradients if backward else Activations, document)
     return result
 
 
 def record_from_dict(document: Mapping[str, Any]) -> RunRecord:
     """Return what `run.json` says besides the result; raises as `inspection_from_dict`."""
-    record: RunRecord = _checked(RunRecord, document)
+    record: RunRecord = checked(RunRecord, document)
     return record
 
 
@@ -188,7 +189,12 @@ def _adapter(kind: type) -> "TypeAdapter[tuple[object]]":
     return TypeAdapter(tuple[kind], config=ConfigDict(strict=True, arbitrary_types_allowed=True))  # type: ignore[arg-type, valid-type]
 
 
-def _checked(kind: type, document: Mapping[str, Any]) -> Any:
+def checked(kind: type, document: Mapping[str, Any]) -> Any:
+    """Return a document as a dataclass of this kind, entries of other names left out.
+
+    Raises:
+        ValueError: As `inspection_from_dict`.
+    """
     from pydantic import ValidationError  # noqa: PLC0415 - for reading alone
 
     try:
@@ -244,16 +250,17 @@ def _whole_number(digits: str) -> int:
 
 def _entries(result: Activations | Gradients, *names: str) -> dict[str, Any]:
     values = ((name, getattr(result, name)) for name in names)
-    return {name: [*map(_json, value)] if isinstance(value, tuple) else _json(value) for name, value in values}
+    return {name: [*map(as_json, value)] if isinstance(value, tuple) else as_json(value) for name, value in values}
 
 
-def _json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """Return a part of a result as dicts, lists, text and numbers."""
     if isinstance(value, TensorStatistics):
         return statistics_to_dict(value)
     if isinstance(value, Prediction):
         return {"input_index": value.input_index, "classes": _classes(value)}
     if is_dataclass(value):
-        named = {each.name: _json(getattr(value, each.name)) for each in fields(value) if each.name != "categories"}
+        named = {each.name: as_json(getattr(value, each.name)) for each in fields(value) if each.name != "categories"}
         return named | ({"value": _json_number(value.value)} if isinstance(value, LossRecord) else {})
     return dict(value) if isinstance(value, Mapping) else value
 
@@ -261,8 +268,8 @@ def _json(value: Any) -> Any:
 def _checkpoint(report: CheckReport) -> dict[str, Any]:
     return {
         **_named(report, "checkpoint", "passed", "exit_code", "error", "error_code"),
-        "model": _json(report.model),
-        "inputs": [*map(_json, report.inputs)],
+        "model": as_json(report.model),
+        "inputs": [*map(as_json, report.inputs)],
         "rules": [
             _named(outcome, "rule", "status", "reason")
             | {"findings": [_named(each, "level", "where", "message") for each in outcome.findings]}

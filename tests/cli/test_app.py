@@ -11,7 +11,7 @@ import typer.main
 from hookscope.cli import app as app_module
 from tests.cli.conftest import Run
 
-COMMANDS = ("activations", "check", "checkpoint", "grads", "layers", "models", "report")
+COMMANDS = ("activations", "attribute", "check", "checkpoint", "grads", "layers", "models", "report")
 
 
 def test_these_are_all_commands() -> None:
@@ -180,5 +180,5 @@ def test_every_option_stands_under_a_heading(command: str, run: Run) -> None:
 
 def test_the_summary_of_each_command_is_whole(run: Run) -> None:
     commands = run("--help").stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
-    assert len(commands) == 7
+    assert len(commands) == len(COMMANDS)
     assert all(line.endswith(".") and not line.endswith("...") for line in commands)

@@ -19,6 +19,8 @@ from tests.cli.conftest import CAT, Run, record_of, rows_of
 from tests.cli.test_tensorboard import read
 
 LARGEST_FILE = 200_000
+SCORES = "return nn.Sequential(*tiny(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))"
+
 NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
 
 # In the terminal
@@ -169,6 +171,18 @@ def test_the_command_shows_its_grids_after_its_tables(networks: Path, picture: P
     text = on_a_terminal([*command, "--show"], answers="sixel")
     assert len(re.findall(r"\x1bP[\d;]*q", text)) == 4
     assert text.index("run.json are in") < text.index("\x1bP")
+
+
+def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: Path) -> None:
+    options = ["--target", "0", "--layer", "3", "--sanity", "none", "--resize", "32", "--crop", "32"]
+    (tmp_path / "net.py").write_text(f"{networks.read_text()}\n\ndef scores():\n    {SCORES}\n", encoding="utf-8")
+    given = ["attribute", f"{tmp_path / 'net.py'}:scores", str(CAT), *options, "--out", str(tmp_path / "out"), "--show"]
+    text = on_a_terminal(["-m", "hookscope", *given], answers="nothing")
+    assert text.index("overview.png is the picture") < text.index("▀")
+    [drawn] = half_blocks(text)
+    with Image.open(tmp_path / "out/overview.png") as overview:
+        wanted = np.asarray(overview.convert("RGB").resize(drawn.shape[1::-1]), float)
+    assert np.abs(drawn - wanted).mean() < 1
 
 
 def test_a_pipe_gets_no_pictures_and_stderr_says_so(run: Run) -> None:

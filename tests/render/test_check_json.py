@@ -50,6 +50,7 @@ def test_a_checkpoint_says_all_that_its_report_does() -> None:
                     "size": [640, 480],
                     "shape": [3, 224, 224],
                     "steps": ["resize 256", "crop 224x224"],
+                    "region": None,
                 }
                 for name, digest in (("cat.jpg", "0123abcd"), ("dog.jpg", "4567cdef"))
             ],

@@ -446,7 +446,7 @@ def test_an_empty_activation_is_a_caption(arrangement: str, shape: tuple[int, ..
 
 
 def test_default_colour_maps_equal_those_of_matplotlib() -> None:
-    for name, count in itertools.product(("viridis", "berlin"), (241, 256)):
+    for name, count in itertools.product(("viridis", "inferno", "coolwarm", "berlin"), (241, 256)):
         expected = mpl.colormaps[name](np.linspace(0, 1, count), bytes=True)[:, :3]
         np.testing.assert_array_equal(palettes.colour_levels(name, count), expected)
 

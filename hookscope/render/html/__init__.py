@@ -12,7 +12,7 @@ from hookscope.render.columns import number_text, percent_text, probability_text
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
 from hookscope.render.html.flow import flows_of
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
-from hookscope.render.html.page import model_facts, render_page
+from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import Picture, shrink_all, thumbnail_uri
 from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
@@ -46,6 +46,7 @@ def report_html(run: StoredRun) -> str:
     remarks = [fidelity.sentence] if fidelity.sentence else []
     if left_out:
         remarks.append(f"{counted(left_out, 'grid')} did not fit and are in the run's folder only.")
+    patterns = " ".join(run.record.patterns) or "those that own parameters, and leaves"
     return render_page(
         "report.html",
         {
@@ -61,7 +62,7 @@ def report_html(run: StoredRun) -> str:
         result=run.result,
         title=_title(run),
         facts=_facts(run),
-        making=_making(run),
+        making=making_facts(run.record, run.result, [("Layers asked for", patterns)]),
         remarks=remarks,
         findings=findings_of(run, layers),
         flagged=[layer for layer in layers if layer.flagged],
@@ -132,18 +133,6 @@ def _verified(verification: Verification) -> tuple[str, str, bool]:
     }
     other = f"not the same as without hooks: {verification.difference}"
     return "Verified", words.get(verification.status, other), verification.status == "differs"
-
-
-def _making(run: StoredRun) -> list[tuple[str, str]]:
-    """Return what somebody needs who wants to have it again: term and words, set as code."""
-    record = run.record
-    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
-    patterns = " ".join(record.patterns) or "those that own parameters, and leaves"
-    made = [("Command", record.command), ("Layers asked for", patterns)]
-    made += [("Weights SHA-256", run.result.model.sha256)] if run.result.model.sha256 else []
-    made += [(f"SHA-256 of {PurePath(each.name).name}", each.sha256) for each in run.result.inputs[:8] if each.sha256]
-    made += [("Seed", str(run.result.seed)), ("Versions", versions), ("Platform", record.platform)]
-    return made
 
 
 def _inputs(run: StoredRun) -> list[dict[str, Any]]:

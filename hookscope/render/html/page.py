@@ -5,17 +5,22 @@ Every text is escaped where it enters the page, and none enters the style or the
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookscope.render.columns import integer_text, number_text
+from hookscope.results.activations import Activations
+from hookscope.results.attributions import Attributions
+from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModelInfo
 from hookscope.runs.reports import MARK
+from hookscope.runs.serialize import RunRecord
 from hookscope.text import counted, safe_text, shape_text
 
 
@@ -49,6 +54,17 @@ def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
         ("Parameters", f"{model.parameter_count:,}", False),
         ("Weights", model.weights, model.random),
     ]
+
+
+def making_facts(
+    record: RunRecord, result: Activations | Gradients | Attributions, asked: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Return what somebody needs who wants to have it again: term and words, set as code; `asked` after the command."""
+    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
+    made = [("Command", record.command), *asked]
+    made += [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
+    made += [(f"SHA-256 of {PurePath(each.name).name}", each.sha256) for each in result.inputs[:8] if each.sha256]
+    return [*made, ("Seed", str(result.seed)), ("Versions", versions), ("Platform", record.platform)]
 
 
 def _visible(value: Any) -> Any:

@@ -156,14 +156,21 @@ def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[st
         yield f"here the first {counted(count, 'channel')}"
 
 
-def thumbnail_uri(png: bytes, name: str) -> str:
-    """Return a picture as a data URI, at most 448 pixels a side; an InputError is raised if it is no PNG."""
-    with _opened(png, name) as picture:
+def thumbnail_uri(content: bytes, name: str, side: int = _THUMBNAIL_SIDE) -> str:
+    """Return a picture as a data URI, at most so many pixels a side; InputError if it is neither PNG nor JPEG."""
+    with _opened(content, name) as picture:
         small = picture.convert("RGB")
-    small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
-    small.save(file, "JPEG", quality=88)
+    small.save(file, "JPEG", quality=90)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def png_uri(picture: Image.Image) -> str:
+    """Return a drawing as a data URI."""
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
 def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
@@ -179,10 +186,10 @@ def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
 
 
 @contextmanager
-def _opened(png: bytes, name: str) -> Iterator[Image.Image]:
-    """Open a PNG, and turn whatever is wrong with it into an InputError."""
+def _opened(content: bytes, name: str) -> Iterator[Image.Image]:
+    """Open a PNG or JPEG file, and turn whatever is wrong with it into an InputError."""
     try:
-        with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
+        with Image.open(io.BytesIO(content), formats=["PNG", "JPEG"]) as picture:
             if picture.width * picture.height > _MAX_PIXELS:
                 raise ValueError("too many pixels")  # noqa: TRY301 - told like any other fault
             yield picture

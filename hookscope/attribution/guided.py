@@ -1,0 +1,231 @@
+"""Guided backpropagation and deconvnet: what a ReLU does to the gradient on its way back to the picture.
+
+The rules stand on autograd's graph: every ReLU and ReLU6 leaves a node there, wherever it was called, as a module or
+a function, in any thread, in an exported program's graph. A hook on the node changes the gradient of that very call;
+other uses of its input are left alone, and the forward pass runs as it always does. What cannot be seen is a ReLU in
+TorchScript, which is refused, and in a custom autograd function, which is named.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from hookscope.errors import UsageError
+from hookscope.hooks.autograd import graph_nodes
+from hookscope.hooks.callers import CALL, caller_of, operation_name, source_line
+from hookscope.text import counted
+
+Rule = Literal["guided-backprop", "deconvnet"]
+
+# Called so in labels, by the name of autograd's node without "Backward0". A smooth gate lets a share of every negative
+# value through, which neither rule has an answer to.
+_SMOOTH = {"Gelu": "GELU", "Silu": "SiLU", "Mish": "Mish"}
+_OTHER = {
+    "Celu": "CELU",
+    "Elu": "ELU",
+    "Glu": "GLU",
+    "Hardshrink": "Hardshrink",
+    "Hardsigmoid": "Hardsigmoid",
+    "Hardswish": "Hardswish",
+    "LeakyRelu": "LeakyReLU",
+    "LogSigmoid": "LogSigmoid",
+    "PreluKernel": "PReLU",
+    "RreluWithNoise": "RReLU",
+    "Sigmoid": "Sigmoid",
+    "Softplus": "Softplus",
+    "Softshrink": "Softshrink",
+    "Tanh": "Tanh",
+    "Threshold": "Threshold",
+}
+# Limits that a node has saved: (lower, upper).
+_LIMITS = {
+    "Clamp": ("_saved_min", "_saved_max"),
+    "ClampMin": ("_saved_min", ""),
+    "Hardtanh": ("_saved_min_val", "_saved_max_val"),
+}
+# Operations that may overwrite what they are given, and are activations.
+_IN_PLACE = frozenset(
+    {"relu", "relu6", "clamp", "clip", "clamp_min", "hardtanh", "threshold", "sigmoid", "tanh", "elu", "selu", "celu"}
+    | {"leaky_relu", "rrelu", "silu", "mish", "hardswish", "hardsigmoid", "gelu"}
+)
+ADVICE = "Use --method gradient, input-x-gradient or integrated-gradients."
+"""What to do where a rule cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruled:
+    """What a rule was put on.
+
+    Attributes:
+        changed: How many calls of ReLU and ReLU6 it changed.
+        unchanged: Other activations on the way from the score to the picture by label, "blocks.0.se:sigmoid", each with
+            the reason why the rule left it alone.
+    """
+
+    changed: int
+    unchanged: Mapping[str, str]
+
+
+class ActivationCalls(TorchFunctionMode):
+    """Notes which module or operation made each of autograd's nodes that stands for an activation.
+
+    An activation that overwrites a view has no node that a rule could be put on: autograd hides it in one for the whole
+    tensor. Such a one is computed beside the view and copied into it, to the same values.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        """Name activations by the modules of a network."""
+        super().__init__()
+        self.places: dict[Node, tuple[str, str]] = {}
+        self._names = {id(module): name for name, module in network.named_modules()}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a torch function, and note where it was called if it is an activation."""
+        kwargs = kwargs or {}
+        if _overwrites_a_view(func, args, kwargs):
+            view = args[0]
+            result = func(view.clone(), *args[1:], **kwargs)
+            self._note(result, func)
+            return view.copy_(result)
+        result = func(*args, **kwargs)
+        self._note(result, func)
+        return result
+
+    def _note(self, result: object, func: Callable[..., Any]) -> None:
+        node = result.grad_fn if isinstance(result, Tensor) else None
+        if node is None or node in self.places or not _activation(node):
+            return
+        frame: FrameType | None = sys._getframe(2)
+        caller = caller_of(frame)
+        while frame is not None and frame.f_code is not CALL:
+            frame = frame.f_back
+        module = frame.f_locals.get("self") if frame is not None else None
+        name = self._names.get(id(module), type(module).__name__) or "(model)"
+        label = name if caller is None else f"{name}:{operation_name(func)}"
+        self.places[node] = label, "" if caller is None else source_line(caller)
+
+
+def _overwrites_a_view(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call is an activation's that writes into a view that autograd tracks."""
+    name = operation_name(func)
+    if name not in _IN_PLACE or not args or not isinstance(args[0], Tensor):
+        return False
+    written = getattr(func, "__name__", "").partition(".")[0].endswith("_") or kwargs.get("inplace") is True
+    return (written or any(each is True for each in args[1:])) and args[0].requires_grad and args[0]._is_view()
+
+
+@contextmanager
+def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
+    """Put a rule on every exact ReLU and ReLU6 behind a score, for the length of a `with` block.
+
+    With y = ReLU(x), R the gradient that arrives at y and f the derivative of the ReLU as torch has it:
+
+    - "guided-backprop" passes max(R, 0) · f(x) on (Springenberg et al. 2015, Striving for simplicity, figure 1);
+    - "deconvnet" passes max(R, 0) on (Zeiler and Fergus 2014, Visualizing and understanding convolutional networks,
+      section 2.1).
+
+    Exact ReLUs are `relu`, `relu6`, `clamp(min=0)`, `clamp(0, 6)` and `hardtanh(0, 6)`, in place or not. One that is
+    written with `maximum`, `where`, `threshold` or a product is not recognised.
+
+    Args:
+        rule: Which.
+        score: What the backward pass in the block begins with.
+        calls: Was on during the forward pass.
+
+    Yields:
+        What was changed, and what was not.
+
+    Raises:
+        UsageError: If there is a GELU, SiLU (Swish) or Mish, on which the rules are another method; if there is no ReLU
+            at all, or some code cannot be looked into.
+    """
+    nodes = graph_nodes(score)
+    names = {node: _activation(node) or _by_hand(node) for node in nodes}
+    for node, name in reversed(names.items()):
+        if name in _SMOOTH.values():
+            count = sum(other == name for other in names.values())
+            raise UsageError(
+                f"{rule} is defined for ReLU, and {calls.places.get(node, ('the network',))[0]!r} is {name} "
+                f"({counted(count, 'call')} in all): its gate is smooth, with which this is another method. {ADVICE}"
+            )
+        if name == _SCRIPT:
+            raise UsageError(f"{rule} cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}")
+    relus = [node for node, name in names.items() if name in {"ReLU", "ReLU6"}]
+    if not relus:
+        raise UsageError(f"{rule} would be the plain gradient: no ReLU or ReLU6 leads to the score. {ADVICE}")
+    unchanged: dict[str, str] = {}
+    for node, name in reversed(names.items()):
+        if name and name not in {"ReLU", "ReLU6"}:
+            label, line = calls.places.get(node, (name, ""))
+            inside = " function, whose inside is not seen" if isinstance(node, BackwardCFunction) else ""
+            unchanged.setdefault(
+                label, f"{name}{inside}{f', {line}' if line else ''}: no ReLU, so its gradient is kept"
+            )
+    change = _guided if rule == "guided-backprop" else _deconvnet
+    handles: list[RemovableHandle] = []
+    try:
+        handles += [node.register_hook(change) for node in relus]
+        yield Ruled(len(relus), unchanged)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _guided(grad_inputs: tuple[Tensor | None, ...], _outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    first = grad_inputs[0]
+    return (None if first is None else first.clamp(min=0), *grad_inputs[1:])
+
+
+def _deconvnet(inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    first = grad_outputs[0]
+    return (None if first is None else first.clamp(min=0), *inputs[1:])
+
+
+_SCRIPT = "TorchScript"
+
+
+def _activation(node: Node) -> str:
+    """Return which activation a node stands for; "" if it is none."""
+    if isinstance(node, BackwardCFunction):
+        name = type(node).__name__.removesuffix("Backward")
+        smooth = re.search("gelu|silu|swish|mish", name, re.IGNORECASE)
+        kind = {"swish": "Silu"}.get(smooth[0].lower(), smooth[0].capitalize()) if smooth else ""
+        return _SMOOTH.get(kind, f"custom autograd {name}")
+    if "DifferentiableGraph" in node.name():
+        return _SCRIPT
+    name = re.sub(r"Backward\d*$", "", node.name())
+    if name == "Relu":
+        return "ReLU"
+    if name in _LIMITS:
+        lower, upper = (getattr(node, each, None) for each in _LIMITS[name])
+        known: dict[tuple[object, object], str] = {(0, None): "ReLU", (0, 6): "ReLU6"}
+        fixed = not isinstance(lower, Tensor) and not isinstance(upper, Tensor)
+        return known.get((lower, upper), name) if fixed else name
+    return _SMOOTH.get(name) or _OTHER.get(name, "")
+
+
+def _by_hand(node: Node) -> str:
+    """Recognise x · sigmoid(x), Swish, and x · tanh(softplus(x)), Mish, that are written out."""
+    if not node.name().startswith("MulBackward"):
+        return ""
+    first, second = (node.next_functions + ((None, 0),) * 2)[:2]
+    for gate, gated in ((first, second), (second, first)):
+        names, below = [], gate
+        while below[0] is not None and below[0].name().startswith(("Sigmoid", "Tanh", "Softplus")):
+            names.append(below[0].name().partition("Backward")[0])
+            below = below[0].next_functions[0]
+        if names and below == gated and gated[0] is not None:
+            return {("Sigmoid",): "SiLU", ("Tanh", "Softplus"): "Mish"}.get(tuple(names), "")
+    return ""

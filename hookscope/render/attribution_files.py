@@ -1,0 +1,169 @@
+"""The run directory of `attribute`: the overview first, overlays on the photographs, the maps themselves.
+
+One photograph is in memory at a time, and two overlays on it.
+"""
+
+import platform
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hookscope.errors import UsageError
+from hookscope.render.overlays import overlay, shrunk
+from hookscope.render.overview import draw_overview
+from hookscope.results.attributions import AttributionMap, Attributions
+from hookscope.results.inputs import InputRecord, Photograph, Region
+from hookscope.runs.attributions import SCHEMA_VERSION, StoredPicture, attributions_to_dict
+from hookscope.runs.directory import new_run
+from hookscope.text import counted, safe_text, slug, strict_json
+
+_PAGE_SIDE = 1600  # of the photograph that the page shows; our choice, sharp on any screen
+_AT_ONCE = 2  # overlays in memory: each is as large as the photograph
+_NO_PICTURE = 205  # of 255: the ground of maps without a picture
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAttributions:
+    """A run directory that was written, with what each file of it shows.
+
+    Attributes:
+        pictures: By input.
+        files: By map: "values", "pixels" and "overlay", as paths inside the run.
+    """
+
+    folder: Path
+    pictures: tuple[StoredPicture, ...]
+    files: tuple[dict[str, str | None], ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is to be said of maps that are not drawn over their photograph."""
+        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark))
+
+    @property
+    def last_line(self) -> str:
+        """What the command says of it in the end: the first overview, what else there is, and where."""
+        others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
+        others += [counted(len(self.files), "overlay"), counted(len(self.files), "map")]
+        overview = safe_text(str(self.folder / self.pictures[0].overview))
+        return f"{overview} is the picture; {', '.join(others)}, attribution.json and run.json are beside it"
+
+
+def save_attributions(result: Attributions, path: str | Path, *, command: str = "") -> SavedAttributions:
+    """Write a result as `hookscope attribute` does: whole or not at all, and over nothing but an earlier run.
+
+    Raises:
+        UsageError: If there is nothing to save.
+        OutputError: If something cannot be written.
+    """
+    provenance = result.provenance
+    if provenance is None or not result.inputs:
+        raise UsageError("This run did not finish, so it cannot be saved.")
+    with new_run(Path(path)) as run:
+        pictures: list[StoredPicture] = []
+        files: dict[int, dict[str, str | None]] = {}
+        names = _file_names(result)
+        by_input: dict[int, list[int]] = {}
+        for place, each in enumerate(result.maps):
+            by_input.setdefault(each.input_index, []).append(place)
+        (run.path / "maps").mkdir()
+        (run.path / "overlays").mkdir()
+        (run.path / "inputs").mkdir()
+        for index in range(len(result.inputs)):
+            photograph = photograph_of(result, index)
+            pictures.append(_write_input(run.path, result, index, photograph))
+            places = by_input.get(index, [])
+            write = partial(_write_map, run.path, photograph)
+            # NumPy and zlib let go of the interpreter for most of the work.
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                written = pool.map(write, (result.maps[place] for place in places), (names[place] for place in places))
+                files |= zip(places, written, strict=True)
+        all_files = tuple(files[place] for place in range(len(result.maps)))
+        document = attributions_to_dict(result)
+        maps = [told | each for told, each in zip(document.pop("maps"), all_files, strict=True)]
+        text = strict_json({"schema_version": SCHEMA_VERSION, "method": result.method, "maps": maps})
+        (run.path / "attribution.json").write_text(text, encoding="utf-8")
+        record: dict[str, Any] = {
+            "verb": "attribute",
+            "command": command,
+            "versions": dict(provenance.versions),
+            "platform": platform.platform(),
+            "threads": provenance.threads,
+            "patterns": list(provenance.patterns),
+            "preprocessing": asdict(provenance.preprocessing),
+            "named_inputs": dict(provenance.named_inputs),
+            "unusable_inputs": list(provenance.unusable_inputs),
+            "pictures": [asdict(each) for each in pictures],
+            **provenance.settings,
+            **{name: value for name, value in document.items() if name != "schema_version"},
+        }
+        run.finish(record)
+    return SavedAttributions(Path(path), tuple(pictures), all_files)
+
+
+def photograph_of(result: Attributions, index: int) -> Photograph:
+    """Return what an input's maps are drawn over; an even grey where the result does not say what it was made of."""
+    provenance = result.provenance
+    if provenance is not None and provenance.photographs is not None:
+        return provenance.photographs(result.inputs, index)
+    return _nothing(result.inputs[index])
+
+
+def _nothing(record: InputRecord) -> Photograph:
+    height, width = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
+    grey = np.full((height, width, 3), _NO_PICTURE, np.uint8)
+    return Photograph(grey, Region(0, 0, height, width, height, width), "There is no picture of this input.")
+
+
+def _file_names(result: Attributions) -> list[str]:
+    """Return a name for each map's files: "000-Egyptian-cat-layer4", every one different."""
+    names: list[str] = []
+    taken: set[str] = set()
+    digits = max(3, len(str(len(result.inputs) - 1)))
+    for each in result.maps:
+        parts = (
+            f"{each.input_index:0{digits}d}",
+            slug(each.target.label, 60),
+            *([slug(each.layer, 60)] * bool(each.layer)),
+        )
+        names.append(next(name for name in _candidates("-".join(parts)) if name.casefold() not in taken))
+        taken.add(names[-1].casefold())
+    return names
+
+
+def _candidates(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}-{number}"
+        number += 1
+
+
+def _write_input(folder: Path, result: Attributions, index: int, photograph: Photograph) -> StoredPicture:
+    digits = max(3, len(str(len(result.inputs) - 1)))
+    overview = f"overview-{index:0{digits}d}.png" if index else "overview.png"
+    draw_overview(result, index, photograph).save(folder / overview, compress_level=6)
+    height, width = photograph.pixels.shape[:2]
+    ratio = min(1.0, _PAGE_SIDE / max(height, width))
+    small = shrunk(photograph, max(1, round(height * ratio)), max(1, round(width * ratio)))
+    name = f"inputs/{index:0{digits}d}.jpg"
+    Image.fromarray(small.pixels).save(folder / name, quality=90)
+    return StoredPicture(name, overview, photograph.region, photograph.remark)
+
+
+def _write_map(folder: Path, photograph: Photograph, each: AttributionMap, name: str) -> dict[str, str | None]:
+    values, drawn = f"maps/{name}.npy", f"overlays/{name}.png"
+    np.save(folder / values, np.ascontiguousarray(each.values, np.float32), allow_pickle=False)
+    pixels = None
+    if each.pixels is not None:
+        pixels = f"maps/{name}-pixels.npy"
+        np.save(folder / pixels, np.ascontiguousarray(each.pixels, np.float32), allow_pickle=False)
+    # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
+    Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
+    return {"values": values, "pixels": pixels, "overlay": drawn}

@@ -1,0 +1,116 @@
+"""Where a network looks, in words: a finding, a table of the maps, and whether they can be believed."""
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hookscope.render.columns import Column, draw_table, fold_name, number_text, probability_text, safe_line
+from hookscope.render.terminal import note_lines, title_lines
+from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck
+from hookscope.results.concentration import concentration
+
+_RHO = "\N{GREEK SMALL LETTER RHO}"  # Spearman's rank correlation
+_MOST_LABELS = 6
+_MOST_ROWS = 40  # our choice: a screen
+
+
+def attribution_summary(result: Attributions, *, width: int, full: bool = False) -> Iterator[RenderableType]:
+    """Yield what the command prints: title, finding, table, sanity line."""
+    yield note_lines(result.notes)
+    yield from title_lines(result)
+    if result.maps:
+        yield safe_line(finding_of(result.maps[0], result), overflow="fold")
+        yield _table(result, width, full=full)
+    for each in result.layers:
+        about = f"{each.label} ({each.kind}, {'x'.join(map(str, each.grid))}): {each.reason}"
+        yield safe_line(about, style="dim", overflow="fold")
+    for reason in dict.fromkeys(result.unchanged.values()):
+        labels = [label for label, each in result.unchanged.items() if each == reason]
+        more = "" if full or len(labels) <= _MOST_LABELS else f" and {len(labels) - _MOST_LABELS} more"
+        shown = ", ".join(labels if full else labels[:_MOST_LABELS])
+        yield safe_line(f"left as it is: {shown}{more}, {reason}", style="dim", overflow="fold")
+    if result.sanity:
+        yield sanity_line(result)
+
+
+def finding_of(each: AttributionMap, result: Attributions) -> str:
+    """Return in one sentence what a map says: the target, and where half of what speaks for it lies."""
+    record = result.inputs[each.input_index]
+    name = PurePath(record.name).name or record.name
+    certain = "" if each.target.probability is None else f" {probability_text(each.target.probability)}"
+    box = concentration(each, record)
+    subject = f"{name}, {each.target.label}{certain}: "
+    if box is None:
+        return f"{subject}nothing in the picture speaks for it, the {result.method} map is nowhere above 0."
+    share = f"half of the {result.method} map lies in {_share(box.share)} of what the network sees"
+    return f"{subject}{share}, " + ("so it is spread out." if box.words == "spread out" else f"{_at(box.words)}.")
+
+
+def sanity_line(result: Attributions) -> Text:
+    """Return the checks in one line, each with its number and whether it passed."""
+    line = safe_line("sanity: ")
+    for place, check in enumerate(result.sanity):
+        line.append(" · " if place else "")
+        line.append(check_text(check))
+        line.append(" ok" if check.passed else " failed", style="green" if check.passed else "bold red")
+    return line
+
+
+def check_text(check: SanityCheck) -> str:
+    """Return what a check measured: "deleting the top 10 % 0.41 → 0.06 (random 0.38)"."""
+    if check.name == "deletion":
+        before, *others = (f"{value:.2f}" for value in check.compared_with)
+        random = f" (random {others[0]})" if others else ""
+        return f"deleting the top 10 % {before} → {check.value:.2f}{random}"
+    if check.name == "completeness":
+        return f"completeness gap {check.value * 100:.1f} %"
+    return f"{check.name} {_RHO} {check.value:.2f}"
+
+
+def attribution_warnings(result: Attributions) -> tuple[str, ...]:
+    """Return the warnings of a result, with what each failed check means."""
+    failed = (each for each in result.sanity if not each.passed)
+    meanings = (f"The sanity check '{each.name}' failed. {each.meaning}".rstrip() for each in failed)
+    new = (
+        text for text in meanings if not any(text.endswith(known) or known.endswith(text) for known in result.warnings)
+    )
+    return (*result.warnings, *new)
+
+
+def _table(result: Attributions, width: int, *, full: bool) -> RenderableType:
+    shown = result.maps if full else result.maps[:_MOST_ROWS]
+    records = [result.inputs[each.input_index] for each in shown]
+    boxes = [concentration(each, record) for each, record in zip(shown, records, strict=True)]
+    places = ["" if box is None else f"{_share(box.share)} {box.words}" for box in boxes]
+    columns = [
+        Column("input", [safe_line(PurePath(record.name).name or record.name) for record in records], 11, words=True),
+        Column("target", [safe_line(fold_name(each.target.label, 40)) for each in shown], 0, words=True),
+        Column("score", [safe_line(number_text(each.target.score)) for each in shown], 2),
+        Column("prob.", [safe_line(_probability(each)) for each in shown], 1),
+        Column("layer", [safe_line(each.layer or "(picture)") for each in shown], 3, words=True),
+        Column("grid", [safe_line("x".join(map(str, each.values.shape))) for each in shown], 12),
+        Column("half of it in", [safe_line(place) for place in places], 4, words=True),
+    ]
+    if len(result.inputs) == 1:
+        columns = columns[1:]
+    if all(each.target.probability is None for each in shown):
+        columns = [column for column in columns if column.header != "prob."]
+    table = draw_table(columns, width)
+    if len(shown) == len(result.maps):
+        return table
+    more = safe_line(f"… {len(result.maps) - len(shown):,} more maps, --full shows all", style="dim")
+    return Group(table, more)
+
+
+def _probability(each: AttributionMap) -> str:
+    return "-" if each.target.probability is None else probability_text(each.target.probability)
+
+
+def _share(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "<1%"
+
+
+def _at(words: str) -> str:
+    return {"left": "at the left", "right": "at the right", "centre": "in the centre"}.get(words, f"at the {words}")

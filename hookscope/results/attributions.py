@@ -1,0 +1,161 @@
+"""Where a network looks: one map per input, target and layer, and whether it can be believed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.errors import LayerNotFoundError, nearest
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
+from hookscope.results.provenance import Provenance
+from hookscope.results.showing import Shown, rendered
+from hookscope.text import counted
+
+Method = Literal[
+    "grad-cam",
+    "grad-cam++",
+    "layer-cam",
+    "hires-cam",
+    "guided-backprop",
+    "guided-grad-cam",
+    "deconvnet",
+    "gradient",
+    "input-x-gradient",
+    "integrated-gradients",
+    "smoothgrad",
+    "occlusion",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The number that a map explains, of one input.
+
+    Attributes:
+        label: For people: "Egyptian cat", "tabby - tiger cat", "dog in box 3", "file.py:function".
+        score: Its value: the logit, a difference of logits, a box's score, a sum over pixels.
+        index: Of the class; None where the target is no single class.
+        probability: Softmax over the class scores, 0-1; None where the output is not one row of class scores.
+    """
+
+    label: str
+    score: float
+    index: int | None = None
+    probability: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionMap:
+    """What one input's target owes to each place, as the method gives it: not smoothed, not scaled.
+
+    Attributes:
+        input_index: Of `Attributions.inputs`.
+        layer: Label of the output that was looked at; "" for methods that look at the picture itself.
+        values: (h, w) float32, at the layer's resolution, or the network input's for layer "". Signed where the method
+            is. Row 0 is the top, and the map covers the whole of the network's input, `padding` apart.
+        padding: Rows below and columns at the right that the network added to its input, as shares of the height and
+            width that the map covers.
+        pixels: (C, H, W) float32, what methods that look at the picture give for each of its values; else None.
+    """
+
+    input_index: int
+    target: Target
+    layer: str
+    values: NDArray[np.float32] = field(repr=False, compare=False)
+    padding: tuple[float, float] = (0.0, 0.0)
+    pixels: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChoice:
+    """A layer whose output is looked at.
+
+    Attributes:
+        label: As rows have it: "layer4", "blocks.10", "features#1".
+        kind: Class name of the module.
+        shape: Of its output, batch axis included.
+        grid: (h, w) of the map.
+        reason: Why it was chosen, in a few words: "last spatial output that reaches the target"; "given".
+    """
+
+    label: str
+    kind: str
+    shape: tuple[int, ...]
+    grid: tuple[int, int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SanityCheck:
+    """One test of whether the maps say something about the network and the target.
+
+    Attributes:
+        name: "weights": rank correlation of magnitudes with the map of randomised weights; "class": with the map of the
+            runner-up class; "deletion": the target's probability after the most important tenth of the picture was
+            blurred; "completeness": how far integrated gradients fall short of the score's difference, as a share.
+        value: The number.
+        passed: Whether it is within the limit.
+        compared_with: What it is held against: the probability before, and after blurring as much at random; else ().
+        meaning: A sentence: what the number says, and what to do where the check failed.
+    """
+
+    name: Literal["weights", "class", "deletion", "completeness"]
+    value: float
+    passed: bool
+    compared_with: tuple[float, ...] = ()
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Attributions(Shown):
+    """Where a network looks.
+
+    Attributes:
+        inputs: What the network was given.
+        method: How maps were made.
+        layers: Whose outputs were looked at; () for methods that look at the picture itself.
+        maps: By input, then target, then layer, in the order given.
+        sanity: Checks over all maps of the run; () if none was asked for.
+        unchanged: Activations that a guided rule was asked for and did not change, by label, each with the reason.
+        warnings: Sentences a reader must see; `notes` are no cause for alarm.
+        timings: Seconds by phase.
+    """
+
+    model: ModelInfo
+    inputs: tuple[InputRecord, ...]
+    method: Method
+    layers: tuple[LayerChoice, ...]
+    maps: tuple[AttributionMap, ...]
+    sanity: tuple[SanityCheck, ...] = ()
+    unchanged: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    timings: Mapping[str, float] = field(default_factory=dict)
+    provenance: Provenance | None = None
+
+    def __repr__(self) -> str:
+        parts = (self.method, counted(len(self.maps), "map"), counted(len(self.inputs), "input"))
+        return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of the command: `hookscope.render.attribution_files.save_attributions`."""
+        return Path(rendered(self, "save", path, **options).folder)
+
+    def __getitem__(self, target: str) -> AttributionMap:
+        """Return the first map of a target: "Egyptian cat".
+
+        Raises:
+            LayerNotFoundError: If no map has this target; with the nearest ones.
+        """
+        for each in self.maps:
+            if each.target.label == target:
+                return each
+        labels = dict.fromkeys(each.target.label for each in self.maps)
+        raise LayerNotFoundError(f"There is no map of {target!r}.{nearest(target, labels)}")

@@ -1,0 +1,179 @@
+"""Attributions as dicts, and read back from a run directory, of which nothing is believed before it is checked."""
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from hookscope.results.attributions import AttributionMap, Attributions, Target
+from hookscope.results.concentration import concentration
+from hookscope.results.inputs import Region
+from hookscope.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
+from hookscope.runs.serialize import RunRecord, as_json, checked, record_from_dict
+
+SCHEMA_VERSION = 1
+
+_ENTRIES = ("model", "inputs", "method", "layers")
+_FURTHER = ("sanity", "unchanged", "warnings", "notes", "seed", "device", "dtype", "timings")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMap:
+    """A map in `attribution.json`: what it is of, and its files.
+
+    Attributes:
+        shape: (h, w).
+        values: Path of the map inside the run, (h, w) float32 as NumPy writes it.
+        pixels: Likewise, (C, H, W), of a method that looks at the picture; else None.
+        overlay: Path of the map drawn over the photograph.
+    """
+
+    input_index: int
+    target: Target
+    layer: str
+    padding: tuple[float, float]
+    shape: tuple[int, int]
+    values: str
+    overlay: str
+    pixels: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPicture:
+    """An input in `run.json`, as a picture.
+
+    Attributes:
+        photograph: Path inside the run: upright, at most 1,600 pixels a side.
+        overview: Path inside the run.
+        region: The part of the photograph that the network's input covers, in pixels of its own size.
+        remark: Why it is not the photograph itself, or "".
+    """
+
+    photograph: str
+    overview: str
+    region: Region
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    maps: tuple[StoredMap, ...]
+    pictures: tuple[StoredPicture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAttributions:
+    """A run of `attribute` as it lies on the disk; the maps of the `result` lack `pixels`."""
+
+    folder: Path
+    record: RunRecord
+    result: Attributions
+    maps: tuple[StoredMap, ...]
+    pictures: tuple[StoredPicture, ...]
+
+    def read_picture(self, path: str) -> bytes:
+        """Return the bytes of a picture of the run; raises as `read_inside`."""
+        return read_inside(self.folder, path, MAX_PICTURE_BYTES)
+
+
+def attributions_to_dict(result: Attributions) -> dict[str, Any]:
+    """Return all of `result` but the maps' values as dicts, lists, text and numbers.
+
+    Of each map there are, besides its fields, `shape` (h, w), the least and the greatest value that is finite, `low`
+    and `high`, and `half`: the smallest box that holds half of what is above zero, as a share of the network's input
+    and in pixels of the upright picture, or null.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **_named(result, _ENTRIES),
+        "maps": [map_to_dict(each, result) for each in result.maps],
+        **_named(result, _FURTHER),
+    }
+
+
+def map_to_dict(each: AttributionMap, result: Attributions) -> dict[str, Any]:
+    """Return one map as `attributions_to_dict` does."""
+    finite = each.values[np.isfinite(each.values)]
+    box = concentration(each, result.inputs[each.input_index])
+    return {
+        "input_index": each.input_index,
+        "target": as_json(each.target),
+        "layer": each.layer,
+        "padding": list(each.padding),
+        "shape": list(each.values.shape),
+        "low": float(finite.min()) if finite.size else None,
+        "high": float(finite.max()) if finite.size else None,
+        "half": box and {"share": box.share, "where": box.words, **as_json(box.region)},
+    }
+
+
+def read_attributions(folder: Path) -> StoredAttributions:
+    """Read what `hookscope attribute` wrote.
+
+    Raises:
+        InputError: If it is no run of it, was cut short, is of another version, or does not hold what it says.
+    """
+    record = read_record(folder)
+    document = read_document(folder, "attribution.json", SCHEMA_VERSION)
+    try:
+        files: _Files = checked(_Files, {"maps": _with_nan(document.get("maps")), "pictures": record.get("pictures")})
+    except ValueError as error:
+        place, reason = error.args
+        name = "run.json" if place.startswith("pictures") else "attribution.json"
+        raise refusal(folder, f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
+    try:
+        fields = {name: record.get(name) for name in (*_ENTRIES, *_FURTHER)}
+        for check in fields["sanity"] if isinstance(fields["sanity"], list) else ():
+            if isinstance(check, dict) and check.get("value") is None:
+                check["value"] = math.nan
+        result: Attributions = checked(Attributions, {**fields, "maps": []})
+        # In evidence of a check `layers` are labels.
+        told = record_from_dict({name: value for name, value in record.items() if name != "layers"})
+    except ValueError as error:
+        place, reason = error.args
+        raise refusal(folder, f"its run.json is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
+    if len(files.pictures) != len(result.inputs) or any(each.input_index >= len(result.inputs) for each in files.maps):
+        raise refusal(folder, "its pictures are not those of its inputs")
+    maps = tuple(
+        AttributionMap(each.input_index, each.target, each.layer, _read_values(folder, each), each.padding)
+        for each in files.maps
+    )
+    return StoredAttributions(folder, told, replace(result, maps=maps), files.maps, files.pictures)
+
+
+def _read_values(folder: Path, stored: StoredMap) -> NDArray[np.float32]:
+    """Return a map's values; InputError for a file that is not the array that it should be."""
+    content = read_inside(folder, stored.values, MAX_PICTURE_BYTES)
+    file = io.BytesIO(content)
+    try:
+        if npy.read_magic(file) != (1, 0):
+            raise ValueError("another version")  # noqa: TRY301 - told like any other fault
+        shape, by_columns, dtype = npy.read_array_header_1_0(file)
+        values = np.frombuffer(content, "<f4", offset=file.tell())
+        if shape != stored.shape or by_columns or dtype != np.dtype("<f4") or values.size != math.prod(shape):
+            raise ValueError("another array")  # noqa: TRY301
+        if not all(0 <= each < 1 for each in stored.padding) or not values.size:
+            raise ValueError("no map")  # noqa: TRY301
+    except ValueError as error:
+        raise refusal(folder, f"its file '{stored.values[:200]}' is not the map that attribution.json says") from error
+    return values.reshape(shape)
+
+
+def _with_nan(maps: object) -> object:
+    """Put NaN where JSON has null for a score."""
+    for each in maps if isinstance(maps, list) else ():
+        target = each.get("target") if isinstance(each, dict) else None
+        if isinstance(target, dict) and target.get("score") is None:
+            target["score"] = math.nan
+    return maps
+
+
+def _named(result: Attributions, names: tuple[str, ...]) -> dict[str, Any]:
+    values: Mapping[str, Any] = {name: getattr(result, name) for name in names}
+    return {name: [*map(as_json, each)] if isinstance(each, tuple) else as_json(each) for name, each in values.items()}

@@ -1,0 +1,222 @@
+"""Sanity checks on networks that have learnt something, with maps that are right and maps that cannot be."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hookscope.attribution.pixels import PIXEL_METHODS, map_of
+from hookscope.attribution.question import Question
+from hookscope.attribution.sanity import (
+    DEPTHS,
+    Map,
+    class_check,
+    completeness_check,
+    deletion_check,
+    randomised,
+    rank_correlation,
+    weights_check,
+)
+from hookscope.errors import ModelError
+from hookscope.inputs import load_batches
+from hookscope.models import load_model
+from hookscope.results.attributions import Method
+from tests.networks import batch_of
+
+SIDE = 32
+
+
+def shapes(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return pictures of noise with one of three shapes somewhere, a disc, a bar or a cross, and which it is."""
+    generator = torch.Generator().manual_seed(seed)
+    pictures = 0.3 * torch.randn(count, 3, SIDE, SIDE, generator=generator)
+    kinds = torch.randint(3, (count,), generator=generator)
+    rows, columns = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    for picture, kind in zip(pictures, kinds.tolist(), strict=True):
+        y, x = torch.randint(6, SIDE - 6, (2,), generator=generator).tolist()
+        down, right = (rows - y).abs(), (columns - x).abs()
+        shape = [
+            (down**2 + right**2) <= 20,
+            (down <= 1) & (right <= 5),
+            ((down <= 1) & (right <= 4)) | ((down <= 4) & (right <= 1)),
+        ][kind]
+        picture[:, shape] += 1.5
+    return pictures, kinds
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Module:
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 3),
+    )
+    optimiser = torch.optim.Adam(network.parameters(), 6e-3)
+    pictures, kinds = shapes(800, 1)
+    for _ in range(200):
+        some = torch.randint(800, (64,))
+        optimiser.zero_grad()
+        F.cross_entropy(network(pictures[some]), kinds[some]).backward()
+        optimiser.step()
+    network.eval()
+    pictures, kinds = shapes(200, 10_000)
+    assert float((network(pictures).argmax(1) == kinds).float().mean()) > 0.9
+    for each in network.parameters():
+        each.grad = None
+    return network
+
+
+def maps_by(method: Method, network: nn.Module, pictures: Tensor, classes: Tensor) -> list[Map]:
+    def score(output: object) -> Tensor:
+        assert isinstance(output, Tensor)
+        return output[torch.arange(len(classes)), classes]
+
+    question = Question(network, batch_of(pictures, count=len(pictures)), score)
+    return [*map_of(method, PIXEL_METHODS[method](question).values).numpy()]
+
+
+def edges(pictures: Tensor) -> list[Map]:
+    """Return what a Sobel filter makes of pictures: a map that knows no network."""
+    grey, kernel = pictures.mean(1, keepdim=True), torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]])[None, None]
+    across, down = F.conv2d(grey, kernel, padding=1), F.conv2d(grey, kernel.mT, padding=1)
+    return [*(across**2 + down**2).sqrt()[:, 0].numpy()]
+
+
+def noise(count: int, cells: int = SIDE) -> list[Map]:
+    return [*np.random.default_rng(1).standard_normal((count, cells, cells)).astype(np.float32)]
+
+
+def probability_of(network: nn.Module, classes: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda pictures: network(pictures).softmax(1)[torch.arange(len(classes)), classes]
+
+
+def test_rank_correlation_is_spearmans_with_shared_ranks_for_equal_values() -> None:
+    # Ranks 1 2.5 2.5 4 and 1 3 2 4: deviations -1.5 0 0 1.5 and -1.5 0.5 -0.5 1.5, so 4.5 / √(4.5 · 5).
+    first, second = np.float32([[1, 2], [2, 9]]), np.float32([[-1, 5], [4, 6]])
+    assert rank_correlation(first, second) == pytest.approx(4.5 / math.sqrt(22.5))
+    assert rank_correlation(first, first**3) == pytest.approx(1)
+    assert rank_correlation(first, -first) == pytest.approx(-1)
+    # Without ties 1 - 6 Σd² / (n³ - n): ranks 1 2 3 4 5 and 2 1 4 3 5, Σd² = 4.
+    assert rank_correlation(np.float32([[1, 2, 3, 4, 5]]), np.float32([[20, 1, 40, 30, 90]])) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("other", [np.zeros((2, 2)), np.full((2, 2), np.nan), np.array([[1, np.inf], [0, 2]])])
+def test_maps_without_an_order_correlate_with_none(other: Map) -> None:
+    assert rank_correlation(np.float32([[1, 2], [3, 4]]), other.astype(np.float32)) == 0
+
+
+@pytest.mark.parametrize("share", DEPTHS)
+def test_randomising_moves_values_of_the_last_layers_alone_and_of_a_copy(trained: nn.Module, share: float) -> None:
+    before = {name: value.clone() for name, value in trained.state_dict().items()}
+    found = randomised(trained, share, seed=3)
+    assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
+    moved = ["0", "2", "4", "8"] if share == 1 else ["2", "4", "8"]
+    for name, value in found.state_dict().items():
+        assert torch.equal(value.flatten().sort().values, before[name].flatten().sort().values)
+        assert torch.equal(value, before[name]) == (name.partition(".")[0] not in moved)
+    again = randomised(trained, share, seed=3)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in found.state_dict().items())
+
+
+def test_a_network_that_cannot_be_copied_is_said_in_one_line() -> None:
+    network = nn.Linear(2, 2)
+    network.lines = (each for each in "ab")  # type: ignore[assignment]
+    with pytest.raises(ModelError, match=r"^Linear cannot be copied: TypeError: cannot pickle 'generator' object\.$"):
+        randomised(network, 1.0, 0)
+
+
+@pytest.mark.parametrize("method", ["gradient", "input-x-gradient"])
+def test_gradients_pass_the_first_check_and_an_edge_detector_fails_it(trained: nn.Module, method: Method) -> None:
+    pictures, kinds = shapes(8, 99)
+    honest = weights_check(
+        trained,
+        lambda network: maps_by(method, network, pictures, kinds),
+        maps_by(method, trained, pictures, kinds),
+        seed=0,
+    )
+    assert honest.passed, honest
+    planted = weights_check(trained, lambda _: edges(pictures), edges(pictures), seed=0)
+    assert not planted.passed
+    assert planted.value == pytest.approx(1)
+    assert "as an edge detector's do not" in planted.meaning
+
+
+@pytest.mark.parametrize(("method", "passes"), [("gradient", True), ("guided-backprop", False)])
+def test_guided_backpropagation_of_a_photograph_fails_the_first_two_checks(method: Method, passes: bool) -> None:
+    loaded = load_model("demo")
+    (batch,) = load_batches(["sample_images/cat.jpg"], loaded.preprocessing)
+    network, pictures = loaded.module.eval(), batch.args[0]
+    best = network(pictures).detach().topk(2).indices[0]
+
+    def explain(network: nn.Module, rank: int = 0) -> Sequence[Map]:
+        return maps_by(method, network, pictures, best[rank : rank + 1])
+
+    assert weights_check(network, explain, explain(network), seed=0).passed is passes
+    assert class_check(explain(network), explain(network, 1)).passed is passes
+
+
+def test_gradients_pass_the_second_check_and_mere_activations_fail_it(trained: nn.Module) -> None:
+    pictures, kinds = shapes(8, 99)
+    others = trained(pictures).detach().scatter(1, kinds[:, None], -torch.inf).argmax(1)
+    honest = class_check(maps_by("gradient", trained, pictures, kinds), maps_by("gradient", trained, pictures, others))
+    assert honest.passed, honest
+    activations = [*trained[:6](pictures).detach().mean(1).numpy()]
+    planted = class_check(activations, activations)
+    assert not planted.passed
+    assert planted.value == pytest.approx(1)
+    assert "why it says this class and not that one" in planted.meaning
+
+
+@pytest.mark.parametrize("cells", [4, SIDE])
+def test_blurring_where_the_gradient_is_takes_the_class_away_and_blurring_where_noise_is_does_not(
+    trained: nn.Module, cells: int
+) -> None:
+    pictures, kinds = shapes(40, 99)
+    kinds = trained(pictures).detach().argmax(1)
+    probability = probability_of(trained, kinds)
+    honest = [np.abs(each) for each in maps_by("input-x-gradient", trained, pictures, kinds)]
+    pooled = [F.adaptive_avg_pool2d(torch.tensor(each)[None], 8)[0].numpy() for each in honest]
+    for maps in (honest, pooled):
+        found = deletion_check(pictures, maps, probability, seed=0)
+        assert found.passed, found
+        assert found.value < found.compared_with[1] < found.compared_with[0]
+    planted = deletion_check(pictures, noise(40, cells), probability, seed=0)
+    assert not planted.passed, planted
+
+
+def test_deletion_blurs_a_tenth_and_puts_the_same_shape_elsewhere() -> None:
+    seen: list[Tensor] = []
+
+    def probability(pictures: Tensor) -> Tensor:
+        seen.append(pictures.clone())
+        return torch.full((1,), 0.5)
+
+    picture = torch.rand(1, 3, 20, 30, generator=torch.Generator().manual_seed(0))
+    values = np.zeros((20, 30), np.float32)
+    values[4:10, 5:15] = 1  # 60 of 600 places
+    deletion_check(picture, [values], probability, seed=0)
+    assert torch.equal(seen[0], picture)
+    changed = [(each != picture).any(1)[0] for each in seen[1:]]
+    assert torch.equal(changed[0], torch.as_tensor(values) == 1)
+    assert all(int(each.sum()) == 60 for each in changed)
+    assert len({tuple(each.flatten().tolist()) for each in changed[1:]}) > 5
+
+
+def test_completeness_passes_within_its_limit() -> None:
+    assert completeness_check(0.004, 0.01).passed
+    failed = completeness_check(0.25, 0.01)
+    assert not failed.passed
+    assert failed.meaning.startswith(
+        "The values add up to the difference that the picture makes to the score, but for 25.00%"
+    )

@@ -1,0 +1,83 @@
+"""The photograph that an input was made of is read again, upright and whole, or it is said why not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from hookscope.inputs import load_input
+from hookscope.inputs.batches import Batch
+from hookscope.inputs.photographs import Photographs
+from hookscope.inputs.thumbnails import thumbnails
+from hookscope.results.inputs import InputRecord, Preprocessing, Region
+from tests.inputs.written import random_pixels, save
+
+CROPPED = Preprocessing(resize=20, crop=(20, 20))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_file_is_read_upright(tmp_path: Path, orientation: int):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(tmp_path / "a.png", random_pixels(31, 47), exif=exif)
+    record = load_input(path, CROPPED)[1]
+    shown = Photographs(CROPPED)([record], 0)
+    with Image.open(path) as picture:
+        assert np.array_equal(shown.pixels, np.asarray(ImageOps.exif_transpose(picture)))
+    assert (shown.region, shown.remark) == (record.region, "")
+
+
+def test_greyscale_of_16_bits_is_shown_in_8(tmp_path: Path):
+    path = save(tmp_path / "a.png", np.array([[0, 65535], [32768, 257]], np.uint16))
+    grey = Preprocessing(channels=1, resize=None, crop=None, mean=(), std=())
+    shown = Photographs(grey)([load_input(path, grey)[1]], 0)
+    assert shown.pixels[..., 0].tolist() == [[0, 255], [128, 1]]
+
+
+def test_a_file_that_has_changed_is_not_shown(tmp_path: Path):
+    path = save(tmp_path / "a.png", random_pixels(31, 47))
+    values, record = load_input(path, CROPPED)
+    (seen,) = thumbnails(values[None].numpy(), CROPPED)
+    save(path, random_pixels(31, 47, seed=1))
+    shown = Photographs(CROPPED, seen={record: seen})([record], 0)
+    assert np.array_equal(shown.pixels, seen)
+    assert shown.region == Region(0, 0, 20, 20, 20, 20)
+    assert shown.remark == f"'{path}' has changed since the run. This is what the network saw."
+
+
+def test_a_file_that_is_gone_leaves_an_even_ground_where_nothing_was_kept(tmp_path: Path):
+    path = save(tmp_path / "a.png", random_pixels(31, 47))
+    record = load_input(path, CROPPED)[1]
+    path.unlink()
+    shown = Photographs(CROPPED)([record], 0)
+    assert (shown.pixels == shown.pixels[0, 0]).all()
+    assert shown.pixels.shape == (20, 20, 3)
+    assert "no such file" in shown.remark
+    assert shown.remark.endswith("There is nothing to draw over.")
+
+
+def test_pictures_in_memory_that_look_alike_come_in_their_order():
+    pictures = [Image.fromarray(random_pixels(31, 47, seed=seed)) for seed in range(3)]
+    records = [load_input(picture, CROPPED)[1] for picture in pictures]
+    shown = [Photographs(CROPPED, pictures)(records, index).pixels for index in range(3)]
+    assert all(np.array_equal(each, np.asarray(picture)) for each, picture in zip(shown, pictures, strict=True))
+    assert "which picture" in Photographs(CROPPED, pictures)(records[:2], 0).remark
+
+
+def test_of_tensors_it_is_what_the_network_saw():
+    values = torch.rand(2, 3, 8, 9)
+    record = InputRecord("tensor", None, None, (3, 8, 9), ())
+    plain = Preprocessing(mean=(), std=())
+    shown = Photographs(plain, batch=Batch((values,), (0, 1), (record, record)))([record, record], 1)
+    assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - values[1].numpy()).max() < 0.003
+    assert shown.remark == ""
+
+
+def test_a_tensor_that_is_no_picture_has_an_even_ground():
+    record = InputRecord("a.npy", "ab", None, (12, 8, 9), ())
+    batch = Batch((torch.rand(1, 12, 8, 9),), (0,), (record,))
+    shown = Photographs(CROPPED, batch=batch)([record], 0)
+    assert shown.pixels.shape == (8, 9, 3)
+    assert (shown.pixels == shown.pixels[0, 0]).all()

@@ -1,0 +1,274 @@
+"""What attributions look like as text, HTML, JSON, data frames and run directories, and how those are read back."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hookscope
+from hookscope.errors import InputError, OutputError, UsageError
+from hookscope.render.attribution_text import attribution_warnings, finding_of, sanity_line
+from hookscope.render.overview import draw_overview
+from hookscope.results.attributions import AttributionMap, Target
+from hookscope.results.inputs import Photograph, Region
+from hookscope.runs.attributions import read_attributions
+from tests.render.attributed import CAT, ONE, RESULT, SANITY, TARGETS, corner, photographs
+
+RHO = "\N{GREEK SMALL LETTER RHO}"
+
+
+def test_the_finding_says_where_half_of_the_map_lies() -> None:
+    sentence = "cat.jpg, Egyptian cat 0.40: half of the grad-cam map lies in 6% of what the network sees, at the top."
+    assert finding_of(RESULT.maps[0], RESULT) == sentence.replace("at the top", "at the upper left")
+    nowhere = replace(RESULT.maps[0], values=-corner())
+    assert finding_of(nowhere, RESULT) == (
+        "cat.jpg, Egyptian cat 0.40: nothing in the picture speaks for it, the grad-cam map is nowhere above 0."
+    )
+    even = replace(RESULT.maps[0], values=np.ones((4, 4), np.float32))
+    assert finding_of(even, RESULT).endswith("lies in 50% of what the network sees, so it is spread out.")
+
+
+def test_the_sanity_line_has_every_check_with_its_verdict() -> None:
+    assert sanity_line(RESULT).plain == (
+        f"sanity: weights {RHO} 0.07 ok · class {RHO} 0.91 failed · deleting the top 10 % 0.41 → 0.06 (random 0.38) ok"
+    )
+
+
+def test_a_check_that_failed_is_a_warning_with_its_meaning_once() -> None:
+    meaning = f"The sanity check 'class' failed. {SANITY[1].meaning}"
+    assert attribution_warnings(RESULT) == ("A warning.", meaning)
+    assert attribution_warnings(replace(RESULT, warnings=(SANITY[1].meaning,))) == (SANITY[1].meaning,)
+
+
+def test_it_prints_as_a_finding_and_a_table() -> None:
+    text = " ".join(str(RESULT).split())
+    assert "cat.jpg, Egyptian cat 0.40: half of the grad-cam map" in text
+    assert "cat.jpg tabby - tiger cat -0.5000 - layer4 4x4 6% upper left" in text
+    assert "left as it is: features.3.act, SiLU is no ReLU" in text
+    assert "layer4 (Sequential, 4x4): last spatial output that reaches the target" in text
+
+
+def test_many_maps_are_folded() -> None:
+    many = replace(RESULT, maps=RESULT.maps * 20)
+    assert "… 80 more maps, --full shows all" in str(many)
+
+
+def test_a_notebook_shows_the_overviews() -> None:
+    html = RESULT._repr_html_()
+    assert html.count("data:image/png;base64,") == 3
+    assert "Where demo looks in photos/cat.jpg for Egyptian cat, tabby - tiger cat" in html
+
+
+def test_json_has_everything_but_the_values() -> None:
+    document = json.loads(RESULT.to_json())
+    assert document["maps"][1] == {
+        "input_index": 0,
+        "target": {"label": "tabby - tiger cat", "score": -0.5, "index": None, "probability": None},
+        "layer": "layer4",
+        "padding": [0, 0],
+        "shape": [4, 4],
+        "low": -0.125,
+        "high": 0.25,
+        "half": {
+            "share": 1 / 16,
+            "where": "upper left",
+            "top": 0,
+            "left": 20,
+            "bottom": 15,
+            "right": 35,
+            "height": 60,
+            "width": 100,
+        },
+    }
+    assert [each["passed"] for each in document["sanity"]] == [True, False, True]
+
+
+def test_a_data_frame_has_a_row_a_map() -> None:
+    frame = RESULT.to_pandas()
+    assert list(frame["target"][:2]) == ["Egyptian cat", "tabby - tiger cat"]
+    assert list(frame["score"][:2]) == [8.75, -0.5]
+    assert set(frame["half_where"]) == {"upper left"}
+
+
+def test_a_run_is_read_back_as_it_was(tmp_path: Path) -> None:
+    pixels = replace(RESULT.maps[0], pixels=np.ones((3, 8, 8), np.float32))
+    result = replace(RESULT, maps=(pixels, *RESULT.maps[1:]))
+    assert result.save(tmp_path / "run") == tmp_path / "run"
+    stored = read_attributions(tmp_path / "run")
+    for ours, theirs in zip(result.maps, stored.result.maps, strict=True):
+        assert np.array_equal(theirs.values, ours.values)
+        assert (theirs.input_index, theirs.target, theirs.layer) == (ours.input_index, ours.target, ours.layer)
+    assert stored.result == replace(RESULT, maps=stored.result.maps, provenance=None, unchanged=stored.result.unchanged)
+    assert dict(stored.result.unchanged) == RESULT.unchanged
+    assert [each.remark for each in stored.pictures] == ["", "", "This is what the network saw."]
+    assert np.array_equal(np.load(tmp_path / "run" / str(stored.maps[0].pixels)), pixels.pixels)
+
+
+def test_scores_that_are_no_numbers_come_back_as_nan(tmp_path: Path) -> None:
+    nan = float("nan")
+    odd = replace(ONE, maps=(replace(ONE.maps[0], target=Target("cat", nan)),), sanity=(replace(SANITY[0], value=nan),))
+    stored = read_attributions(odd.save(tmp_path / "run")).result
+    assert np.isnan([stored.maps[0].target.score, stored.sanity[0].value]).all()
+
+
+def test_targets_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
+    hostile = [Target(name, 1.0) for name in ("cat", "CAT", "cat", "../../cat", "c\x00a/t", "", "ü" * 300)]
+    maps = tuple(AttributionMap(0, target, "", corner(8, 8)) for target in hostile)
+    replace(ONE, maps=maps).save(tmp_path / "run")
+    names = [each.name for each in (tmp_path / "run/maps").iterdir()]
+    assert len({name.casefold() for name in names}) == len(hostile)
+    assert all((tmp_path / "run/overlays" / name.replace(".npy", ".png")).is_file() for name in names)
+
+
+def test_a_run_that_did_not_finish_is_not_saved_and_nothing_foreign_is_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did not finish"):
+        replace(ONE, provenance=None).save(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.txt").write_text("words")
+    with pytest.raises(OutputError, match="not a hookscope run"):
+        ONE.save(tmp_path / "run")
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_a_failure_on_the_way_leaves_no_trace(tmp_path: Path) -> None:
+    def breaks(_inputs: object, index: int) -> Photograph:
+        if index == 1:
+            raise KeyboardInterrupt
+        return photographs(RESULT.inputs, index)
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(RESULT, provenance=replace(RESULT.provenance, photographs=breaks)).save(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_photograph_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    def large(_inputs: object, _index: int) -> Photograph:
+        return Photograph(np.zeros((1500, 1500, 3), np.uint8), Region(0, 0, 1500, 1500, 1500, 1500))
+
+    def peak(count: int) -> int:
+        result = replace(
+            ONE,
+            inputs=(CAT,) * count,
+            maps=tuple(replace(ONE.maps[0], input_index=index) for index in range(count)),
+            provenance=replace(ONE.provenance, photographs=large),
+        )
+        tracemalloc.start()
+        result.save(tmp_path / str(count))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak(1) > 1500 * 1500 * 3
+    assert peak(5) < 1.3 * peak(1)
+
+
+def change(name: str, edit: Callable[[dict], object]) -> Callable[[Path], None]:
+    def apply(run: Path) -> None:
+        document = json.loads((run / name).read_bytes())
+        edit(document)
+        (run / name).write_text(json.dumps(document), encoding="utf-8")
+
+    return apply
+
+
+def first_map(run: Path) -> Path:
+    return run / "maps" / "000-Egyptian-cat-layer4.npy"
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no attribution.json": (lambda run: (run / "attribution.json").unlink(), "'attribution.json' is missing"),
+    "another version": (change("attribution.json", lambda it: it.update(schema_version=9)), "has schema version 9"),
+    "no maps": (change("attribution.json", lambda it: it.pop("maps")), "attribution.json is not as hookscope writes"),
+    "text as index": (
+        change("attribution.json", lambda it: it["maps"][0].update(input_index="0")),
+        "maps.0.input_index",
+    ),
+    "an input that is not there": (
+        change("attribution.json", lambda it: it["maps"][0].update(input_index=7)),
+        "not those of its inputs",
+    ),
+    "a path outside": (
+        change("attribution.json", lambda it: it["maps"][0].update(values="../a.npy")),
+        "not inside the folder",
+    ),
+    "another shape": (change("attribution.json", lambda it: it["maps"][0].update(shape=[2, 8])), "is not the map"),
+    "all of it padding": (
+        change("attribution.json", lambda it: it["maps"][0].update(padding=[1, 0])),
+        "is not the map",
+    ),
+    "a pickle": (lambda run: np.save(first_map(run), np.array([{}], object)), "is not the map"),
+    "whole numbers": (lambda run: np.save(first_map(run), np.ones((4, 4), np.int32)), "is not the map"),
+    "cut off": (lambda run: first_map(run).write_bytes(first_map(run).read_bytes()[:-1]), "is not the map"),
+    "no pictures": (change("run.json", lambda it: it.pop("pictures")), "run.json is not as hookscope writes it: pict"),
+    "too few pictures": (change("run.json", lambda it: it.update(pictures=[])), "not those of its inputs"),
+    "no method": (change("run.json", lambda it: it.update(method="guess")), "run.json is not as hookscope writes it"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
+    run = ONE.save(tmp_path / "run")
+    damage(run)
+    with pytest.raises(InputError) as caught:
+        hookscope.report(run)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["overview.png", "inputs/000.jpg"])
+def test_a_picture_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    run = ONE.save(tmp_path / "run")
+    (run / name).write_bytes(b"GIF89a")
+    with pytest.raises(InputError, match="no picture of a run"):
+        hookscope.report(run)
+
+
+SHAPES = {"photograph": (300, 451), "panorama": (200, 600), "portrait": (451, 300), "tiny": (3, 5), "strip": (900, 20)}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("targets", [1, 2, 5])
+def test_an_overview_is_1200_pixels_wide_and_shows_every_map(shape: tuple[int, int], layers: int, targets: int) -> None:
+    maps = tuple(
+        AttributionMap(0, Target(f"class {target}", 1.0), f"layer{layer}", corner(signed=target == 1))
+        for target in range(targets)
+        for layer in range(layers)
+    )
+    height, width = shape
+    region = Region(0, 0, height, width, height, width)
+    ground = Photograph(np.full((*shape, 3), 128, np.uint8), region)
+    drawn = draw_overview(replace(ONE, maps=maps, sanity=()), 0, ground)
+    assert drawn.width == 1200
+    # The strongest colour stands in each map's upper left cell, and in each colour bar once more.
+    pixels = np.asarray(drawn).astype(int)
+    strong = (pixels[..., 0] > 200) & (pixels[..., 2] < 170) & (pixels[..., 1] > 150)
+    signed = (pixels[..., 0] > 140) & (pixels[..., 1] < 70) & (pixels[..., 2] < 90)
+    assert strong.any() or targets == 2
+    assert signed.any() == (targets > 1)
+    assert (pixels[0] == 255).all()
+
+
+def test_text_of_any_kind_fits_into_an_overview() -> None:
+    odd = Target("a" * 300 + " \x1b[31m\u202eü", 1e300, None, 0.0)
+    record = replace(CAT, name="b" * 400 + ".jpg")
+    result = replace(ONE, inputs=(record,), maps=(AttributionMap(0, odd, "c" * 200, corner()),))
+    assert draw_overview(result, 0, photographs(result.inputs, 0)).width == 1200
+
+
+def test_an_overview_says_that_weights_are_random_and_what_failed() -> None:
+    plain = draw_overview(replace(ONE, sanity=()), 0, photographs(ONE.inputs, 0))
+    failed = draw_overview(ONE, 0, photographs(ONE.inputs, 0))
+    assert failed.height > plain.height
+    red = np.asarray(failed).astype(int)[plain.height - 30 :]
+    assert ((red[..., 0] > 140) & (red[..., 1] < 60)).any()
+
+
+def test_the_page_of_a_result_needs_no_run_directory(tmp_path: Path) -> None:
+    page = hookscope.report(ONE, tmp_path / "a.html").read_text(encoding="utf-8")
+    assert TARGETS[0].label in page
+    assert [each.name for each in tmp_path.iterdir()] == ["a.html"]
