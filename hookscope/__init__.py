@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hookscope.results.showing import RENDERERS
 
 if TYPE_CHECKING:
-    from hookscope.api import activations, check, checkpoint, grads, layers, report
+    from hookscope.api import activations, attribute, check, checkpoint, grads, layers, report
     from hookscope.errors import (
         CheckpointError,
         HookscopeError,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel, load_model
     from hookscope.render.grids import draw_grid
     from hookscope.results.activations import Activations
+    from hookscope.results.attributions import Attributions
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
     from hookscope.results.gradients import Gradients
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Activations",
+    "Attributions",
     "CheckReport",
     "CheckpointContents",
     "CheckpointError",
@@ -57,6 +59,7 @@ __all__ = [
     "UntrustedFileError",
     "UsageError",
     "activations",
+    "attribute",
     "capture",
     "check",
     "checkpoint",
@@ -74,6 +77,7 @@ __all__ = [
 _HOMES = {
     "api": (
         "activations",
+        "attribute",
         "check",
         "checkpoint",
         "grads",
@@ -90,6 +94,7 @@ _HOMES = {
     ),
     "render.grids": ("draw_grid",),
     "results.activations": ("Activations",),
+    "results.attributions": ("Attributions",),
     "results.gradients": ("Gradients",),
     "results.check": ("CheckReport",),
     "results.contents": ("CheckpointContents",),

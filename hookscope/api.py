@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hookscope.inspection.session import Images, OnError, OnProgress
     from hookscope.models import FileOptions, LoadedModel
     from hookscope.results.activations import Activations
+    from hookscope.results.attributions import Attributions, Method
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
     from hookscope.results.gradients import Gradients
@@ -270,6 +271,97 @@ def grads(  # noqa: D417 - those of `activations` are described there
         grids_for=grids_for,
         max_channels=max_channels,
         output_key=output_key,
+    )
+
+
+def attribute(  # noqa: D417 - those of `activations` are described there
+    model: Model,
+    images: Images = (),
+    *,
+    method: Method = "grad-cam",
+    target: str | int | Sequence[str | int] = (),
+    top: int | None = None,
+    layer: Texts = (),
+    tokens: str | None = None,
+    sanity: Literal["none", "quick", "full"] = "quick",
+    output_key: str | None = None,
+    weights: str = "auto",
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    trust: bool = False,
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    batch_size: int = 8,
+    device: str = "auto",
+    dtype: Dtype | None = None,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+    on_error: OnError | None = None,
+) -> Attributions:
+    """Say where a model looks: which places of a picture its score for a class comes from.
+
+        >>> import hookscope
+        >>> looks = hookscope.attribute("demo", "sample_images/cat.jpg", target="Egyptian cat", sanity="none")
+        >>> looks["Egyptian cat"].values.shape
+        (7, 7)
+
+    A module is left as it was, where it is. Arguments that are not described here are those of `activations`.
+
+    Args:
+        method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" look at a layer, "gradient", "input-x-gradient",
+            "guided-backprop", "deconvnet", "integrated-gradients", "smoothgrad" and "occlusion" at the picture itself,
+            "guided-grad-cam" at both.
+        target: What to explain: classes by index or name, one against another ("tabby-tiger cat"), a detector's boxes
+            ("box:0", or the best of a class), a class's pixels where each pixel has scores, or the number per input
+            that a function of the network's output returns ("file.py:function"). Several, in a list or with commas,
+            are each explained.
+        top: Explain the best so many of each input instead; without either the best one.
+        layer: Names of layers, or patterns; none means the last that says where.
+        tokens: How tokens lie on the picture, where that cannot be told: "prefix=1,grid=14x14", height first.
+        sanity: Which checks of the maps to make: "none", "quick" on the first batch, "full" on all inputs.
+        output_key: Which of several outputs holds the scores.
+
+    Returns:
+        The maps: `looks["Egyptian cat"]` is that of a target, `looks.save("runs/a")` writes the command's run
+        directory.
+
+    Raises:
+        HookscopeError: As for `activations`; `UsageError` also where a layer or a network has nothing to explain by.
+    """
+    from hookscope.attribution.running import run_attribution
+    from hookscope.inspection.session import open_session
+
+    began = time.perf_counter()
+    reading = _file_options(trust, key, allow_missing, allow_unexpected)
+    loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
+    session = open_session(
+        loaded,
+        images,
+        _texts(input),
+        began=began,
+        seed=seed,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    )
+    return run_attribution(
+        session,
+        method=method,
+        targets=[str(each) for each in _texts(target)],
+        top=top,
+        layers=_texts(layer),
+        tokens=tokens,
+        sanity=sanity,
+        batch_size=batch_size,
+        output_key=output_key,
+        on_progress=on_progress,
+        on_error=on_error,
     )
 
 

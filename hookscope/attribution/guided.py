@@ -107,7 +107,7 @@ class ActivationCalls(TorchFunctionMode):
         node = result.grad_fn if isinstance(result, Tensor) else None
         if node is None or node in self.places or not _activation(node):
             return
-        frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - of the call
+        frame: FrameType | None = sys._getframe(2)
         caller = caller_of(frame)
         while frame is not None and frame.f_code is not CALL:
             frame = frame.f_back
@@ -123,7 +123,7 @@ def _overwrites_a_view(func: Callable[..., Any], args: Any, kwargs: dict[str, An
     if name not in _IN_PLACE or not args or not isinstance(args[0], Tensor):
         return False
     written = getattr(func, "__name__", "").partition(".")[0].endswith("_") or kwargs.get("inplace") is True
-    return (written or any(each is True for each in args[1:])) and args[0].requires_grad and args[0]._is_view()  # noqa: SLF001
+    return (written or any(each is True for each in args[1:])) and args[0].requires_grad and args[0]._is_view()
 
 
 @contextmanager

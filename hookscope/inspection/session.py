@@ -178,7 +178,7 @@ def run_forward(
     if save_tensors:
         options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
     options["on_batch"] = collector.end_batch
-    report = _reporter(session, on_error)
+    report = reporter(session, on_error)
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
     labels = {row.label for row in inspection.rows}
@@ -186,7 +186,7 @@ def run_forward(
         inspection,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(labels),
-        provenance=_provenance(session, layers, {"edits": list(edits)} if inspection.comparison else {}),
+        provenance=provenance_of(session, layers, {"edits": list(edits)} if inspection.comparison else {}),
     )
 
 
@@ -225,7 +225,7 @@ def run_backward(
     )
     run = partial(alone, ops=ops, include_inputs=include_inputs, distributions=True, verify=verify)
     collector = TensorCollector(_input_count(session), on_progress)
-    report = _reporter(session, on_error)
+    report = reporter(session, on_error)
     options |= {
         "on_tensor": collector.collect if save_tensors else None,
         "on_batch": collector.end_batch,
@@ -244,7 +244,7 @@ def run_backward(
         verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(labels),
-        provenance=_provenance(session, layers, {"edits": list(edits), **settings, "autocast": autocast}),
+        provenance=provenance_of(session, layers, {"edits": list(edits), **settings, "autocast": autocast}),
     )
 
 
@@ -350,7 +350,8 @@ def _input_count(session: Session) -> int:
     return len(session.inputs.files) or session.inputs.input_count()
 
 
-def _reporter(session: Session, on_error: OnError | None) -> OnError | None:
+def reporter(session: Session, on_error: OnError | None) -> OnError | None:
+    """Return an `on_error` that notes each unusable input in the session as well; None for None."""
     if on_error is None:
         return None
 
@@ -361,7 +362,8 @@ def _reporter(session: Session, on_error: OnError | None) -> OnError | None:
     return report
 
 
-def _provenance(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:
+def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:
+    """Return what a run of the session was made with; `patterns` are those of layers."""
     named = {each.name: asdict(each.record) if each.record else each.value for each in session.inputs.named}
     packages = ("hookscope", "torch", "torchvision", "numpy", "pillow")
     return Provenance(

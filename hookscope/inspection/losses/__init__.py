@@ -1,7 +1,19 @@
 """Turn what a network returned into the one number to differentiate."""
 
-from hookscope.inspection.losses.choosing import Loss, LossValue, choose_loss, output_at
-from hookscope.inspection.losses.formulas import LOSSES
-from hookscope.inspection.losses.targets import Output
+from hookscope.inspection.losses.choosing import Loss, LossValue, choose_loss, main_output, output_at
+from hookscope.inspection.losses.formulas import LOSSES, is_softmax, real
+from hookscope.inspection.losses.targets import Output, class_index, required_class
 
-__all__ = ["LOSSES", "Loss", "LossValue", "Output", "choose_loss", "output_at"]
+__all__ = [
+    "LOSSES",
+    "Loss",
+    "LossValue",
+    "Output",
+    "choose_loss",
+    "class_index",
+    "is_softmax",
+    "main_output",
+    "output_at",
+    "real",
+    "required_class",
+]

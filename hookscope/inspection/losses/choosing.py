@@ -167,7 +167,7 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
     else:
         if own_losses:
             raise UsageError(f"{name} needs an output, but the model returned its own losses: take --loss projection.")
-        main = _main(used)
+        main = main_output(used)
         others = ", ".join(each.label for each in used if each is not main)
         used = [main]
         result = OF_ONE[name](main, task)
@@ -178,8 +178,8 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
     return LossValue(result.value, name, result.target, labels, (*warnings, *result.warnings))
 
 
-def _main(outputs: Sequence[Output]) -> Output:
-    """Return the output that a loss of one output takes."""
+def main_output(outputs: Sequence[Output]) -> Output:
+    """Return the output that is meant where one is: that called "logits", "out" or "output", or else the first."""
     named = {each.path: each for each in outputs}
     paths = [path for name in _MAIN_NAMES for path in (f".{name}", f"['{name}']") if path in named]
     return named[paths[0]] if paths else next((each for each in outputs if each.tensor.dim()), outputs[0])
@@ -252,7 +252,7 @@ def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
         raise UsageError(
             f"{task.loss} cannot be given {wanted.kind}: there is no floating-point tensor to make it from."
         )
-    main = _main(outputs)
+    main = main_output(outputs)
     return value_target(real(main.tensor), main, task)
 
 

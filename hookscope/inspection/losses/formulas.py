@@ -79,7 +79,7 @@ def _logit(output: Output, task: Task) -> Result:
     rows = _rows(values, _class_axis(values, output, task))  # (N, C, *positions)
     classes, text = class_target(rows, output, task)
     warnings: tuple[str, ...] = ()
-    if _is_softmax(rows, output):
+    if is_softmax(rows, output):
         rows, warnings = _log(rows), (_softmax_warning(output, task),)
     picked = rows.gather(1, classes.unsqueeze(1))  # (N, 1, *positions)
     return Result(picked.flatten(1).mean(1).sum(), text, warnings)
@@ -108,7 +108,7 @@ def _rows(values: Tensor, axis: int) -> Tensor:
 
 def _log_probabilities(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, bool, tuple[str, ...]]:
     """Return log p of each class, whether these are normalised, and what has to be said about it."""
-    if _is_softmax(rows, output):
+    if is_softmax(rows, output):
         return _log(rows), True, (_softmax_warning(output, task),)
     if task.loss == "ce":
         return rows.log_softmax(1), True, ()
@@ -118,7 +118,8 @@ def _log_probabilities(rows: Tensor, output: Output, task: Task) -> tuple[Tensor
     return rows, False, (warning,)
 
 
-def _is_softmax(rows: Tensor, output: Output) -> bool:
+def is_softmax(rows: Tensor, output: Output) -> bool:
+    """Tell whether rows (N, C, ...) of an output are probabilities over the classes already."""
     return _sums_to_one(rows.detach(), {1}, _tolerance(output))
 
 

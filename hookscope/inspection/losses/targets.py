@@ -96,13 +96,18 @@ def read_target(
 
 def _read_classes(text: str, categories: Sequence[str]) -> tuple[int, ...]:
     """Read class indices and names with commas between them; a name may itself hold commas."""
-    whole = _class_index(text, categories)
+    whole = class_index(text, categories)
     parts = [text] if whole is not None else text.split(",")
-    return tuple(_required_class(part, categories) for part in parts)
+    return tuple(required_class(part, categories) for part in parts)
 
 
-def _required_class(text: str, categories: Sequence[str]) -> int:
-    index = _class_index(text, categories)
+def required_class(text: str, categories: Sequence[str]) -> int:
+    """Return the index of the class that `text` names, as `class_index` does.
+
+    Raises:
+        UsageError: If there is no such class, with the nearest names.
+    """
+    index = class_index(text, categories)
     if index is not None:
         return index
     shown = safe_text(text.strip())
@@ -113,8 +118,12 @@ def _required_class(text: str, categories: Sequence[str]) -> int:
     )
 
 
-def _class_index(text: str, categories: Sequence[str]) -> int | None:
-    """Return the index of the class that `text` names, by number, whole name or one of its synonyms."""
+def class_index(text: str, categories: Sequence[str]) -> int | None:
+    """Return the index of the class that `text` names, by number, whole name or one of its synonyms; None if none is.
+
+    Raises:
+        UsageError: If several classes have the name.
+    """
     wanted = text.strip().lower()
     if re.fullmatch(r"[0-9]{1,9}", wanted):
         return int(wanted)

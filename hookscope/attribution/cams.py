@@ -1,0 +1,96 @@
+"""Class activation maps: one map from what a layer returned and the gradient of a score with respect to it."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+
+def grad_cam(activation: Tensor, gradient: Tensor) -> Tensor:
+    """Weigh each channel by the mean of its gradient, and keep what speaks for the score.
+
+    M = ReLU(sum_k a_k A_k), a_k = mean over positions of dy/dA_k.
+
+    Args:
+        activation: A, what the layer returned, (N, C, h, w).
+        gradient: dy/dA, of the same shape.
+
+    Returns:
+        The maps, (N, h, w), 0 or above, not scaled.
+
+    Source:
+        Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017,
+        equations 1 and 2.
+    """
+    return (gradient.mean((2, 3), keepdim=True) * activation).sum(1).clamp(min=0)
+
+
+def grad_cam_plus_plus(activation: Tensor, gradient: Tensor) -> Tensor:
+    """Weigh the positions of a channel so that each of several objects counts, however small it is.
+
+    M = ReLU(sum_k w_k A_k), w_k = sum over positions of a ReLU(g), g = dy/dA_k, and at each position
+    a = g^2 / (2 g^2 + g^3 sum over positions of A_k), 0 where g is.
+
+    The paper differentiates exp(y), so that higher derivatives are powers of g; the factor exp(y), which is one number
+    for the whole map, is left out.
+
+    Args:
+        activation: A, (N, C, h, w).
+        gradient: g, of the same shape.
+
+    Returns:
+        The maps, (N, h, w), 0 or above, not scaled.
+
+    Source:
+        Chattopadhay et al., Grad-CAM++: Generalized Gradient-based Visual Explanations for Deep Convolutional Networks,
+        WACV 2018, equations 10 and 19.
+    """
+    # Divided by g^2, so that small gradients keep their digits.
+    divisor = 2 + gradient * activation.sum((2, 3), keepdim=True)
+    share = divisor.reciprocal().where((divisor != 0) & (gradient != 0), 0)
+    weight = (share * gradient.clamp(min=0)).sum((2, 3), keepdim=True)
+    return (weight * activation).sum(1).clamp(min=0)
+
+
+def layer_cam(activation: Tensor, gradient: Tensor) -> Tensor:
+    """Weigh each position of each channel by its own gradient where that is positive: fit for early layers too.
+
+    M = ReLU(sum_k ReLU(dy/dA_k) A_k).
+
+    Args:
+        activation: A, (N, C, h, w).
+        gradient: dy/dA, of the same shape.
+
+    Returns:
+        The maps, (N, h, w), 0 or above, not scaled.
+
+    Source:
+        Jiang et al., LayerCAM: Exploring Hierarchical Class Activation Maps for Localization, IEEE Transactions on
+        Image Processing 30, 2021, equations 5 to 7.
+    """
+    return (gradient.clamp(min=0) * activation).sum(1).clamp(min=0)
+
+
+def hires_cam(activation: Tensor, gradient: Tensor) -> Tensor:
+    """Weigh each position of each channel by its own gradient, signs and all.
+
+    M = sum_k dy/dA_k A_k. Where a single linear layer follows, M adds up to the score less its bias.
+
+    Args:
+        activation: A, (N, C, h, w).
+        gradient: dy/dA, of the same shape.
+
+    Returns:
+        The maps, (N, h, w), signed, not scaled.
+
+    Source:
+        Draelos and Carin, Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural networks,
+        arXiv 2011.08891, 2020, section 3.
+    """
+    return (gradient * activation).sum(1)
+
+
+CAMS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {"grad-cam": grad_cam, "grad-cam++": grad_cam_plus_plus, "layer-cam": layer_cam, "hires-cam": hires_cam}
+)
+"""The maps by name, each a function of activation and gradient, both (N, C, h, w)."""

@@ -1,0 +1,128 @@
+"""Make the maps of one batch by any method: of layers, of the picture itself, or of both."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
+from torch import Tensor, nn
+
+from hookscope.attribution.cams import CAMS
+from hookscope.attribution.looking import LayerLook, LookedAt
+from hookscope.attribution.passes import Passes, model_errors, run_output
+from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, map_of
+from hookscope.attribution.question import Question
+from hookscope.attribution.scores import BatchTarget
+from hookscope.inputs import Batch
+from hookscope.results.attributions import Method
+
+# The methods of layer and picture at once, and whose maps and pixels they multiply.
+_OF_BOTH: Mapping[str, tuple[str, Method]] = {"guided-grad-cam": ("grad-cam", "guided-backprop")}
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The maps of one batch.
+
+    Attributes:
+        looked: The layers; () for methods that look at the picture itself.
+        maps: By target, then by layer, (N, h, w), float32 on the CPU; where there is no layer, one.
+        pixels: Likewise what there is for each value of the picture, (N, C, H, W); () for methods of layers alone.
+        gap: As in `Pixels`, the greatest.
+    """
+
+    targets: Sequence[BatchTarget]
+    looked: Sequence[LookedAt]
+    maps: Sequence[Sequence[Tensor]]
+    pixels: Sequence[Sequence[Tensor]] = ()
+    unchanged: Mapping[str, str] = field(default_factory=dict)
+    gap: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def looks_at_layers(method: str) -> bool:
+    """Tell whether a method needs a layer."""
+    return method in CAMS or method in _OF_BOTH
+
+
+def explain(looking: LayerLook, batch: Batch, method: Method) -> Explained:
+    """Make the maps of a batch.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+        NotReachedError: If no layer has a gradient for all its inputs.
+        UsageError: If the network, a layer or a target does not go with the method.
+    """
+    passes = looking.passes
+    if looks_at_layers(method):
+        targets, looked = looking.look(batch)
+        if method in CAMS:
+            return Explained(targets, looked, maps_of_layers(method, looked, len(targets)))
+        with looking.paused():
+            return _of_both(passes, batch, method, targets, looked)
+    with torch.no_grad():
+        targets = passes.targets_of(run_output(passes, batch), batch)
+    return of_pixels(passes, passes.inspected.network, batch, method, targets)
+
+
+def maps_of_layers(method: str, looked: Iterable[LookedAt], target_count: int) -> list[list[Tensor]]:
+    """Return maps by target, then by layer."""
+    return [[_cam(method, each.values, each.gradients[at]) for each in looked] for at in range(target_count)]
+
+
+def of_pixels(
+    passes: Passes, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
+) -> Explained:
+    """Make maps of the picture itself, of a network like that of the run."""
+    found = _pixels(passes, network, batch, method, targets)
+    gaps = [float(each.gap.max()) for each in found if each.gap is not None]
+    return Explained(
+        targets,
+        (),
+        [[map_of(method, each.values).float().cpu()] for each in found],
+        [[each.values.float().cpu()] for each in found],
+        {label: reason for each in found for label, reason in each.unchanged.items()},
+        max(gaps, default=None),
+        tuple(dict.fromkeys(note for each in found for note in each.notes)),
+    )
+
+
+def _of_both(
+    passes: Passes, batch: Batch, method: Method, targets: Sequence[BatchTarget], looked: Sequence[LookedAt]
+) -> Explained:
+    """Multiply the map of each layer, resized to the picture, with each value of the picture's map.
+
+    Source:
+        Selvaraju et al., Grad-CAM, ICCV 2017, section 3.1.
+    """
+    of_layer, of_picture = _OF_BOTH[method]
+    found = _pixels(passes, passes.inspected.network, batch, of_picture, targets)
+    pixels = []
+    for maps, each in zip(maps_of_layers(of_layer, looked, len(targets)), found, strict=True):
+        size = each.values.shape[2:]
+        resized = [F.interpolate(one.unsqueeze(1), size, mode="bilinear", align_corners=False) for one in maps]
+        pixels.append([one * each.values.float().cpu() for one in resized])
+    maps_of_both = [[map_of(of_picture, one) for one in by_layer] for by_layer in pixels]
+    unchanged = {label: reason for each in found for label, reason in each.unchanged.items()}
+    return Explained(targets, looked, maps_of_both, pixels, unchanged)
+
+
+def _pixels(
+    passes: Passes, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
+) -> list[Pixels]:
+    with model_errors(passes.inspected, "backward"):
+        return [PIXEL_METHODS[method](Question(network, batch, target.score)) for target in targets]
+
+
+def _cam(method: str, values: Tensor, gradient: Tensor) -> Tensor:
+    """Return one map, computed in float32 or float64."""
+    with torch.no_grad():
+        if values.dtype not in (torch.float32, torch.float64):
+            values, gradient = values.float(), gradient.float()
+        return CAMS[method](values, gradient).float().cpu()
+
+
+def as_method(method: str) -> Method:
+    """Return the name of a method that there is, for the type's sake."""
+    return cast("Method", method)

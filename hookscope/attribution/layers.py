@@ -1,0 +1,276 @@
+"""Which layer is looked at: what every layer of a network returned, and the last that says where."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from hookscope.attribution.scores import BatchTarget
+from hookscope.attribution.tokens import Layout, Tokens, known_prefix, layout_of
+from hookscope.hooks.observed import ModuleCall, Place
+from hookscope.results.labels import row_label
+from hookscope.statistics.channel_axis import AxisReader
+
+# What runs inside an attention layer is per head, or queries and keys: no features of a place.
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+# Layers whose four axes are surely maps, and no heads of an attention: tokens are counted by their grids.
+_KEEP_PLACES = ("Conv2d", "LayerNorm", "LayerNorm2d")
+# Layers that may return what they are given: the one before says more.
+_PASSING = (nn.Identity, nn.Dropout, nn.Dropout2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+# What torchvision's detectors call the part that sees the whole picture.
+_BACKBONE = "backbone"
+# So many layers at a time are asked for their gradients, from the last: mostly the first one has it. Our choice.
+_AT_A_TIME = (1, 4, 16)
+
+
+class Seen(NamedTuple):
+    """One output of one call.
+
+    Attributes:
+        kind: Class name of the module, or the operation.
+        layout: Where the picture lies in it; in words why it has no place there.
+        edge: Where its gradient arrives in the graph, as it was when it was returned; None without a graph.
+        values: The output itself, which may be overwritten later: its `version` then is another.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    layout: Layout | str
+    edge: GradientEdge | None = None
+    values: Tensor | None = None
+    version: int = 0
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether something has been written to it since it was returned."""
+        return self.values is None or self.values._version != self.version
+
+
+@dataclass(slots=True)
+class Survey:
+    """What every layer returned in one forward pass, in the order in which they finished.
+
+    Attributes:
+        count: Inputs in the batch.
+        prefix: Tokens in front of the grid, if that is known of the network.
+        given: What the user said of tokens.
+        keeps: Whether to keep the outputs, and where their gradients arrive.
+        score_map: Label of the output that was found to hold the scores themselves; "" without one.
+    """
+
+    prefix: int | None
+    given: Tokens | None
+    count: int = 1
+    keeps: bool = False
+    seen: dict[Place, Seen] = field(default_factory=dict)
+    score_map: str = ""
+    _axes: AxisReader = field(default_factory=AxisReader)
+    _grids: list[tuple[int, int]] = field(default_factory=list)
+
+    def start(self, count: int, *, keeps: bool = False) -> None:
+        """Begin a forward pass over so many inputs."""
+        self.score_map = ""
+        self.count, self.keeps, self.seen, self._axes, self._grids = count, keeps, {}, AxisReader(), []
+
+    def forget(self) -> None:
+        """Let go of outputs and graphs."""
+        self.seen = {place: each._replace(edge=None, values=None) for place, each in self.seen.items()}
+
+    def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
+        """Note an output, for `hookscope.hooks.forward_hooks.capture`."""
+        self.note(call, slot, tensor)
+
+    def note(self, call: ModuleCall, slot: str, tensor: Tensor) -> Seen:
+        """Note an output, and return what was noted."""
+        shape = tuple(tensor.shape) if not tensor.is_nested else ()
+        layout: Layout | str = "holds whole numbers"
+        if tensor.is_floating_point():
+            axis = self._axes.channel_axis(call.maker, shape)
+            layout = layout_of(shape, self.count, axis, self._grids, prefix=self.prefix, given=self.given)
+        kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
+        if (
+            isinstance(layout, Layout)
+            and layout.prefix is None
+            and kind.endswith(_KEEP_PLACES)
+            and not _ATTENTION.search(call.layer)
+        ):
+            self._grids.append(layout.grid)
+        seen = Seen(kind, shape, layout)
+        if self.keeps and isinstance(layout, Layout) and tensor.requires_grad:
+            # The tensor itself is held past its writing, for its version; the edge is that of now.
+            seen = seen._replace(
+                edge=torch.autograd.graph.get_gradient_edge(tensor), values=tensor.detach(), version=tensor._version
+            )
+        self.seen[call.layer, call.call, slot] = seen
+        return seen
+
+
+def survey_of(network: nn.Module, tokens: Tokens | None) -> Survey:
+    """Return the survey of a network, before anything ran."""
+    return Survey(known_prefix(network), tokens)
+
+
+class Choice(NamedTuple):
+    """A layer's output whose gradient says where.
+
+    Attributes:
+        gradients: Of each target with respect to it, (N, C, h, w).
+        reason: Why it was chosen, in a few words.
+    """
+
+    place: Place
+    seen: Seen
+    gradients: list[Tensor]
+    reason: str
+
+
+def choose_layer(
+    survey: Survey,
+    modules: Mapping[str, nn.Module],
+    targets: Sequence[BatchTarget],
+    scores: Sequence[Tensor],
+    *,
+    before: str | None = None,
+) -> Choice | None:
+    """Return the last output with a place for the picture that the gradient of every target reaches; None without one.
+
+    What holds the scores themselves, at each place, is passed over: its map would be the score. Containers return what
+    their last layer did; of such names the shortest counts. If no layer is reached for all inputs, the last one that is
+    reached for some of them counts.
+
+    Args:
+        survey: A pass that kept what it saw.
+        modules: The network's, by name.
+        targets: Of the batch.
+        scores: Of each target, (N,), with their graph.
+        before: Look only at layers that finished before this one did.
+    """
+    for_some: Choice | None = None
+    remarks: dict[str, str] = {}
+    candidates = _candidates(survey, modules, before)
+    what = "last spatial output"
+    if any(target.is_box for target in targets) and _BACKBONE in modules:  # behind it are small parts of the picture
+        what = f"{what} of the {_BACKBONE}"
+        candidates = [each for each in candidates if f"{each[0][0]}.".startswith(f"{_BACKBONE}.")]
+    for group in _in_groups(candidates):
+        edges = [edge for _, seen in group if (edge := seen.edge) is not None]
+        by_target = [
+            torch.autograd.grad(_sum_of(score, target), edges, retain_graph=True, allow_unused=True)
+            for score, target in zip(scores, targets, strict=True)
+        ]
+        for (place, seen), *gradients in zip(group, *by_target, strict=True):
+            if any(each is None for each in gradients) or not isinstance(seen.layout, Layout):
+                continue
+            maps = [seen.layout.maps(each) for each in gradients]
+            reached = torch.stack([reached_inputs(each, target) for each, target in zip(maps, targets, strict=True)])
+            if not bool(reached.any()):
+                if seen.layout.prefix and any(bool(each.any()) for each in gradients):
+                    remarks["tokens"] = "after it only the class token does"
+                continue
+            if all(_holds_scores(each, target) for each, target in zip(maps, targets, strict=True)):
+                survey.score_map = survey.score_map or row_label(*place)
+                remarks["scores"] = f"{survey.score_map} holds the scores themselves"
+                continue
+            unplaced = "" if any(target.is_box for target in targets) else _unplaced_after(place, survey, modules)
+            if unplaced:
+                remarks["unplaced"] = f"{unplaced}, after it, returns tokens whose grid is not known: see --tokens"
+            reason = "; ".join([f"{what} that reaches the target", *remarks.values()])
+            choice = Choice(place, seen, maps, reason)
+            if bool(reached.all()):
+                return choice
+            for_some = for_some or choice
+    return for_some
+
+
+def _unplaced_after(place: Place, survey: Survey, modules: Mapping[str, nn.Module]) -> str:
+    """Return the last layer after a place that returns tokens whose grid is not known; "" without one."""
+    places = [*survey.seen]
+    for other in reversed(places[places.index(place) + 1 :]):
+        if "--tokens" in str(survey.seen[other].layout) and other[0] and not _in_attention(other[0], modules):
+            return row_label(*other)
+    return ""
+
+
+def reached_inputs(gradient: Tensor, target: BatchTarget) -> Tensor:
+    """Tell of each input whether its gradient, (N, C, h, w), is not zero everywhere; of inputs without a target yes."""
+    without = torch.tensor([each is None for each in target.targets], device=gradient.device)
+    return (gradient != 0).flatten(1).any(1) | without
+
+
+def _sum_of(score: Tensor, target: BatchTarget) -> Tensor:
+    has_target = torch.tensor([each is not None for each in target.targets], device=score.device)
+    return score[has_target].sum()
+
+
+def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
+    """Tell whether a map holds the scores of classes at each place: then only the target's channels have a gradient."""
+    if target.class_count is None:
+        return gradient.shape[1] > 1 and int((gradient != 0).any(0).flatten(1).any(1).sum()) == 1
+    if gradient.shape[1] != target.class_count:
+        return False
+    channels = (gradient != 0).flatten(2).any(2).tolist()  # by input
+    found = [{index for index, reached in enumerate(each) if reached} for each in channels]
+    return target.is_dense or all(one <= other for one, other in zip(found, target.classes, strict=True))
+
+
+def _candidates(survey: Survey, modules: Mapping[str, nn.Module], before: str | None) -> list[tuple[Place, Seen]]:
+    """Return outputs with a place for the picture, the last first, what is one tensor under the shortest name."""
+    places = [*survey.seen]
+    if before is not None:
+        ends = next((at for at, place in enumerate(places) if place[0] == before), len(places))
+        places = places[:ends]
+    alike: dict[tuple[int, int, int], list[Place]] = {}
+    for at in reversed(range(len(places))):
+        place, seen = places[at], survey.seen[places[at]]
+        if place[0] and seen.edge is not None and not _in_attention(place[0], modules):
+            if isinstance(modules.get(place[0]), _PASSING):
+                seen = _same_before(seen, [survey.seen[other] for other in reversed(places[:at])])
+            alike.setdefault(_memory(seen), []).append(place)
+    order = {place: at for at, place in enumerate(places)}
+
+    def rank(place: Place) -> tuple[bool, int, int]:
+        return isinstance(modules.get(place[0]), _PASSING), place[0].count("."), order[place]
+
+    best = [min(group, key=rank) for group in alike.values()]
+    return [(place, survey.seen[place]) for place in best]
+
+
+def _memory(seen: Seen) -> tuple[int, int, int]:
+    """Return what two outputs have in common that are one tensor, or views of one in another order."""
+    values = seen.values
+    return (0, 0, 0) if values is None else (values.untyped_storage().data_ptr(), values.numel(), seen.version)
+
+
+def _same_before(seen: Seen, earlier: Sequence[Seen]) -> Seen:
+    """Return the latest of earlier outputs of this shape if it holds the same values, else the output itself.
+
+    An adaptive pooling to the size that there is, say, copies what it is given.
+    """
+    other = next((each for each in earlier if each.shape == seen.shape and not each.is_overwritten), None)
+    if other is None or other.values is None or seen.values is None or seen.is_overwritten:
+        return seen
+    return other if torch.equal(other.values, seen.values) else seen
+
+
+def _in_attention(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Tell whether a layer is part of an attention layer."""
+    parts = name.split(".")
+    for end in range(1, len(parts)):
+        module = modules.get(".".join(parts[:end]))
+        if _ATTENTION.search(parts[end - 1]) or (module is not None and _ATTENTION.search(type(module).__name__)):
+            return True
+    return False
+
+
+def _in_groups(candidates: Sequence[tuple[Place, Seen]]) -> Iterator[Sequence[tuple[Place, Seen]]]:
+    begin = 0
+    for size in _AT_A_TIME:
+        if begin < len(candidates):
+            yield candidates[begin : begin + size]
+        begin += size
+    for rest in range(begin, len(candidates), _AT_A_TIME[-1]):
+        yield candidates[rest : rest + _AT_A_TIME[-1]]

@@ -1,0 +1,322 @@
+"""Look at layers, batch after batch: those that the user gave, or the one that says most about where."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from hookscope.attribution.layers import Choice, Seen
+from hookscope.attribution.passes import ModelRaisedError, Passes, choose_and_look, look, reaches
+from hookscope.attribution.scores import BatchTarget
+from hookscope.attribution.tokens import Layout
+from hookscope.errors import LayerNotFoundError, UsageError
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.observed import Place
+from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.selection import select_from
+from hookscope.inputs import Batch
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.run import split_patterns
+from hookscope.results.labels import row_label
+from hookscope.text import safe_text, shape_text
+
+# A row's label: name, call, path in a nested output.
+_LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
+_CLIP_AXES = 5  # (N, C, T, H, W)
+# Layers that a note names. Our choice.
+_NAMED = 5
+
+
+class NotReachedError(Exception):
+    """The gradient of a target is zero at every layer that is looked at, for some inputs of the batch at least."""
+
+
+class LookedAt(NamedTuple):
+    """What one layer returned for a batch, (N, C, h, w), and the gradient of each target with respect to it."""
+
+    place: Place
+    seen: Seen
+    reason: str
+    values: Tensor
+    gradients: Sequence[Tensor]
+
+    @property
+    def label(self) -> str:
+        """As rows have it."""
+        return row_label(*self.place)
+
+
+class _Group(NamedTuple):
+    """What one `--layer` means, or several patterns together."""
+
+    text: str
+    means: Callable[[Place], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenLayers:
+    """Layers that the user gave."""
+
+    modules: Mapping[str, nn.Module]
+    operations: OperationChoice | None
+    groups: Sequence[_Group]
+
+
+def given_layers(
+    inspected: InspectedNetwork, patterns: Sequence[str], order: Callable[[], Sequence[str]]
+) -> GivenLayers | None:
+    """Read `--layer`: a name means that layer alone, "layer4", "head#1"; anything else is a pattern.
+
+    Returns:
+        None without patterns.
+
+    Raises:
+        LayerNotFoundError: If a pattern selects nothing.
+        UsageError: If one is malformed.
+    """
+    if not patterns:
+        return None
+    names = {other: name for name, others in inspected.aliases.items() for other in others}
+    names |= {name: name for name in inspected.modules}
+    modules: dict[str, nn.Module] = {}
+    groups: list[_Group] = []
+    others: list[str] = []
+    for text in patterns:
+        found = _LABEL.fullmatch(text)
+        name = None if found is None else names.get(found["layer"])
+        if found is None or not name:
+            others.append(text)
+            continue
+        modules[name] = inspected.modules[name]
+        groups.append(_Group(text, _is_output(name, found["call"], found["slot"])))
+    operations = None
+    if others:
+        of_layers, operations = split_patterns(others, inspected.modules, ops=False)
+        selected = {} if of_layers is None else select_from(inspected.modules, inspected.aliases, of_layers, order)
+        modules |= selected
+        groups.append(_Group(", ".join(others), _is_one_of(selected, inspected.modules)))
+    return GivenLayers(modules, operations, groups)
+
+
+def _is_output(layer: str, call: str | None, slot: str | None) -> Callable[[Place], bool]:
+    number = None if call is None else int(call)
+    return lambda place: place[0] == layer and number in (None, place[1]) and slot in (None, place[2])
+
+
+def _is_one_of(selected: Mapping[str, nn.Module], modules: Mapping[str, nn.Module]) -> Callable[[Place], bool]:
+    """What is no module is an operation, which is only seen if it is selected."""
+    return lambda place: place[0] in selected or place[0] not in modules
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerLook:
+    """How layers are looked at in a run; its hooks are on until `close`.
+
+    Attributes:
+        given: Layers that the user gave; None to choose one.
+        chosen: Layers that were chosen so far, with the reason.
+        notes: Sentences about layers that were left out.
+    """
+
+    passes: Passes
+    given: GivenLayers | None
+    chosen: dict[Place, str] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    _captured: Capture[None] | None = None
+    _hooks: ExitStack = field(default_factory=ExitStack)
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        self._hooks.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take all hooks of the run off for the length of a `with` block."""
+        with ExitStack() as block:
+            for each in (self.passes.surveying, self._captured):
+                if each is not None:
+                    block.enter_context(each.detached())
+            yield
+
+    def look(self, batch: Batch) -> tuple[list[BatchTarget], list[LookedAt]]:
+        """Return the targets of a batch, and the layers with their gradients.
+
+        Raises:
+            ModelRaisedError: If the network raises.
+            NotReachedError: If the gradient is zero for some inputs.
+            UsageError: If no layer can be looked at, or a target is wrong.
+            LayerNotFoundError: If a pattern selects no operation.
+        """
+        if any(isinstance(each, Tensor) and each.dim() == _CLIP_AXES for each in batch.args):
+            name = self.passes.inspected.info.name
+            raise UsageError(f"{name} is given clips, (N, C, T, H, W): maps are made for pictures.")
+        return self._chosen(batch) if self.given is None else self._given(self.given, batch)
+
+    def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
+        """Put hooks on these layers, in place of others."""
+        self._hooks.close()
+        passes = self.passes
+        self._captured = self._hooks.enter_context(
+            capture(
+                passes.inspected.network,
+                layers,
+                passes.take,
+                gradients=passes.arrived,
+                track=True,
+                operations=operations,
+            )
+        )
+        passes.state.mark_hooks()
+        return self._captured
+
+    # --- The layer that is chosen ---
+
+    def _chosen(self, batch: Batch) -> tuple[list[BatchTarget], list[LookedAt]]:
+        passes = self.passes
+        for is_last in (False, True):
+            if self._captured is not None:
+                targets, found = look(passes, self._captured, batch)
+                by_place = {place: (values, gradients) for place, values, gradients in found}
+                for place, reason in self.chosen.items():
+                    values, gradients = by_place.get(place, (None, []))
+                    if values is not None and bool(reaches(gradients, targets).all()):
+                        arrived = _gradients(values, gradients)
+                        return targets, [LookedAt(place, passes.survey.seen[place], reason, values, arrived)]
+                if is_last:
+                    break
+                passes.state.rewind()
+            targets, choice = choose_and_look(passes, batch)
+            if choice is None:
+                if self.chosen:
+                    break
+                raise UsageError(self._nowhere(targets))
+            self.chosen.setdefault(choice.place, choice.reason)
+            modules = passes.inspected.modules
+            self._watch({layer: modules[layer] for layer, _, _ in self.chosen})
+            layout, values = choice.seen.layout, choice.seen.values
+            whole = bool(reaches(choice.gradients, targets).all()) and not choice.seen.is_overwritten
+            if whole and values is not None and isinstance(layout, Layout):
+                return targets, [
+                    LookedAt(choice.place, choice.seen, choice.reason, layout.maps(values), choice.gradients)
+                ]
+            passes.state.rewind()
+        raise NotReachedError(self._unreached(targets, [row_label(*place) for place in self.chosen]))
+
+    def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
+        """Say why there is no layer to look at."""
+        name, seen = self.passes.inspected.info.name, self.passes.survey.seen
+        layouts = [each.layout for (layer, _, _), each in seen.items() if layer]
+        tokens = [each for each in layouts if "--tokens" in str(each)]
+        if tokens and not any(isinstance(each, Layout) and each.prefix is not None for each in layouts):
+            return f"No layer of {name} says where: one {tokens[-1]}. Or take --method gradient."
+        if score_map := self.passes.survey.score_map:
+            return (
+                f"The only maps of {name} that reach {_names(targets)} are the scores themselves: give --layer "
+                f"{score_map} to look at them, or take --method gradient, which looks at the picture itself."
+            )
+        if any(isinstance(each, Layout) for each in layouts):
+            return (
+                f"The gradient of {_names(targets)} is zero at every layer of {name} that returns maps: a layer behind "
+                "them multiplies by zero, or cuts the gradient off. Look at `hookscope grads`."
+            )
+        return (
+            f"No layer of {name} returns maps, larger than 1x1: give --layer op:NAME (`hookscope layers MODEL --ops` "
+            "lists them), or take --method gradient, which looks at the picture itself."
+        )
+
+    # --- Layers that are given ---
+
+    def _given(self, given: GivenLayers, batch: Batch) -> tuple[list[BatchTarget], list[LookedAt]]:
+        passes = self.passes
+        captured = self._captured or self._watch(given.modules, given.operations)
+        targets, found = look(passes, captured, batch)
+        if given.operations is not None and (missing := given.operations.missing()):
+            raise LayerNotFoundError(missing)
+        looked: list[LookedAt] = []
+        zero: list[Place] = []
+        for place, values, gradients in found:
+            reached = reaches(gradients, targets)
+            if not bool(reached.any()):
+                zero.append(place)
+                continue
+            looked.append(LookedAt(place, passes.survey.seen[place], "given", values, _gradients(values, gradients)))
+        for group in given.groups:
+            self._check(group, batch, looked, zero, targets)
+        if not any(bool(reaches(each.gradients, targets).all()) for each in looked):
+            raise NotReachedError(self._unreached(targets, [each.label for each in looked]))
+        partly = [each.label for each in looked if not bool(reaches(each.gradients, targets).all())]
+        if partly and len(batch.indices) > 1:
+            raise NotReachedError(self._unreached(targets, partly))
+        return targets, [each for each in looked if each.label not in partly]
+
+    def _check(
+        self,
+        group: _Group,
+        batch: Batch,
+        looked: Sequence[LookedAt],
+        zero: Sequence[Place],
+        targets: Sequence[BatchTarget],
+    ) -> None:
+        """Refuse what cannot be looked at; where others of the same pattern can, leave it out with a note."""
+        seen = {place: each for place, each in self.passes.survey.seen.items() if group.means(place)}
+        flat = [place for place, each in seen.items() if isinstance(each.layout, str)]
+        zero = [place for place in zero if place in seen]
+        if any(each.place in seen for each in looked):
+            for places, why in ((flat, "no place for the picture"), (zero, "a gradient that is zero everywhere")):
+                if places:
+                    labels = [row_label(*place) for place in places]
+                    more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+                    shown = ", ".join(labels[:_NAMED]) + more
+                    self.notes[f"Of --layer {group.text} are left out, with {why}: {shown}."] = None
+            return
+        text = safe_text(group.text)
+        if not seen:
+            raise UsageError(f"--layer {text} did not run for {self._inputs(batch)}: give a layer that runs.")
+        place = (zero or flat)[-1]
+        label, each = row_label(*place), seen[place]
+        if zero:
+            tokens = isinstance(each.layout, Layout) and each.layout.prefix
+            why = (
+                "after it only the class token reaches the target"
+                if tokens
+                else "nothing leads from there to the target"
+            )
+            what = f"The gradient of {_names(targets)} is zero everywhere at {label}: {why}."
+        else:
+            what = f"{label} returns {shape_text(each.shape)}, which {each.layout}."
+        raise UsageError(f"{what}{self._nearest(batch, place[0])}")
+
+    def _nearest(self, batch: Batch, layer: str) -> str:
+        """Name the nearest layer that can be looked at."""
+        choice: Choice | None = None
+        self._hooks.close()
+        try:
+            for before in (layer, None):
+                self.passes.state.rewind()
+                if choice is None:
+                    choice = choose_and_look(self.passes, batch, before=before)[1]
+        except ModelRaisedError:
+            return ""
+        if choice is None:
+            return " No layer works: take --method gradient, which looks at the picture itself."
+        return f" Nearest layer that works: {row_label(*choice.place)}."
+
+    def _unreached(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> str:
+        return f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}"
+
+    def _inputs(self, batch: Batch) -> str:
+        names = [safe_text(record.name) for record in batch.records]
+        return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _gradients(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return gradients; where none arrived it is zero."""
+    return [values.new_zeros(values.shape) if each is None else each for each in gradients]
+
+
+def _names(targets: Sequence[BatchTarget]) -> str:
+    labels = dict.fromkeys(each.label for target in targets for each in target.targets if each is not None)
+    return " and ".join([repr(safe_text(each)) for each in labels][:2])

@@ -1,0 +1,229 @@
+"""Ask of every input where a network looks: batches in, maps out, and nothing of the network changed."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hookscope.attribution.explaining import as_method, explain, looks_at_layers
+from hookscope.attribution.layers import survey_of
+from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
+from hookscope.attribution.passes import ModelRaisedError, Passes, frozen
+from hookscope.attribution.scores import BatchTarget, batch_targets
+from hookscope.attribution.targets import read_targets
+from hookscope.attribution.tokens import Layout, parse_tokens
+from hookscope.errors import ModelError, UnfitInputError, UsageError, nearest
+from hookscope.hooks.forward_hooks import capture
+from hookscope.inputs import Batch, part_of
+from hookscope.inspection.execution import execution_order
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
+from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
+from hookscope.inspection.state.preservation import preserved
+from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
+from hookscope.results.inputs import InputRecord
+from hookscope.results.provenance import SHOWN_INPUTS
+from hookscope.text import safe_text
+
+Sanity = Literal["none", "quick", "full"]
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What a run has come to so far."""
+
+    records: list[InputRecord] = field(default_factory=list)
+    maps: list[AttributionMap] = field(default_factory=list)
+    layers: dict[str, LayerChoice] = field(default_factory=dict)
+    unchanged: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+
+
+def run_attribution(
+    session: Session,
+    *,
+    method: str,
+    targets: Sequence[str],
+    top: int | None,
+    layers: Sequence[str],
+    tokens: str | None,
+    sanity: Sanity,
+    batch_size: int,
+    output_key: str | None,
+    on_progress: OnProgress | None,
+    on_error: OnError | None,
+) -> Attributions:
+    """Explain the targets of all inputs.
+
+    Arguments are those of `hookscope.attribute`.
+
+    Raises:
+        UsageError: If an option cannot be right, or the network cannot be explained in this way.
+        LayerNotFoundError: If a pattern selects nothing.
+        ModelError: If the network raised, with `on_error` on every input.
+    """
+    if method not in get_args(Method):
+        raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
+    if targets and top is not None:
+        raise UsageError("Give either targets or how many of the best to explain (--target or --top).")
+    if layers and not looks_at_layers(method):
+        raise UsageError(f"--method {method} looks at the picture itself: leave out --layer.")
+    if top is not None and top < 1:
+        raise UsageError(f"--top {top} is not possible: give 1 or more.")
+    inspected = inspected_network(session.loaded)
+    _refuse_quantised(inspected)
+    wanted = read_targets(targets, inspected.info.categories)
+    survey = survey_of(inspected.network, None if tokens is None else parse_tokens(tokens))
+    report = reporter(session, on_error)
+    queue = queue_of(session.inputs.batches(batch_size, report), report)
+    given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
+    count = len(session.inputs.files) or session.inputs.input_count()
+
+    def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
+        return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key)
+
+    gathered = _Gathered()
+    began = time.perf_counter()
+    with ExitStack() as block:
+        block.enter_context(torch.inference_mode(False))
+        block.enter_context(torch.enable_grad())
+        state = block.enter_context(preserved(inspected.network, session.seed, modules=inspected.modules.values()))
+        block.enter_context(frozen(inspected.modules))
+        seen = inspected.modules if looks_at_layers(method) else {}
+        surveying = block.enter_context(capture(inspected.network, seen, survey.observe))
+        state.mark_hooks()
+        passes = Passes(inspected=inspected, targets_of=targets_of, state=state, survey=survey, surveying=surveying)
+        looking = LayerLook(passes=passes, given=given)
+        block.callback(looking.close)
+        _run_batches(queue, looking, as_method(method), gathered, on_progress, count)
+    seconds = time.perf_counter() - began
+    device, dtype = inspected.placed
+    return Attributions(
+        model=inspected.info,
+        inputs=tuple(gathered.records),
+        method=as_method(method),
+        layers=tuple(gathered.layers.values()),
+        maps=tuple(gathered.maps),
+        warnings=tuple(dict.fromkeys((*inspected.warnings, *gathered.warnings, *queue.remarks))),
+        unchanged=gathered.unchanged,
+        notes=(*inspected.notes, *looking.notes, *gathered.notes),
+        seed=session.seed,
+        device=device,
+        dtype=dtype,
+        timings={"load": session.load_seconds, "maps": seconds},
+        provenance=provenance_of(
+            session,
+            layers,
+            {"method": method, "targets": [*targets], "top": top, "tokens": tokens, "sanity": sanity},
+        ),
+    )
+
+
+def _refuse_quantised(inspected: InspectedNetwork) -> None:
+    """Refuse networks that compute in whole numbers.
+
+    Raises:
+        UsageError: If a layer of the network is quantised.
+    """
+    for name, module in inspected.modules.items():
+        kind = type(module)
+        if kind.__module__.startswith("torch.ao.nn") and ".quantized" in kind.__module__:
+            raise UsageError(
+                f"{inspected.info.name} is quantised: {name or '(model)'} ({kind.__name__}) computes in whole numbers, "
+                "which have no gradient. Explain the network as it was before quantisation."
+            )
+
+
+def _run_batches(
+    queue: BatchQueue,
+    looking: LayerLook,
+    method: Method,
+    gathered: _Gathered,
+    on_progress: OnProgress | None,
+    count: int,
+) -> None:
+    """Explain all batches.
+
+    With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
+    """
+    state = looking.passes.state
+    first: ModelError | None = None
+    for at, batch in enumerate(queue):
+        if at:
+            state.mark()
+        try:
+            _explain(batch, looking, method, gathered)
+        except ModelRaisedError as raised:
+            error = ModelError(str(raised))
+            if queue.on_error is None:
+                raise error from raised.raised
+            if queue.set_aside(batch, str(raised), raised.raised):
+                first = first or error
+            state.rewind()
+        except UnfitInputError as error:
+            if queue.on_error is None:
+                raise
+            queue.on_error(error)
+            first = first or error
+        if on_progress is not None:
+            on_progress(len(gathered.records), count)
+    if first is not None and not gathered.records:
+        raise first
+
+
+def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gathered) -> None:
+    """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself."""
+    try:
+        explained = explain(looking, batch, method)
+    except NotReachedError as error:
+        count = len(batch.indices)
+        if count == 1:
+            names = [safe_text(record.name) for record in batch.records]
+            raise UnfitInputError(names, f"{error}.", batch.indices) from None
+        for place in range(count):
+            looking.passes.state.rewind()
+            _explain(part_of(batch, place), looking, method, gathered)
+        return
+    first = len(gathered.records)
+    gathered.records.extend(batch.records)
+    gathered.unchanged.update(explained.unchanged)
+    gathered.notes.update(dict.fromkeys(explained.notes))
+    for each in explained.looked:
+        gathered.layers.setdefault(each.label, _layer_choice(each))
+    labels = [each.label for each in explained.looked] or [""]
+    for place, record in enumerate(batch.records):
+        for at, target in enumerate(explained.targets):
+            wanted = target.targets[place]
+            if wanted is None:
+                gathered.warnings[f"{safe_text(record.name)} has no such target: it is left out there."] = None
+                continue
+            for layer, label in enumerate(labels):
+                values = explained.maps[at][layer][place].numpy()
+                if warning := _suspicious(values, wanted.label, label, record):
+                    gathered.warnings[warning] = None
+                keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
+                pixels = explained.pixels[at][layer][place].numpy() if keeps_pixels else None
+                gathered.maps.append(AttributionMap(first + place, wanted, label, values, pixels=pixels))
+
+
+def _layer_choice(looked: LookedAt) -> LayerChoice:
+    layout = looked.seen.layout
+    grid = layout.grid if isinstance(layout, Layout) else (0, 0)
+    return LayerChoice(looked.label, looked.seen.kind, looked.seen.shape, grid, looked.reason)
+
+
+def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:
+    """Return a sentence about a map that shows nothing; "" for others."""
+    where = f" at {layer}" if layer else ""
+    what = f"The map of '{safe_text(target)}'{where} for {safe_text(record.name)}"
+    if not np.isfinite(values).all():
+        return f"{what} holds NaN or infinite values: look at `hookscope grads`."
+    if values.max() == values.min():
+        where = "0 everywhere: nothing there speaks for it" if values.max() == 0 else "the same everywhere"
+        return f"{what} is {where}."
+    return ""

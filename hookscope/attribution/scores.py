@@ -1,0 +1,300 @@
+"""From what a network returned to the numbers that are explained, one per input and target."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.attribution.targets import Wanted
+from hookscope.errors import ModelError, UsageError, nearest
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.losses import Output, is_softmax, main_output, output_at, real
+from hookscope.results.attributions import Target
+from hookscope.text import exception_line, safe_text, shape_text
+
+_OWN = "give --target FILE.py:FUNCTION, which takes what the network returns and returns one number per input"
+# Classes that a message names. Our choice.
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTarget:
+    """One target of each input of a batch.
+
+    Attributes:
+        score: Takes what the network returned for the batch, and returns the numbers, (N,), with their graph.
+        targets: Of each input; None for one that has no such target, whose number means nothing.
+        classes: Whose scores the numbers are made of, by input: one, or two of a contrast; () if that is not known.
+        class_count: Of how many classes the network gives scores; None if that is not known.
+        is_box: Whether the numbers are scores of a detector's boxes.
+        is_dense: Whether each pixel has scores.
+    """
+
+    score: Callable[[object], Tensor]
+    targets: tuple[Target | None, ...]
+    classes: tuple[frozenset[int], ...] = ()
+    class_count: int | None = None
+    is_dense: bool = False
+    is_box: bool = False
+
+
+def batch_targets(
+    output: object,
+    count: int,
+    wanted: Sequence[Wanted],
+    top: int | None,
+    categories: Sequence[str],
+    output_key: str | None,
+) -> list[BatchTarget]:
+    """Return the targets of a batch, in the order in which they were asked for.
+
+    Of scores (N, C) a target is the score of a class, or the difference of two. Of scores at each pixel (N, C, H, W) it
+    is the sum of the class's scores over the pixels where it is the best (Vinogradova et al., Towards Interpretable
+    Semantic Segmentation via Gradient-weighted Class Activation Mapping, AAAI 2020), over all where it is nowhere; the
+    label then says so. Of torchvision's detectors it is the score of a box: of that number, or the best of a class.
+
+    Args:
+        output: What the network returned.
+        count: Inputs in the batch, N.
+        wanted: The targets; if there are none, the `top` best classes or boxes of each input.
+        top: How many; None is one.
+        categories: Class names by index, if they are known.
+        output_key: Which of several outputs holds the scores; None for the main one.
+
+    Raises:
+        UsageError: If the network returns no scores, or has no such target.
+        ModelError: If the user's function raises.
+    """
+    boxes = _boxes(output, count)
+    needs_scores = not wanted or any(each.function is None for each in wanted)
+    found: list[BatchTarget] = []
+    if needs_scores and boxes is not None:
+        return _of_boxes(boxes, wanted, top or 1, categories)
+    scores = _scores(output, count, output_key) if needs_scores else None
+    classes = 0 if scores is None else scores.tensor.shape[1]
+    names = categories if len(categories) == classes else ()
+    read = partial(_scores_of, count=count, output_key=output_key)
+    if scores is not None and not wanted:
+        best = _best(real(scores.tensor.detach()), top or 1)  # (N, top)
+        return [_of_classes(scores, best[:, rank], None, names, read) for rank in range(best.shape[1])]
+    for each in wanted:
+        if each.function is not None:
+            found.append(_of_function(output, each, count))
+        elif each.box is not None:
+            raise UsageError(f"--target {each.text!r} asks for a box, but the network returns no boxes.")
+        elif scores is not None and each.index is not None:
+            for index in (each.index, each.against or 0):
+                _check_range(index, scores, each.text)
+            chosen = torch.full((count,), each.index, device=scores.tensor.device)
+            found.append(_of_classes(scores, chosen, each.against, names, read))
+    return found
+
+
+# --- Scores of classes, one row per input or one per pixel -----------------------------------------------------------
+
+
+def _scores(output: object, count: int, output_key: str | None) -> Output:
+    """Return the scores as (N, C), or (N, C, H, W) where each pixel has them."""
+    outputs = [Output(*each) for each in tensors_in(output) if each[1].is_floating_point() and not each[1].is_nested]
+    if not outputs:
+        raise UsageError(f"The network returns no floating-point numbers, and so no scores: {_OWN}.")
+    chosen = main_output(outputs) if output_key is None else output_at(outputs, output_key)
+    values = chosen.tensor
+    if values.dim() in (1, 2, 4) and values.shape[0] == count and values.numel():
+        if values.dim() == 1:
+            return chosen._replace(tensor=values.unsqueeze(1))
+        if values.dim() == 2 or values.shape[2] * values.shape[3] > 1:
+            return chosen
+        return chosen._replace(tensor=values.flatten(1))
+    paths = ", ".join(each.label for each in outputs)
+    others = f" Or give --output-key: it has {paths}." if len(outputs) > 1 else ""
+    raise UsageError(
+        f"{chosen.label} of shape {shape_text(values.shape)} holds no score per class for {count} "
+        f"input{'' if count == 1 else 's'}: {_OWN}.{others}"
+    )
+
+
+def _scores_of(output: object, *, count: int, output_key: str | None) -> Tensor:
+    return real(_scores(output, count, output_key).tensor)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Return the best classes of each input, (N, count): at each pixel's scores those that win the most pixels."""
+    count = min(count, scores.shape[1])
+    if scores.dim() == 2:
+        return scores.topk(count, 1).indices
+    winners = scores.argmax(1).flatten(1)
+    won = torch.zeros(scores.shape[:2], device=scores.device).scatter_add_(
+        1, winners, torch.ones_like(scores[:, 0]).flatten(1)
+    )
+    return won.topk(count, 1).indices
+
+
+def _check_range(index: int, scores: Output, text: str) -> None:
+    if index >= scores.tensor.shape[1]:
+        raise UsageError(
+            f"--target '{safe_text(text)}' is class {index}, but {scores.label} of shape "
+            f"{shape_text(scores.tensor.shape)} has classes 0 to {scores.tensor.shape[1] - 1}."
+        )
+
+
+def _of_classes(
+    scores: Output, classes: Tensor, against: int | None, names: Sequence[str], read: Callable[[object], Tensor]
+) -> BatchTarget:
+    """Return the target that is one class of each input, (N,), maybe against another."""
+    rows = real(scores.tensor.detach())
+    dense = rows.dim() == 4
+    shares: Tensor | None = None
+    pixels: Tensor | None = None
+    if dense:  # which pixels are meant does not change when a method changes the picture
+        pixels = rows.argmax(1) == classes.reshape(-1, 1, 1)
+        nowhere = ~pixels.flatten(1).any(1)
+        pixels = (pixels | nowhere.reshape(-1, 1, 1)).to(rows.dtype)
+    elif rows.shape[1] > 1:
+        shares = rows if is_softmax(rows, scores) else rows.softmax(1)
+
+    def score(output: object) -> Tensor:
+        values = read(output)
+        picked = values[torch.arange(len(classes), device=values.device), classes]
+        if against is not None:
+            picked = picked - values[:, against]
+        return picked if pixels is None else (picked * pixels).flatten(1).sum(1)
+
+    values = score(scores.tensor)
+    targets = []
+    for place, index in enumerate(classes.tolist()):
+        label = _class_name(index, names, rows.shape[1])
+        if against is not None:
+            label = f"{label} - {_class_name(against, names, rows.shape[1])}"
+        if dense and bool(nowhere[place]):
+            label = f"{label} over all pixels"
+        probability = None if shares is None or against is not None else float(shares[place, index])
+        targets.append(
+            Target(label, float(values[place].detach()), None if against is not None else index, probability)
+        )
+    part = tuple(frozenset({index} if against is None else {index, against}) for index in classes.tolist())
+    return BatchTarget(score, tuple(targets), part, rows.shape[1], is_dense=dense)
+
+
+def _class_name(index: int, names: Sequence[str], count: int) -> str:
+    if index < len(names):
+        return names[index]
+    return "the output" if count == 1 else f"class {index}"
+
+
+# --- Boxes -----------------------------------------------------------------------------------------------------------
+
+
+def _boxes(output: object, count: int) -> Sequence[Mapping[str, Tensor]] | None:
+    """Return what torchvision's detectors return, for each input its boxes, labels and scores; None for others."""
+    if not isinstance(output, list | tuple) or len(output) != count:
+        return None
+    alike = all(isinstance(each, Mapping) and {"boxes", "labels", "scores"} <= each.keys() for each in output)
+    return output if alike else None
+
+
+def _of_boxes(
+    boxes: Sequence[Mapping[str, Tensor]], wanted: Sequence[Wanted], top: int, categories: Sequence[str]
+) -> list[BatchTarget]:
+    if not wanted:
+        if not any(len(each["scores"]) for each in boxes):
+            raise UsageError("The network found no box, so there is none to explain: give another picture.")
+        return [_of_numbers(boxes, [rank] * len(boxes), categories) for rank in range(top)]
+    found = []
+    for each in wanted:
+        if each.function is not None:
+            found.append(_of_function(boxes, each, len(boxes)))
+            continue
+        if each.against is not None:
+            raise UsageError(f"--target '{safe_text(each.text)}': each box has the score of one class. Give one class.")
+        if each.box is not None:
+            numbers: list[int | None] = [each.box] * len(boxes)
+        else:  # boxes come by their scores, the best first
+            numbers = [_first_of(per_input["labels"], each.index) for per_input in boxes]
+        target = _of_numbers(boxes, numbers, categories)
+        if not any(target.targets):
+            raise UsageError(_no_box(each, boxes, categories))
+        found.append(target)
+    return found
+
+
+def _first_of(labels: Tensor, index: int | None) -> int | None:
+    places = labels.eq(-1 if index is None else index).nonzero().flatten().tolist()
+    return places[0] if places else None
+
+
+def _of_numbers(
+    boxes: Sequence[Mapping[str, Tensor]], numbers: Sequence[int | None], categories: Sequence[str]
+) -> BatchTarget:
+    """Return the target that is one box of each input, by its place in the list."""
+
+    def score(output: Any) -> Tensor:
+        each = zip(output, numbers, strict=True)
+        return torch.stack([_score_of_box(found["scores"], number) for found, number in each])
+
+    targets: list[Target | None] = []
+    for found, number in zip(boxes, numbers, strict=True):
+        if number is None or number >= len(found["scores"]):
+            targets.append(None)
+            continue
+        index = int(found["labels"][number])
+        name = categories[index] if index < len(categories) else f"class {index}"
+        targets.append(Target(f"{name} in box {number}", float(found["scores"][number].detach()), index))
+    return BatchTarget(score, tuple(targets), is_box=True)
+
+
+def _score_of_box(scores: Tensor, number: int | None) -> Tensor:
+    """Return one of the scores; 0 if there is no such box, as another network may not find it."""
+    return real(scores[number] if number is not None and number < len(scores) else scores.sum() * 0)
+
+
+def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: Sequence[str]) -> str:
+    names = [
+        categories[index] if index < len(categories) else f"class {index}"
+        for found in boxes
+        for index in found["labels"].tolist()
+    ]
+    known = [*dict.fromkeys(names)]
+    shown = ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
+    if wanted.box is not None:
+        most = max(len(found["scores"]) for found in boxes)
+        what = f"There is no box {wanted.box}: the network found {most}"
+        return f"{what}, 0 to {most - 1}." if most else f"{what}. Give another picture."
+    hint = nearest(wanted.text, known) or (f" It found {shown}." if known else " It found no box at all.")
+    return f"The network found no '{safe_text(wanted.text)}'.{safe_text(hint)}"
+
+
+# --- A user's own function -------------------------------------------------------------------------------------------
+
+
+def _of_function(output: object, wanted: Wanted, count: int) -> BatchTarget:
+    def score(given: object) -> Tensor:
+        return _called(wanted, given, count)
+
+    values = score(output)
+    targets = tuple(Target(safe_text(wanted.text), float(value)) for value in values.detach())
+    return BatchTarget(score, targets)
+
+
+def _called(wanted: Wanted, output: object, count: int) -> Tensor:
+    """Call the user's function, and see to it that it returns one number per input."""
+    name, function = safe_text(wanted.text), wanted.function
+    if function is None:
+        raise ValueError(f"{name} is no function")
+    try:
+        value = function(output)
+    except torch.OutOfMemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{name} raised {exception_line(error)}") from error
+    what = f"a target has to return one floating-point number per input, here {count}, computed from the output"
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = f"{value.dtype} values" if isinstance(value, Tensor) else safe_text(type(value).__name__)
+        raise UsageError(f"{name} returned {kind}, but {what}.")
+    if value.numel() != count or value.dim() > 2 or (value.dim() and value.shape[0] != count):
+        alone = " Or give --batch-size 1." if value.numel() == 1 else ""
+        raise UsageError(f"{name} returned {shape_text(value.shape)}, but {what}.{alone}")
+    return real(value.reshape(count))

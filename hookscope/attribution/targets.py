@@ -1,0 +1,90 @@
+"""What is to be explained, as the user says it: classes, one class against another, boxes, or a function's number."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookscope.errors import UsageError
+from hookscope.inspection.losses import class_index, required_class
+from hookscope.models import load_function
+from hookscope.text import safe_text
+
+_BOX = re.compile(r"\s*box\s*:\s*(?P<number>\d{1,6})\s*", re.IGNORECASE)
+_FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[^:,]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One target: a class, maybe `against` another; a box, by its place in the network's list; or a function.
+
+    Attributes:
+        text: As the user wrote it.
+        function: Takes what the network returned, returns one number per input.
+    """
+
+    text: str
+    index: int | None = None
+    against: int | None = None
+    box: int | None = None
+    function: Callable[..., Any] | None = None
+
+
+def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wanted, ...]:
+    """Read what `--target` gives: "cat,dog", "281", "tabby-tiger cat", "box:0", "net.py:function".
+
+    Names of classes may hold commas and hyphens: the longest name that there is counts. What is asked for twice comes
+    once.
+
+    Args:
+        texts: Each one target or several with commas between.
+        categories: Class names by index; () if they are not known.
+
+    Raises:
+        UsageError: If a text names no class, with the nearest names, or several.
+        InputError, ModelError, ModelNotFoundError: If a function cannot be loaded.
+    """
+    wanted: dict[tuple[object, ...], Wanted] = {}
+    for text in texts:
+        for part in [text] if _FUNCTION.fullmatch(text.strip()) else _parts(text, categories):
+            each = _wanted(part.strip(), categories)
+            # A function is loaded anew each time.
+            key = (each.text,) if each.function else (each.index, each.against, each.box)
+            wanted.setdefault(key, each)
+    return tuple(wanted.values())
+
+
+def _parts(text: str, categories: Sequence[str]) -> list[str]:
+    """Split at commas, but not within a name: of pieces in a row, as many as make a name belong together."""
+    pieces, parts = text.split(","), []
+    while pieces:
+        length = next(
+            (end for end in range(len(pieces), 1, -1) if class_index(",".join(pieces[:end]), categories) is not None), 1
+        )
+        parts.append(",".join(pieces[:length]))
+        pieces = pieces[length:]
+    return parts
+
+
+def _wanted(text: str, categories: Sequence[str]) -> Wanted:
+    if found := _FUNCTION.fullmatch(text):
+        path = Path(found["file"])
+        return Wanted(f"{path.name}:{found['name']}", function=load_function(path, found["name"]))
+    if found := _BOX.fullmatch(text):
+        return Wanted(text, box=int(found["number"]))
+    index = class_index(text, categories)
+    if index is None and (pair := _contrast(text, categories)):
+        if pair[0] == pair[1]:
+            raise UsageError(f"--target '{safe_text(text)}' holds a class against itself: give two different ones.")
+        return Wanted(text, *pair)
+    return Wanted(text, required_class(text, categories) if index is None else index)
+
+
+def _contrast(text: str, categories: Sequence[str]) -> tuple[int, int] | None:
+    """Split at the first hyphen with a class on either side; None if there is none."""
+    for hyphen in re.finditer("-", text):
+        pair = [class_index(part, categories) for part in (text[: hyphen.start()], text[hyphen.end() :])]
+        if pair[0] is not None and pair[1] is not None:
+            return pair[0], pair[1]
+    return None

@@ -1,0 +1,185 @@
+"""Maps lie where the picture is: properties over many networks, of torchvision and timm.
+
+A network whose kernels are left-right symmetric, and that knows no positions, gives the mirrored map of a mirrored
+picture, if its strides meet the picture's size: then the maps must agree to the last digits. Others, with windows that
+are shifted and paddings on one side, must move their peak by one cell when what is in the picture moves by one stride.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import hookscope
+from tests import networks as small
+from tests.networks import detector, vision
+
+Build = Callable[[], nn.Module]
+
+# Names of parameters that tell places apart.
+_POSITIONS = ("pos_embed", "relative_position", "rel_pos")
+
+
+def of_timm(name: str, **options: Any) -> Build:
+    return lambda: timm.create_model(name, pretrained=False, **options)
+
+
+def vgg() -> nn.Module:
+    """Return a VGG whose first linear layer sees a mirrored picture as the picture."""
+    network = small.vgg_with_a_small_head()
+    return with_mirrored_columns(network, network.classifier[1], 7)
+
+
+def alexnet() -> nn.Module:
+    network = torchvision_model("alexnet", num_classes=5)
+    return with_mirrored_columns(network, network.classifier[1], 6)
+
+
+def torchvision_model(name: str, **options: Any) -> nn.Module:
+    return vision(name, **options)()
+
+
+def with_mirrored_columns(network: nn.Module, linear: nn.Linear, side: int) -> nn.Module:
+    with torch.no_grad():
+        by_place = linear.weight.view(len(linear.weight), -1, side, side)
+        linear.weight.copy_(((by_place + by_place.flip(-1)) / 2).flatten(1))
+    return network
+
+
+# Sides of pictures with which every stride begins and ends at the same distance from the edges.
+MIRRORED: dict[str, tuple[Build, int]] = {
+    "resnet18": (vision("resnet18"), 97),
+    "resnext": (lambda: small.small_resnet(small.Bottleneck, groups=32, width_per_group=4), 97),
+    "wide_resnet": (lambda: small.small_resnet(small.Bottleneck, width_per_group=128), 97),
+    "alexnet": (alexnet, 127),
+    "vgg11_bn": (vgg, 96),
+    "densenet121": (vision("densenet121"), 125),
+    "mobilenet_v2": (vision("mobilenet_v2"), 97),
+    "mobilenet_v3_small": (vision("mobilenet_v3_small"), 97),
+    "shufflenet_v2_x0_5": (vision("shufflenet_v2_x0_5"), 97),
+    "squeezenet1_1": (vision("squeezenet1_1"), 79),
+    "googlenet": (vision("googlenet", init_weights=False, aux_logits=False), 109),
+    "inception_v3": (vision("inception_v3", init_weights=False, aux_logits=False), 139),
+    "efficientnet_b0": (vision("efficientnet_b0"), 97),
+    "mnasnet0_5": (vision("mnasnet0_5"), 97),
+    "convnext": (small.small_convnext, 64),
+    "regnet_y_400mf": (vision("regnet_y_400mf"), 97),
+    "regnet_x_400mf": (vision("regnet_x_400mf"), 97),
+    "vit": (small.small_vit, 112),
+    "fcn": (small.small_fcn, 97),
+    "deeplabv3_mobilenet_v3_large": (detector("deeplabv3_mobilenet_v3_large"), 97),
+    "lraspp_mobilenet_v3_large": (detector("lraspp_mobilenet_v3_large"), 97),
+    "timm vit": (of_timm("vit_tiny_patch16_224", img_size=64, depth=2), 64),
+    "timm vit without a class token": (
+        of_timm("vit_base_patch16_gap_224", img_size=64, depth=2, embed_dim=96, num_heads=2),
+        64,
+    ),
+    "timm distilled deit": (of_timm("deit_tiny_distilled_patch16_224", img_size=64, depth=2), 64),
+    "timm dinov2 with registers": (of_timm("vit_small_patch14_reg4_dinov2", img_size=70, depth=2), 70),
+    "timm beit": (of_timm("beit_base_patch16_224", img_size=64, depth=2, embed_dim=96, num_heads=2), 64),
+    "timm convnext": (of_timm("convnext_atto"), 96),
+    "timm resnet18": (of_timm("resnet18"), 97),
+    "timm mobilenetv3": (of_timm("mobilenetv3_small_050"), 97),
+    "timm efficientnet_lite0": (of_timm("efficientnet_lite0"), 97),
+    "timm ghostnet": (of_timm("ghostnet_050"), 97),
+    "timm twins": (of_timm("twins_pcpvt_small", depths=(1, 1, 1, 1)), 224),
+}
+
+# With their strides.
+MOVED: dict[str, tuple[Build, int, int]] = {
+    "swin": (small.small_swin, 224, 32),
+    "maxvit": (small.small_maxvit, 128, 8),
+    "vit": (small.small_vit, 112, 8),
+    "convnext": (small.small_convnext, 64, 8),
+    "timm swin": (
+        of_timm("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), embed_dim=24, num_heads=(1, 2, 3, 4)),
+        224,
+        32,
+    ),
+    "timm pvt": (of_timm("pvt_v2_b0"), 224, 32),
+    "timm hiera": (of_timm("hiera_tiny_224", stages=(1, 1, 1, 1)), 224, 32),
+    "timm vit": (of_timm("vit_tiny_patch16_224", img_size=64, depth=2), 64, 16),
+    "timm dinov2 with registers": (of_timm("vit_small_patch14_reg4_dinov2", img_size=70, depth=2), 70, 14),
+    "timm convnext": (of_timm("convnext_atto"), 224, 32),
+}
+
+
+def without_sides(build: Build, pictures: Tensor) -> nn.Module:
+    """Build a network, make its kernels symmetric and its places alike, and let it get used to pictures."""
+    torch.manual_seed(0)
+    network = build()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.dim() == 4:
+                parameter.copy_((parameter + parameter.flip(-1)) / 2)
+            if any(part in name for part in _POSITIONS):
+                parameter.zero_()
+            if "head" in name and parameter.dim() == 2 and not parameter.any():  # some begin with zeros: no gradient
+                nn.init.normal_(parameter, std=0.02)
+        network.eval()
+        for module in network.modules():
+            if isinstance(module, _BatchNorm):
+                module.train()
+                module.momentum = None
+        network(pictures)
+    return network.eval()
+
+
+def blurred_noise(count: int, side: int) -> Tensor:
+    coarse = torch.randn(count, 3, side // 8 + 1, side // 8 + 1, generator=torch.Generator().manual_seed(1))
+    return nn.functional.interpolate(coarse, size=(side, side), mode="bicubic")
+
+
+def spearman(first: NDArray[Any], second: NDArray[Any]) -> float:
+    ranks = [each.ravel().argsort().argsort() for each in (first, second)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def test_the_networks_are_many_enough() -> None:
+    both = MIRRORED.keys() | MOVED.keys()
+    assert sum(not name.startswith("timm") for name in both) >= 20
+    assert sum(name.startswith("timm") for name in both) >= 10
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_the_map_of_a_mirrored_picture_is_the_mirrored_map(name: str) -> None:
+    build, side = MIRRORED[name]
+    picture = blurred_noise(1, side)
+    both = torch.cat([picture, picture.flip(-1)])
+    network = without_sides(build, both)
+    run = hookscope.attribute(network, both, target=1, method="hires-cam", sanity="none")
+    plain, mirrored = (each.values for each in run.maps)
+    assert np.abs(plain).max() > 0
+    assert plain.size > 1
+    assert spearman(plain, mirrored[:, ::-1]) >= 0.99
+    np.testing.assert_allclose(mirrored[:, ::-1], plain, atol=1e-3 * np.abs(plain).max())
+    assert spearman(plain, plain[:, ::-1]) < 0.98  # or the test could not fail
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_the_peak_moves_with_what_is_in_the_picture(name: str) -> None:
+    build, side, stride = MOVED[name]
+    network = without_sides(build, blurred_noise(2, side))
+    cells = side // stride
+    row, column = cells // 2, cells // 2 - 1
+    thing = 2 * nn.functional.interpolate(
+        torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)), (stride, stride)
+    )
+    pictures = torch.full((4, 3, side, side), 0.01)
+    places = ((row, column), (row, column + 1), (row - 1, column))
+    for picture, (at_row, at_column) in zip(pictures, places, strict=False):
+        picture[:, at_row * stride :, at_column * stride :][:, :stride, :stride] = thing[0]
+    run = hookscope.attribute(network, pictures, target=1, method="hires-cam", sanity="none")
+    maps = [each.values for each in run.maps]
+    assert maps[0].shape == (cells, cells)
+    # What the thing adds to the map of the empty picture.
+    peaks = [np.unravel_index(np.abs(each - maps[-1]).argmax(), each.shape) for each in maps[:-1]]
+    first = peaks[0]
+    assert peaks == [first, (first[0], first[1] + 1), (first[0] - 1, first[1])]
+    assert max(abs(first[0] - row), abs(first[1] - column)) <= 1
