@@ -4,12 +4,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hookscope.attribution.checking import Checking, Sanity
 from hookscope.attribution.explaining import as_method, explain, looks_at_layers
 from hookscope.attribution.layers import survey_of
 from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
@@ -29,13 +30,12 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS
 from hookscope.text import safe_text
 
-Sanity = Literal["none", "quick", "full"]
-
 
 @dataclass(slots=True)
 class _Gathered:
     """What a run has come to so far."""
 
+    checking: Checking
     records: list[InputRecord] = field(default_factory=list)
     maps: list[AttributionMap] = field(default_factory=list)
     layers: dict[str, LayerChoice] = field(default_factory=dict)
@@ -78,7 +78,8 @@ def run_attribution(
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
-    survey = survey_of(inspected.network, None if tokens is None else parse_tokens(tokens))
+    given_tokens = None if tokens is None else parse_tokens(tokens)
+    survey = survey_of(inspected.network, given_tokens)
     report = reporter(session, on_error)
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
@@ -87,7 +88,8 @@ def run_attribution(
     def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
         return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key)
 
-    gathered = _Gathered()
+    checking = Checking(sanity=sanity, method=as_method(method), tokens=given_tokens, seed=session.seed)
+    gathered = _Gathered(checking)
     began = time.perf_counter()
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))
@@ -103,15 +105,18 @@ def run_attribution(
         _run_batches(queue, looking, as_method(method), gathered, on_progress, count)
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
+    checks = checking.judged()
+    failed = [f"Sanity, {each.name}: {each.meaning}" for each in checks if not each.passed]
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),
         method=as_method(method),
         layers=tuple(gathered.layers.values()),
         maps=tuple(gathered.maps),
-        warnings=tuple(dict.fromkeys((*inspected.warnings, *gathered.warnings, *queue.remarks))),
+        warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings, *queue.remarks))),
+        sanity=checks,
         unchanged=gathered.unchanged,
-        notes=(*inspected.notes, *looking.notes, *gathered.notes),
+        notes=(*inspected.notes, *looking.notes, *gathered.notes, *checking.notes),
         seed=session.seed,
         device=device,
         dtype=dtype,
@@ -209,6 +214,7 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
                 pixels = explained.pixels[at][layer][place].numpy() if keeps_pixels else None
                 gathered.maps.append(AttributionMap(first + place, wanted, label, values, pixels=pixels))
+    gathered.checking.add(looking, batch, explained)
 
 
 def _layer_choice(looked: LookedAt) -> LayerChoice:

@@ -1,7 +1,7 @@
 """From what a network returned to the numbers that are explained, one per input and target."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,9 @@ class BatchTarget:
         class_count: Of how many classes the network gives scores; None if that is not known.
         is_box: Whether the numbers are scores of a detector's boxes.
         is_dense: Whether each pixel has scores.
+        probability: Takes what the network returned and returns the probability of each input's class, (N,); None where
+            the target is no single class of one row of scores.
+        runner_up: Returns the target that is the best other class of each input; None likewise.
     """
 
     score: Callable[[object], Tensor]
@@ -39,6 +42,8 @@ class BatchTarget:
     class_count: int | None = None
     is_dense: bool = False
     is_box: bool = False
+    probability: Callable[[object], Tensor] | None = None
+    runner_up: "Callable[[], BatchTarget] | None" = None
 
 
 def batch_targets(
@@ -145,7 +150,8 @@ def _of_classes(
     scores: Output, classes: Tensor, against: int | None, names: Sequence[str], read: Callable[[object], Tensor]
 ) -> BatchTarget:
     """Return the target that is one class of each input, (N,), maybe against another."""
-    rows = real(scores.tensor.detach())
+    tensor, rows = scores.tensor, real(scores.tensor.detach())
+    scores = scores._replace(tensor=rows)  # what is kept holds no graph
     dense = rows.dim() == 4
     shares: Tensor | None = None
     pixels: Tensor | None = None
@@ -163,7 +169,7 @@ def _of_classes(
             picked = picked - values[:, against]
         return picked if pixels is None else (picked * pixels).flatten(1).sum(1)
 
-    values = score(scores.tensor)
+    values = score(tensor)
     targets = []
     for place, index in enumerate(classes.tolist()):
         label = _class_name(index, names, rows.shape[1])
@@ -171,12 +177,23 @@ def _of_classes(
             label = f"{label} - {_class_name(against, names, rows.shape[1])}"
         if dense and bool(nowhere[place]):
             label = f"{label} over all pixels"
-        probability = None if shares is None or against is not None else float(shares[place, index])
-        targets.append(
-            Target(label, float(values[place].detach()), None if against is not None else index, probability)
-        )
+        share = None if shares is None or against is not None else float(shares[place, index])
+        targets.append(Target(label, float(values[place].detach()), None if against is not None else index, share))
     part = tuple(frozenset({index} if against is None else {index, against}) for index in classes.tolist())
-    return BatchTarget(score, tuple(targets), part, rows.shape[1], is_dense=dense)
+    found = BatchTarget(score, tuple(targets), part, rows.shape[1], is_dense=dense)
+    if shares is None or against is not None:
+        return found
+    read_shares = read if shares is rows else partial(_shares_of, read)
+    others = rows.scatter(1, classes.unsqueeze(1), -torch.inf).argmax(1)
+    return replace(
+        found,
+        probability=lambda output: read_shares(output).gather(1, classes.unsqueeze(1)).squeeze(1),
+        runner_up=lambda: _of_classes(scores, others, None, names, read),
+    )
+
+
+def _shares_of(read: Callable[[object], Tensor], output: object) -> Tensor:
+    return read(output).softmax(1)
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
