@@ -1,8 +1,7 @@
 """Make the maps of one batch by any method: of layers, of the picture itself, or of both."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -10,17 +9,12 @@ import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor, nn
 
 from hookscope.attribution.cams import CAMS
-from hookscope.attribution.layers import Survey
-from hookscope.attribution.looking import LayerLook, LookedAt, arrived
+from hookscope.attribution.looking import LayerLook, LookedAt
 from hookscope.attribution.padding import paddings
-from hookscope.attribution.passes import Passes, look, model_errors, run_output
+from hookscope.attribution.passes import Passes, model_errors, run_output
 from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, map_of
 from hookscope.attribution.question import Question
 from hookscope.attribution.scores import BatchTarget
-from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.operations import OperationChoice
-from hookscope.hooks.patterns import exact_operation
-from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Method
 
@@ -93,55 +87,6 @@ def of_pixels(
         max(gaps, default=None),
         tuple(dict.fromkeys(note for each in found for note in each.notes)),
     )
-
-
-def explain_again(
-    passes: Passes,
-    network: nn.Module,
-    batch: Batch,
-    looked: Sequence[LookedAt],
-    method: Method,
-    targets: Sequence[BatchTarget],
-) -> Explained:
-    """Make the maps of a batch on the same layers of a network like that of the run; it has no other hooks on.
-
-    A gradient that does not arrive counts as zero.
-
-    Raises:
-        ModelRaisedError: If the network raises.
-        UsageError: As in `explain`.
-    """
-    if not looks_at_layers(method):
-        return of_pixels(passes, network, batch, method, targets)
-    modules, _ = module_index(network)
-    names = dict.fromkeys(each.place[0] for each in looked)
-    operations = [exact_operation(name) for name in names if name not in modules]
-    survey = Survey(passes.survey.prefix, passes.survey.given)
-    with ExitStack() as hooks:
-        other = Passes(
-            inspected=replace(passes.inspected, network=network, modules=modules),
-            targets_of=lambda _output, _batch: list(targets),
-            state=passes.state,
-            survey=survey,
-            surveying=hooks.enter_context(capture(network, modules, survey.observe)),
-        )
-        watching = capture(
-            network,
-            {name: modules[name] for name in names if name in modules},
-            other.take,
-            gradients=other.arrived,
-            track=True,
-            operations=OperationChoice(operations) if operations else None,
-        )
-        _, found = look(other, hooks.enter_context(watching), batch)
-    by_place = {place: (values, gradients) for place, values, gradients in found}
-    again = []
-    for each in looked:
-        values, gradients = by_place.get(each.place, (torch.zeros_like(each.values), [None] * len(targets)))
-        again.append(each._replace(values=values, gradients=arrived(values, gradients)))
-    if method in CAMS:
-        return Explained(targets, again, maps_of_layers(method, again, len(targets)))
-    return _of_both(passes, network, batch, method, targets, again)
 
 
 def _of_both(
