@@ -48,6 +48,12 @@ class LookedAt(NamedTuple):
         """As rows have it."""
         return row_label(*self.place)
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(h, w) of the map."""
+        height, width = self.values.shape[2:]
+        return height, width
+
 
 class _Group(NamedTuple):
     """What one `--layer` means, or several patterns together."""
@@ -183,8 +189,8 @@ class LayerLook:
                 for place, reason in self.chosen.items():
                     values, gradients = by_place.get(place, (None, []))
                     if values is not None and bool(reaches(gradients, targets).all()):
-                        arrived = _gradients(values, gradients)
-                        return targets, [LookedAt(place, passes.survey.seen[place], reason, values, arrived)]
+                        known = arrived(values, gradients)
+                        return targets, [LookedAt(place, passes.survey.seen[place], reason, values, known)]
                 if is_last:
                     break
                 passes.state.rewind()
@@ -242,7 +248,7 @@ class LayerLook:
             if not bool(reached.any()):
                 zero.append(place)
                 continue
-            looked.append(LookedAt(place, passes.survey.seen[place], "given", values, _gradients(values, gradients)))
+            looked.append(LookedAt(place, passes.survey.seen[place], "given", values, arrived(values, gradients)))
         for group in given.groups:
             self._check(group, batch, looked, zero, targets)
         if not any(bool(reaches(each.gradients, targets).all()) for each in looked):
@@ -312,7 +318,7 @@ class LayerLook:
         return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _gradients(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:
     """Return gradients; where none arrived it is zero."""
     return [values.new_zeros(values.shape) if each is None else each for each in gradients]
 

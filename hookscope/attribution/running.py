@@ -9,15 +9,17 @@ from typing import get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from hookscope.attribution.checking import Checking, Sanity
-from hookscope.attribution.explaining import as_method, explain, looks_at_layers
+from hookscope.attribution.explaining import Explained, as_method, explain, looks_at_layers
 from hookscope.attribution.layers import survey_of
 from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
+from hookscope.attribution.padding import paddings
 from hookscope.attribution.passes import ModelRaisedError, Passes, frozen
 from hookscope.attribution.scores import BatchTarget, batch_targets
 from hookscope.attribution.targets import read_targets
-from hookscope.attribution.tokens import Layout, parse_tokens
+from hookscope.attribution.tokens import parse_tokens
 from hookscope.errors import ModelError, UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, part_of
@@ -33,7 +35,11 @@ from hookscope.text import safe_text
 
 @dataclass(slots=True)
 class _Gathered:
-    """What a run has come to so far."""
+    """What a run has come to so far.
+
+    Attributes:
+        checking: Checks maps as they come.
+    """
 
     checking: Checking
     records: list[InputRecord] = field(default_factory=list)
@@ -78,8 +84,7 @@ def run_attribution(
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
-    given_tokens = None if tokens is None else parse_tokens(tokens)
-    survey = survey_of(inspected.network, given_tokens)
+    survey = survey_of(inspected.network, None if tokens is None else parse_tokens(tokens))
     report = reporter(session, on_error)
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
@@ -88,7 +93,7 @@ def run_attribution(
     def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
         return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key)
 
-    checking = Checking(sanity=sanity, method=as_method(method), tokens=given_tokens, seed=session.seed)
+    checking = Checking(sanity=sanity, method=as_method(method), output_key=output_key, seed=session.seed)
     gathered = _Gathered(checking)
     began = time.perf_counter()
     with ExitStack() as block:
@@ -120,7 +125,7 @@ def run_attribution(
         seed=session.seed,
         device=device,
         dtype=dtype,
-        timings={"load": session.load_seconds, "maps": seconds},
+        timings={"load": session.load_seconds, "maps": seconds - checking.seconds, "sanity": checking.seconds},
         provenance=provenance_of(
             session,
             layers,
@@ -194,6 +199,12 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
             looking.passes.state.rewind()
             _explain(part_of(batch, place), looking, method, gathered)
         return
+    _gather(looking.passes.inspected.network, batch, explained, gathered)
+    gathered.checking.add(looking, batch, explained)
+
+
+def _gather(network: nn.Module, batch: Batch, explained: Explained, gathered: _Gathered) -> None:
+    """Add the maps of a batch, by input, then by target, then by layer."""
     first = len(gathered.records)
     gathered.records.extend(batch.records)
     gathered.unchanged.update(explained.unchanged)
@@ -201,6 +212,9 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
     for each in explained.looked:
         gathered.layers.setdefault(each.label, _layer_choice(each))
     labels = [each.label for each in explained.looked] or [""]
+    added = [[(0.0, 0.0)] * len(batch.records)] * len(labels)
+    if not explained.pixels:
+        added = [paddings(network, batch, each.grid) for each in explained.looked]
     for place, record in enumerate(batch.records):
         for at, target in enumerate(explained.targets):
             wanted = target.targets[place]
@@ -213,14 +227,11 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
                     gathered.warnings[warning] = None
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
                 pixels = explained.pixels[at][layer][place].numpy() if keeps_pixels else None
-                gathered.maps.append(AttributionMap(first + place, wanted, label, values, pixels=pixels))
-    gathered.checking.add(looking, batch, explained)
+                gathered.maps.append(AttributionMap(first + place, wanted, label, values, added[layer][place], pixels))
 
 
 def _layer_choice(looked: LookedAt) -> LayerChoice:
-    layout = looked.seen.layout
-    grid = layout.grid if isinstance(layout, Layout) else (0, 0)
-    return LayerChoice(looked.label, looked.seen.kind, looked.seen.shape, grid, looked.reason)
+    return LayerChoice(looked.label, looked.seen.kind, looked.seen.shape, looked.grid, looked.reason)
 
 
 def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:
