@@ -95,6 +95,8 @@ class Checking:
         """Check the maps of one target: of all its layers, of the inputs that have it."""
         passes, network = looking.passes, looking.passes.inspected.network
         places = [place for place, each in enumerate(target.targets) if each is not None]
+        if not places:
+            return
         maps = _numbers(explained.maps[at], places)
 
         def again(other: nn.Module, its_target: BatchTarget) -> list[Map]:
