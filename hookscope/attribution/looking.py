@@ -103,7 +103,7 @@ def given_layers(
         of_layers, operations = split_patterns(others, inspected.modules, ops=False)
         selected = {} if of_layers is None else select_from(inspected.modules, inspected.aliases, of_layers, order)
         modules |= selected
-        groups.append(_Group(", ".join(others), _is_one_of(selected, inspected.modules)))
+        groups.append(_Group(", ".join(others), _is_one_of(selected, operations)))
     return GivenLayers(modules, operations, groups)
 
 
@@ -112,9 +112,13 @@ def _is_output(layer: str, call: str | None, slot: str | None) -> Callable[[Plac
     return lambda place: place[0] == layer and number in (None, place[1]) and slot in (None, place[2])
 
 
-def _is_one_of(selected: Mapping[str, nn.Module], modules: Mapping[str, nn.Module]) -> Callable[[Place], bool]:
-    """What is no module is an operation, which is only seen if it is selected."""
-    return lambda place: place[0] in selected or place[0] not in modules
+def _is_one_of(selected: Mapping[str, nn.Module], operations: OperationChoice | None) -> Callable[[Place], bool]:
+    def means(place: Place) -> bool:
+        owner, _, name = place[0].rpartition(":")
+        is_operation = operations is not None and bool(owner) and operations.lists(owner, name, place[1])
+        return place[0] in selected or is_operation
+
+    return means
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +135,7 @@ class LayerLook:
     given: GivenLayers | None
     chosen: dict[Place, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
+    _worked: set[str] = field(default_factory=set)
     _captured: Capture[None] | None = None
     _hooks: ExitStack = field(default_factory=ExitStack)
 
@@ -244,15 +249,19 @@ class LayerLook:
         looked: list[LookedAt] = []
         zero: list[Place] = []
         for place, values, gradients in found:
+            if not any(group.means(place) for group in given.groups):
+                continue
             reached = reaches(gradients, targets)
             if not bool(reached.any()):
                 zero.append(place)
                 continue
             looked.append(LookedAt(place, passes.survey.seen[place], "given", values, arrived(values, gradients)))
         for group in given.groups:
-            self._check(group, batch, looked, zero, targets)
+            if group.text not in self._worked:
+                self._check(group, batch, looked, zero, targets)
         if not any(bool(reaches(each.gradients, targets).all()) for each in looked):
-            raise NotReachedError(self._unreached(targets, [each.label for each in looked]))
+            labels = [each.label for each in looked] or [row_label(*place) for place in zero]
+            raise NotReachedError(self._unreached(targets, labels))
         partly = [each.label for each in looked if not bool(reaches(each.gradients, targets).all())]
         if partly and len(batch.indices) > 1:
             raise NotReachedError(self._unreached(targets, partly))
@@ -277,6 +286,7 @@ class LayerLook:
                     more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
                     shown = ", ".join(labels[:_NAMED]) + more
                     self.notes[f"Of --layer {group.text} are left out, with {why}: {shown}."] = None
+            self._worked.add(group.text)
             return
         text = safe_text(group.text)
         if not seen:

@@ -167,7 +167,7 @@ def _run_batches(
         if at:
             state.mark()
         try:
-            _explain(batch, looking, method, gathered)
+            unfit = _explain(batch, looking, method, gathered)
         except ModelRaisedError as raised:
             error = ModelError(str(raised))
             if queue.on_error is None:
@@ -175,32 +175,42 @@ def _run_batches(
             if queue.set_aside(batch, str(raised), raised.raised):
                 first = first or error
             state.rewind()
-        except UnfitInputError as error:
+            unfit = []
+        for each in unfit:
             if queue.on_error is None:
-                raise
-            queue.on_error(error)
-            first = first or error
+                raise each
+            queue.on_error(each)
+            first = first or each
         if on_progress is not None:
             on_progress(len(gathered.records), count)
     if first is not None and not gathered.records:
         raise first
 
 
-def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gathered) -> None:
-    """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself."""
+def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gathered) -> list[UnfitInputError]:
+    """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself.
+
+    Returns:
+        An error for each input that has no gradient.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+    """
     try:
         explained = explain(looking, batch, method)
     except NotReachedError as error:
         count = len(batch.indices)
         if count == 1:
             names = [safe_text(record.name) for record in batch.records]
-            raise UnfitInputError(names, f"{error}.", batch.indices) from None
+            return [UnfitInputError(names, f"{error}.", batch.indices)]
+        unfit = []
         for place in range(count):
             looking.passes.state.rewind()
-            _explain(part_of(batch, place), looking, method, gathered)
-        return
+            unfit += _explain(part_of(batch, place), looking, method, gathered)
+        return unfit
     _gather(looking.passes.inspected.network, batch, explained, gathered)
     gathered.checking.add(looking, batch, explained)
+    return []
 
 
 def _gather(network: nn.Module, batch: Batch, explained: Explained, gathered: _Gathered) -> None:
@@ -222,11 +232,11 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, gathered: _G
                 gathered.warnings[f"{safe_text(record.name)} has no such target: it is left out there."] = None
                 continue
             for layer, label in enumerate(labels):
-                values = explained.maps[at][layer][place].numpy()
+                values = explained.maps[at][layer][place].numpy().copy()  # not a part of the batch's
                 if warning := _suspicious(values, wanted.label, label, record):
                     gathered.warnings[warning] = None
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
-                pixels = explained.pixels[at][layer][place].numpy() if keeps_pixels else None
+                pixels = explained.pixels[at][layer][place].numpy().copy() if keeps_pixels else None
                 gathered.maps.append(AttributionMap(first + place, wanted, label, values, added[layer][place], pixels))
 
 

@@ -101,7 +101,7 @@ def test_a_function_of_the_output_is_a_target(functions: Path) -> None:
         (
             "whole",
             UsageError,
-            "returned scalar, but a target has to return one floating-point number per input, here 2",
+            "returned scalar, but a target has to return one floating-point number per input",
         ),
         ("number", UsageError, "returned int, but"),
         ("counts", UsageError, "returned torch.int64 values, but"),
