@@ -1,7 +1,8 @@
 """Make the maps of one batch by any method: of layers, of the picture itself, or of both."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -9,12 +10,17 @@ import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor, nn
 
 from hookscope.attribution.cams import CAMS
-from hookscope.attribution.looking import LayerLook, LookedAt
+from hookscope.attribution.layers import Survey
+from hookscope.attribution.looking import LayerLook, LookedAt, arrived
 from hookscope.attribution.padding import paddings
-from hookscope.attribution.passes import Passes, model_errors, run_output
+from hookscope.attribution.passes import Passes, look, model_errors, run_output
 from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, map_of
 from hookscope.attribution.question import Question
 from hookscope.attribution.scores import BatchTarget
+from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.patterns import exact_operation
+from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Method
 
@@ -89,6 +95,55 @@ def of_pixels(
     )
 
 
+def explain_again(
+    passes: Passes,
+    network: nn.Module,
+    batch: Batch,
+    looked: Sequence[LookedAt],
+    method: Method,
+    targets: Sequence[BatchTarget],
+) -> Explained:
+    """Make the maps of a batch on the same layers of a network like that of the run; it has no other hooks on.
+
+    A gradient that does not arrive counts as zero.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+        UsageError: As in `explain`.
+    """
+    if not looks_at_layers(method):
+        return of_pixels(passes, network, batch, method, targets)
+    modules, _ = module_index(network)
+    names = dict.fromkeys(each.place[0] for each in looked)
+    operations = [exact_operation(name) for name in names if name not in modules]
+    survey = Survey(passes.survey.prefix, passes.survey.given)
+    with ExitStack() as hooks:
+        other = Passes(
+            inspected=replace(passes.inspected, network=network, modules=modules),
+            targets_of=lambda _output, _batch: list(targets),
+            state=passes.state,
+            survey=survey,
+            surveying=hooks.enter_context(capture(network, modules, survey.observe)),
+        )
+        watching = capture(
+            network,
+            {name: modules[name] for name in names if name in modules},
+            other.take,
+            gradients=other.arrived,
+            track=True,
+            operations=OperationChoice(operations) if operations else None,
+        )
+        _, found = look(other, hooks.enter_context(watching), batch)
+    by_place = {place: (values, gradients) for place, values, gradients in found}
+    again = []
+    for each in looked:
+        values, gradients = by_place.get(each.place, (torch.zeros_like(each.values), [None] * len(targets)))
+        again.append(each._replace(values=values, gradients=arrived(values, gradients)))
+    if method in CAMS:
+        return Explained(targets, again, maps_of_layers(method, again, len(targets)))
+    return _of_both(passes, network, batch, method, targets, again)
+
+
 def _of_both(
     passes: Passes,
     network: nn.Module,
@@ -108,14 +163,14 @@ def _of_both(
     for maps, each in zip(maps_of_layers(of_layer, looked, len(targets)), found, strict=True):
         size = each.values.shape[2:]
         added = [paddings(network, batch, layer.grid) for layer in looked]
-        resized = [_resized(one, size, shares) for one, shares in zip(maps, added, strict=True)]
-        pixels.append([one * each.values.float().cpu() for one in resized])
+        on_picture = [resized(one, size, shares) for one, shares in zip(maps, added, strict=True)]
+        pixels.append([one * each.values.float().cpu() for one in on_picture])
     maps_of_both = [[map_of(of_picture, one) for one in by_layer] for by_layer in pixels]
     unchanged = {label: reason for each in found for label, reason in each.unchanged.items()}
     return Explained(targets, looked, maps_of_both, pixels, unchanged)
 
 
-def _resized(maps: Tensor, size: Sequence[int], shares: Sequence[tuple[float, float]]) -> Tensor:
+def resized(maps: Tensor, size: Sequence[int], shares: Sequence[tuple[float, float]]) -> Tensor:
     """Return maps (N, h, w) as (N, 1, H, W), without the share of each that lies outside of the picture."""
     parts = []
     for one, outside in zip(maps, shares, strict=True):

@@ -35,7 +35,11 @@ from hookscope.text import safe_text
 
 @dataclass(slots=True)
 class _Gathered:
-    """What a run has come to so far; `seconds` were spent on sanity checks."""
+    """What a run has come to so far.
+
+    Attributes:
+        checking: Checks maps as they come.
+    """
 
     checking: Checking
     records: list[InputRecord] = field(default_factory=list)
@@ -44,7 +48,6 @@ class _Gathered:
     unchanged: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def run_attribution(
@@ -81,8 +84,7 @@ def run_attribution(
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
-    given_tokens = None if tokens is None else parse_tokens(tokens)
-    survey = survey_of(inspected.network, given_tokens)
+    survey = survey_of(inspected.network, None if tokens is None else parse_tokens(tokens))
     report = reporter(session, on_error)
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
@@ -91,7 +93,7 @@ def run_attribution(
     def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
         return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key)
 
-    checking = Checking(sanity=sanity, method=as_method(method), tokens=given_tokens, seed=session.seed)
+    checking = Checking(sanity=sanity, method=as_method(method), output_key=output_key, seed=session.seed)
     gathered = _Gathered(checking)
     began = time.perf_counter()
     with ExitStack() as block:
@@ -123,7 +125,7 @@ def run_attribution(
         seed=session.seed,
         device=device,
         dtype=dtype,
-        timings={"load": session.load_seconds, "maps": seconds - gathered.seconds, "sanity": gathered.seconds},
+        timings={"load": session.load_seconds, "maps": seconds - checking.seconds, "sanity": checking.seconds},
         provenance=provenance_of(
             session,
             layers,
@@ -207,10 +209,7 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
             unfit += _explain(part_of(batch, place), looking, method, gathered)
         return unfit
     _gather(looking.passes.inspected.network, batch, explained, gathered)
-    began = time.perf_counter()
-    with looking.paused():
-        gathered.checking.add(looking, batch, explained)
-    gathered.seconds += time.perf_counter() - began
+    gathered.checking.add(looking, batch, explained)
     return []
 
 

@@ -1,7 +1,7 @@
 """From what a network returned to the numbers that are explained, one per input and target."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,6 @@ class BatchTarget:
         class_count: Of how many classes the network gives scores; None if that is not known.
         is_box: Whether the numbers are scores of a detector's boxes.
         is_dense: Whether each pixel has scores.
-        probability: Takes what the network returned and returns the probability of each input's class, (N,); None where
-            the target is no single class of one row of scores.
-        runner_up: Returns the target that is the best other class of each input; None likewise.
     """
 
     score: Callable[[object], Tensor]
@@ -42,8 +39,6 @@ class BatchTarget:
     class_count: int | None = None
     is_dense: bool = False
     is_box: bool = False
-    probability: Callable[[object], Tensor] | None = None
-    runner_up: "Callable[[], BatchTarget] | None" = None
 
 
 def batch_targets(
@@ -151,8 +146,6 @@ def _of_classes(
 ) -> BatchTarget:
     """Return the target that is one class of each input, (N,), maybe against another."""
     rows = real(scores.tensor.detach())
-    normalised = is_softmax(rows, scores)
-    scores = scores._replace(tensor=rows)  # what is kept holds no graph
     dense = rows.dim() == 4
     shares: Tensor | None = None
     pixels: Tensor | None = None
@@ -161,7 +154,7 @@ def _of_classes(
         nowhere = ~pixels.flatten(1).any(1)
         pixels = (pixels | nowhere.reshape(-1, 1, 1)).to(rows.dtype)
     elif rows.shape[1] > 1:
-        shares = rows if normalised else rows.softmax(1)
+        shares = rows if is_softmax(rows, scores) else rows.softmax(1)
 
     def of_rows(values: Tensor) -> Tensor:
         picked = values[torch.arange(len(classes), device=values.device), classes]
@@ -177,29 +170,39 @@ def _of_classes(
             label = f"{label} - {_class_name(against, names, rows.shape[1])}"
         if dense and bool(nowhere[place]):
             label = f"{label} over all pixels"
-        share = None if shares is None or against is not None else float(shares[place, index])
-        targets.append(Target(label, float(values[place]), None if against is not None else index, share))
+        probability = None if shares is None or against is not None else float(shares[place, index])
+        targets.append(
+            Target(label, float(values[place].detach()), None if against is not None else index, probability)
+        )
     part = tuple(frozenset({index} if against is None else {index, against}) for index in classes.tolist())
-    found = BatchTarget(lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], is_dense=dense)
-    if shares is None or against is not None:
-        return found
-    read_shares = read if shares is rows else partial(_shares_of, read)
-    others = rows.scatter(1, classes.unsqueeze(1), -torch.inf).argmax(1)
-    return replace(
-        found,
-        probability=lambda output: read_shares(output).gather(1, classes.unsqueeze(1)).squeeze(1),
-        runner_up=lambda: _of_classes(scores, others, None, names, read),
-    )
-
-
-def _shares_of(read: Callable[[object], Tensor], output: object) -> Tensor:
-    return read(output).softmax(1)
+    return BatchTarget(lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], is_dense=dense)
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
     if index < len(names):
         return names[index]
     return "the output" if count == 1 else f"class {index}"
+
+
+def runner_up(output: object, target: BatchTarget, output_key: str | None) -> BatchTarget | None:
+    """Return the best class of each input but the target's; None where the target is no single class of several."""
+    if target.class_count is None or target.class_count < 2 or any(len(each) > 1 for each in target.classes):
+        return None
+    count = len(target.targets)
+    scores = _scores(output, count, output_key)
+    best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
+    own = torch.tensor([next(iter(each)) for each in target.classes], device=best.device)
+    other = best[:, 0].where(best[:, 0] != own, best[:, 1])
+    return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key))
+
+
+def probabilities(output: object, target: BatchTarget, output_key: str | None) -> Tensor:
+    """Return the softmax probability of each input's class, (N,)."""
+    scores = _scores(output, len(target.targets), output_key)
+    rows = real(scores.tensor.detach())
+    shares = rows if is_softmax(rows, scores) else rows.softmax(1)
+    own = torch.tensor([next(iter(each)) for each in target.classes], device=rows.device)
+    return shares[torch.arange(len(own), device=rows.device), own]
 
 
 # --- Boxes -----------------------------------------------------------------------------------------------------------

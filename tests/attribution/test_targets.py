@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.attribution.scores import batch_targets
+from hookscope.attribution.scores import batch_targets, probabilities, runner_up
 from hookscope.attribution.targets import Wanted, read_targets
 from hookscope.errors import HookscopeError, ModelError, ModelNotFoundError, UsageError
 
@@ -147,12 +147,12 @@ def test_probabilities_are_not_taken_for_logits() -> None:
 
 def test_the_runner_up_is_the_best_class_but_the_target() -> None:
     (target,) = batch_targets(LOGITS, 2, [Wanted("2", 2)], None, (), None)
-    assert target.runner_up is not None
-    assert [each.index for each in target.runner_up().targets if each] == [1, 0]
-    assert target.probability is not None
-    assert target.probability(LOGITS).tolist() == pytest.approx(LOGITS.softmax(1)[:, 2].tolist())
+    other = runner_up(LOGITS, target, None)
+    assert other is not None
+    assert [each.index for each in other.targets if each] == [1, 0]
+    assert probabilities(LOGITS, target, None).tolist() == pytest.approx(LOGITS.softmax(1)[:, 2].tolist())
     (contrast,) = batch_targets(LOGITS, 2, [Wanted("2-0", 2, 0)], None, (), None)
-    assert contrast.runner_up is contrast.probability is None
+    assert runner_up(LOGITS, contrast, None) is None
 
 
 def test_scores_may_be_one_of_several_outputs() -> None:
