@@ -171,7 +171,7 @@ def choose_layer(
     for group in _in_groups(candidates):
         edges = [edge for _, seen in group if (edge := seen.edge) is not None]
         by_target = [
-            torch.autograd.grad(_sum_of(score, target), edges, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(sum_of(score, target), edges, retain_graph=True, allow_unused=True)
             for score, target in zip(scores, targets, strict=True)
         ]
         for (place, seen), *gradients in zip(group, *by_target, strict=True):
@@ -209,13 +209,15 @@ def _unplaced_after(place: Place, survey: Survey, modules: Mapping[str, nn.Modul
 
 def reached_inputs(gradient: Tensor, target: BatchTarget) -> Tensor:
     """Tell of each input whether its gradient, (N, C, h, w), is not zero everywhere; of inputs without a target yes."""
-    without = torch.tensor([each is None for each in target.targets], device=gradient.device)
-    return (gradient != 0).flatten(1).any(1) | without
+    without = torch.tensor([each is None for each in target.targets])
+    return (gradient != 0).flatten(1).any(1).cpu() | without
 
 
-def _sum_of(score: Tensor, target: BatchTarget) -> Tensor:
-    has_target = torch.tensor([each is not None for each in target.targets], device=score.device)
-    return score[has_target].sum()
+def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
+    """Return the sum of the scores of the inputs that have the target."""
+    if all(each is not None for each in target.targets):
+        return score.sum()
+    return torch.stack([one if each else one * 0 for one, each in zip(score, target.targets, strict=True)]).sum()
 
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
@@ -224,7 +226,7 @@ def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
         return gradient.shape[1] > 1 and int((gradient != 0).any(0).flatten(1).any(1).sum()) == 1
     if gradient.shape[1] != target.class_count:
         return False
-    channels = (gradient != 0).flatten(2).any(2).tolist()  # by input
+    channels = (gradient != 0).flatten(2).any(2).cpu().tolist()  # by input
     found = [{index for index, reached in enumerate(each) if reached} for each in channels]
     return target.is_dense or all(one <= other for one, other in zip(found, target.classes, strict=True))
 
@@ -254,7 +256,7 @@ def _candidates(survey: Survey, modules: Mapping[str, nn.Module], before: str | 
 def _memory(seen: Seen) -> tuple[int, int, int]:
     """Return what two outputs have in common that are one tensor, or views of one in another order."""
     values = seen.values
-    return (0, 0, 0) if values is None else (values.untyped_storage().data_ptr(), values.numel(), seen.version)
+    return (0, 0, 0) if values is None else (values.untyped_storage()._cdata, values.numel(), seen.version)
 
 
 def _same_before(seen: Seen, earlier: Sequence[Seen]) -> Seen:
