@@ -1,140 +1,154 @@
-"""Check the maps of a batch: what `hookscope.attribution.sanity` asks of them, on the layers and targets of the run."""
+"""Gather what the sanity checks need, batch by batch, from copies of the network, and judge it at the end."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.attribution.explaining import Explained, explain_again
+from hookscope.attribution.explaining import Explained, explain_again, resized
 from hookscope.attribution.looking import LayerLook
-from hookscope.attribution.passes import ModelRaisedError, Passes, model_errors, run_output
+from hookscope.attribution.padding import paddings
+from hookscope.attribution.passes import ModelRaisedError, Passes, model_errors
 from hookscope.attribution.pixels import COMPLETENESS_LIMIT
-from hookscope.attribution.sanity import class_check, completeness_check, deletion_check, weights_check
+from hookscope.attribution.sanity import (
+    Map,
+    Numbers,
+    class_check,
+    completeness_check,
+    correlations,
+    deletion_check,
+    deletions,
+    weights_check,
+    weights_correlations,
+)
 from hookscope.attribution.scores import BatchTarget, probabilities, runner_up
-from hookscope.errors import HookscopeError
+from hookscope.errors import HookscopeError, ModelError
 from hookscope.inputs import Batch, copy_of
+from hookscope.inspection.state.preservation import preserved
 from hookscope.results.attributions import Method, SanityCheck
+from hookscope.text import exception_line
+
+Sanity = Literal["none", "quick", "full"]
 
 _PICTURE_AXES = 4  # (N, C, H, W)
+# Of these one map takes dozens of passes or more, and the first two checks need seven.
+_SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})
 
 
-def check_maps(
-    looking: LayerLook, batch: Batch, explained: Explained, method: Method, seed: int, output_key: str | None
-) -> tuple[list[SanityCheck], list[str]]:
-    """Check the maps of one batch.
+@dataclass(slots=True, kw_only=True)
+class Checking:
+    """What the checks of a run have found so far.
 
-    Checks that need what a network does not have, a runner-up or a probability, are left out.
-
-    Returns:
-        The checks, and sentences about those that could not be made.
+    Attributes:
+        sanity: "quick" checks the first target of the first batch; "full" all targets of all batches.
+        output_key: Which of several outputs holds the scores.
+        notes: Sentences about checks that were left out.
+        seconds: Spent.
     """
-    about = _About(looking.passes, batch, explained, method, seed, output_key)
-    checks: list[SanityCheck] = []
-    remarks: list[str] = []
-    with looking.paused():
-        for name, make in _MAKERS.items():
-            try:
-                check = make(about)
-            except (HookscopeError, ModelRaisedError) as error:
-                remarks.append(f"The sanity check '{name}' could not be made: {error}")
-            else:
-                checks += [] if check is None else [check]
-    return checks, remarks
 
-
-class _About(NamedTuple):
-    """What is checked."""
-
-    passes: Passes
-    batch: Batch
-    explained: Explained
+    sanity: Sanity
     method: Method
-    seed: int
     output_key: str | None
+    seed: int
+    notes: dict[str, None] = field(default_factory=dict)
+    seconds: float = 0.0
+    _weights: list[Numbers] = field(default_factory=list)
+    _classes: list[Numbers] = field(default_factory=list)
+    _deleted: list[Numbers] = field(default_factory=list)
+    _gap: float | None = None
+    _began: bool = False
 
-    def again(self, network: nn.Module, targets: Sequence[BatchTarget]) -> Explained:
-        """Make maps of the same layers."""
-        return explain_again(self.passes, network, self.batch, self.explained.looked, self.method, targets)
+    def add(self, looking: LayerLook, batch: Batch, explained: Explained) -> None:
+        """Check the maps of a batch. The network itself is not run."""
+        if explained.gap is not None:
+            self._gap = max(explained.gap, self._gap or 0.0)
+        if self.sanity == "none" or (self.sanity == "quick" and self._began):
+            return
+        self._began = True
+        began = time.perf_counter()
+        for at, target in enumerate(explained.targets[: 1 if self.sanity == "quick" else None]):
+            try:
+                self._check(looking, batch, explained, target, at)
+            except (HookscopeError, ModelRaisedError) as error:
+                self.notes[f"Sanity was not checked for some maps: {error}"] = None
+        self.seconds += time.perf_counter() - began
+
+    def judged(self) -> tuple[SanityCheck, ...]:
+        """Judge everything that was found."""
+        checks = []
+        if self._weights:
+            checks.append(weights_check(np.concatenate(self._weights, 1)))
+        if self._classes:
+            checks.append(class_check(np.concatenate(self._classes)))
+        if self._deleted:
+            checks.append(deletion_check(np.concatenate(self._deleted, 1)))
+        if self._gap is not None:
+            checks.append(completeness_check(self._gap, COMPLETENESS_LIMIT))
+        return tuple(checks)
+
+    def _check(self, looking: LayerLook, batch: Batch, explained: Explained, target: BatchTarget, at: int) -> None:
+        """Check the maps of one target: of all its layers, of the inputs that have it."""
+        passes, network = looking.passes, looking.passes.inspected.network
+        places = [place for place, each in enumerate(target.targets) if each is not None]
+        if not places:
+            return
+        maps = _numbers(explained.maps[at], places)
+
+        def again(other: nn.Module, its_target: BatchTarget) -> list[Map]:
+            with preserved(nn.Identity(), self.seed) as state:  # of random numbers alone: `other` is thrown away
+                of_other = replace(passes, state=state)
+                found = explain_again(of_other, other, batch, explained.looked, self.method, [its_target])
+            return _numbers(found.maps[0], places)
+
+        is_slow = self.method in _SLOW and self.sanity == "quick"
+        if is_slow:
+            self.notes[
+                f"Sanity: weights and class are left out, as {self.method} takes many passes (--sanity full has them)."
+            ] = None
+        else:
+            found = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
+            self._weights.append(found)
+        copied = _copy(network)
+        output = self._output(passes, copied, batch, batch.args)
+        other = runner_up(output, target, self.output_key)
+        if other is None:
+            self.notes["Sanity: class and deletion are left out, as the target is no single class."] = None
+            return
+        if not is_slow:
+            self._classes.append(correlations(maps, again(copied, other)))
+        pictures = batch.args[0] if batch.args else None
+        has_shares = all(each is None or each.probability is not None for each in target.targets)
+        if isinstance(pictures, Tensor) and pictures.dim() == _PICTURE_AXES and has_shares:
+
+            def probability(changed: Tensor) -> Tensor:
+                found = self._output(passes, copied, batch, (changed, *batch.args[1:]))
+                return probabilities(found, target, self.output_key)
+
+            for layer, of_layer in enumerate(explained.maps[at]):
+                if explained.looked and not explained.pixels:
+                    shares = paddings(copied, batch, explained.looked[layer].grid)
+                    of_layer = resized(of_layer, pictures.shape[2:], shares)[:, 0]  # noqa: PLW2901 - the same maps
+                ranked = deletions(pictures, [each.numpy() for each in of_layer], probability, self.seed)
+                self._deleted.append(ranked[:, places])
+
+    def _output(self, passes: Passes, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
+        given = copy_of(replace(batch, args=args))
+        with preserved(nn.Identity(), self.seed), torch.no_grad(), model_errors(passes.inspected, "forward"):
+            return network(*given.args, **given.kwargs)
 
 
-def _weights(about: _About) -> SanityCheck:
-    targets = about.explained.targets
-
-    def on_another(network: nn.Module) -> list[NDArray[np.float32]]:
-        return _arrays(about.again(network, targets), targets)
-
-    network = about.passes.inspected.network
-    return weights_check(network, on_another, _arrays(about.explained, targets), about.seed)
+def _numbers(maps: Sequence[Tensor], places: Sequence[int]) -> list[Map]:
+    """Return maps by layer, then by input, of these inputs."""
+    return [each[place].numpy() for each in maps for place in places]
 
 
-def _class(about: _About) -> SanityCheck | None:
-    explained = about.explained
-    with torch.no_grad():
-        output = run_output(about.passes, about.batch)
-    others = [runner_up(output, target, about.output_key) for target in explained.targets]
-    chosen = [at for at, other in enumerate(others) if other is not None]
-    if not chosen:
-        return None
-    again = about.again(about.passes.inspected.network, [other for other in others if other is not None])
-    ours = replace(explained, maps=[explained.maps[at] for at in chosen])
-    targets = [explained.targets[at] for at in chosen]
-    return class_check(_arrays(ours, targets), _arrays(again, targets))
-
-
-def _deletion(about: _About) -> SanityCheck | None:
-    """Look at the first target and the first layer."""
-    batch, first = about.batch, about.explained.targets[0]
-    pictures = batch.args[0] if batch.args else None
-    if not isinstance(pictures, Tensor) or pictures.dim() != _PICTURE_AXES or not pictures.is_floating_point():
-        return None
-    if any(each is None or each.probability is None for each in first.targets):
-        return None
-
-    def probability(changed: Tensor) -> Tensor:
-        given = copy_of(replace(batch, args=(changed, *batch.args[1:])))
-        with model_errors(about.passes.inspected, "forward"):
-            output = about.passes.inspected.network(*given.args, **given.kwargs)
-        return probabilities(output, first, about.output_key)
-
-    values = [each.numpy() for each in about.explained.maps[0][0]]
-    return deletion_check(pictures, values, probability, about.seed)
-
-
-def _completeness(about: _About) -> SanityCheck | None:
-    gap = about.explained.gap
-    return None if gap is None else completeness_check(gap, COMPLETENESS_LIMIT)
-
-
-_MAKERS: Mapping[str, Callable[[_About], SanityCheck | None]] = {
-    "weights": _weights,
-    "class": _class,
-    "deletion": _deletion,
-    "completeness": _completeness,
-}
-
-
-def worst_of(checks: Iterable[SanityCheck]) -> tuple[SanityCheck, ...]:
-    """Return one check of each name: of several batches the worst, one that failed before others."""
-    worst: dict[str, SanityCheck] = {}
-    for each in checks:
-        worst[each.name] = max(worst.get(each.name, each), each, key=_badness)
-    return tuple(worst.values())
-
-
-def _badness(check: SanityCheck) -> tuple[bool, float]:
-    return not check.passed, check.value - (check.compared_with[-1] if check.compared_with else 0)
-
-
-def _arrays(explained: Explained, targets: Sequence[BatchTarget]) -> list[NDArray[np.float32]]:
-    """Return all maps of inputs that have the target."""
-    return [
-        one.numpy()
-        for by_layer, target in zip(explained.maps, targets, strict=True)
-        for maps in by_layer
-        for one, each in zip(maps, target.targets, strict=True)
-        if each is not None
-    ]
+def _copy(network: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(network)
+    except Exception as error:
+        raise ModelError(f"{type(network).__name__} cannot be copied: {exception_line(error)}.") from error

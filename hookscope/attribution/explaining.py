@@ -163,14 +163,14 @@ def _of_both(
     for maps, each in zip(maps_of_layers(of_layer, looked, len(targets)), found, strict=True):
         size = each.values.shape[2:]
         added = [paddings(network, batch, layer.grid) for layer in looked]
-        resized = [_resized(one, size, shares) for one, shares in zip(maps, added, strict=True)]
-        pixels.append([one * each.values.float().cpu() for one in resized])
+        on_picture = [resized(one, size, shares) for one, shares in zip(maps, added, strict=True)]
+        pixels.append([one * each.values.float().cpu() for one in on_picture])
     maps_of_both = [[map_of(of_picture, one) for one in by_layer] for by_layer in pixels]
     unchanged = {label: reason for each in found for label, reason in each.unchanged.items()}
     return Explained(targets, looked, maps_of_both, pixels, unchanged)
 
 
-def _resized(maps: Tensor, size: Sequence[int], shares: Sequence[tuple[float, float]]) -> Tensor:
+def resized(maps: Tensor, size: Sequence[int], shares: Sequence[tuple[float, float]]) -> Tensor:
     """Return maps (N, h, w) as (N, 1, H, W), without the share of each that lies outside of the picture."""
     parts = []
     for one, outside in zip(maps, shares, strict=True):

@@ -151,9 +151,9 @@ def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
         UsageError: If there is a GELU, SiLU (Swish) or Mish, on which the rules are another method; if there is no ReLU
             at all, or some code cannot be looked into.
     """
-    nodes = graph_nodes(score)
+    nodes = sorted(graph_nodes(score), key=lambda node: node._sequence_nr())  # as they were called
     names = {node: _activation(node) or _by_hand(node) for node in nodes}
-    for node, name in reversed(names.items()):
+    for node, name in names.items():
         if name in _SMOOTH.values():
             count = sum(other == name for other in names.values())
             raise UsageError(
@@ -166,7 +166,7 @@ def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
     if not relus:
         raise UsageError(f"{rule} would be the plain gradient: no ReLU or ReLU6 leads to the score. {ADVICE}")
     unchanged: dict[str, str] = {}
-    for node, name in reversed(names.items()):
+    for node, name in names.items():
         if name and name not in {"ReLU", "ReLU6"}:
             label, line = calls.places.get(node, (name, ""))
             inside = " function, whose inside is not seen" if isinstance(node, BackwardCFunction) else ""

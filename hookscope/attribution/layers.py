@@ -58,12 +58,14 @@ class Survey:
         count: Inputs in the batch.
         prefix: Tokens in front of the grid, if that is known of the network.
         given: What the user said of tokens.
+        unrolled: How often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0.
         keeps: Whether to keep the outputs, and where their gradients arrive.
         score_map: Label of the output that was found to hold the scores themselves; "" without one.
     """
 
     prefix: int | None
     given: Tokens | None
+    unrolled: int = 0
     count: int = 1
     keeps: bool = False
     seen: dict[Place, Seen] = field(default_factory=dict)
@@ -90,7 +92,9 @@ class Survey:
         layout: Layout | str = "holds whole numbers"
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
-            layout = layout_of(shape, self.count, axis, self._grids, prefix=self.prefix, given=self.given)
+            layout = self._in_rows(
+                layout_of(shape, self.count, axis, self._grids, prefix=self.prefix, given=self.given)
+            )
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
         if (
             isinstance(layout, Layout)
@@ -108,10 +112,18 @@ class Survey:
         self.seen[call.layer, call.call, slot] = seen
         return seen
 
+    def _in_rows(self, layout: Layout | str) -> Layout | str:
+        """Refuse tokens that lie window by window."""
+        if not self.unrolled or self.given is not None or isinstance(layout, str) or layout.prefix is None:
+            return layout
+        in_rows = {tuple(size >> self.unrolled for size in grid) for grid in self._grids[:1]}
+        return layout if layout.grid in in_rows else "has tokens in the order of windows, not of the picture's rows"
+
 
 def survey_of(network: nn.Module, tokens: Tokens | None) -> Survey:
     """Return the survey of a network, before anything ran."""
-    return Survey(known_prefix(network), tokens)
+    unroll = next((each for each in network.modules() if type(each).__name__ == "Unroll"), None)  # Hiera's
+    return Survey(known_prefix(network), tokens, len(getattr(unroll, "schedule", ())))
 
 
 class Choice(NamedTuple):
@@ -159,7 +171,7 @@ def choose_layer(
     for group in _in_groups(candidates):
         edges = [edge for _, seen in group if (edge := seen.edge) is not None]
         by_target = [
-            torch.autograd.grad(_sum_of(score, target), edges, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(sum_of(score, target), edges, retain_graph=True, allow_unused=True)
             for score, target in zip(scores, targets, strict=True)
         ]
         for (place, seen), *gradients in zip(group, *by_target, strict=True):
@@ -197,13 +209,15 @@ def _unplaced_after(place: Place, survey: Survey, modules: Mapping[str, nn.Modul
 
 def reached_inputs(gradient: Tensor, target: BatchTarget) -> Tensor:
     """Tell of each input whether its gradient, (N, C, h, w), is not zero everywhere; of inputs without a target yes."""
-    without = torch.tensor([each is None for each in target.targets], device=gradient.device)
-    return (gradient != 0).flatten(1).any(1) | without
+    without = torch.tensor([each is None for each in target.targets])
+    return (gradient != 0).flatten(1).any(1).cpu() | without
 
 
-def _sum_of(score: Tensor, target: BatchTarget) -> Tensor:
-    has_target = torch.tensor([each is not None for each in target.targets], device=score.device)
-    return score[has_target].sum()
+def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
+    """Return the sum of the scores of the inputs that have the target."""
+    if all(each is not None for each in target.targets):
+        return score.sum()
+    return torch.stack([one if each else one * 0 for one, each in zip(score, target.targets, strict=True)]).sum()
 
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
@@ -212,7 +226,7 @@ def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
         return gradient.shape[1] > 1 and int((gradient != 0).any(0).flatten(1).any(1).sum()) == 1
     if gradient.shape[1] != target.class_count:
         return False
-    channels = (gradient != 0).flatten(2).any(2).tolist()  # by input
+    channels = (gradient != 0).flatten(2).any(2).cpu().tolist()  # by input
     found = [{index for index, reached in enumerate(each) if reached} for each in channels]
     return target.is_dense or all(one <= other for one, other in zip(found, target.classes, strict=True))
 
@@ -242,7 +256,7 @@ def _candidates(survey: Survey, modules: Mapping[str, nn.Module], before: str | 
 def _memory(seen: Seen) -> tuple[int, int, int]:
     """Return what two outputs have in common that are one tensor, or views of one in another order."""
     values = seen.values
-    return (0, 0, 0) if values is None else (values.untyped_storage().data_ptr(), values.numel(), seen.version)
+    return (0, 0, 0) if values is None else (values.untyped_storage()._cdata, values.numel(), seen.version)
 
 
 def _same_before(seen: Seen, earlier: Sequence[Seen]) -> Seen:

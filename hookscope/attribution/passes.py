@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.attribution.layers import Choice, Survey, choose_layer, reached_inputs
+from hookscope.attribution.layers import Choice, Survey, choose_layer, reached_inputs, sum_of
 from hookscope.attribution.scores import BatchTarget
 from hookscope.attribution.tokens import Layout
 from hookscope.errors import HookscopeError, UsageError
@@ -173,7 +173,7 @@ def look(
         passes.gradients.clear()
         if score.requires_grad:
             with model_errors(passes.inspected, "backward"):
-                _backward(score[torch.tensor([each is not None for each in target.targets], device=score.device)].sum())
+                _backward(sum_of(score, target))
         by_target.append(dict(passes.gradients))
     captured.restart()
     found = []
@@ -207,7 +207,7 @@ def reaches(gradients: Sequence[Tensor | None], targets: Sequence[BatchTarget]) 
         if gradient is None:
             reached &= torch.tensor([each is None for each in target.targets])
         else:
-            reached &= reached_inputs(gradient, target).cpu()
+            reached &= reached_inputs(gradient, target)
     return reached
 
 

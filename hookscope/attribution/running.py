@@ -1,17 +1,17 @@
 """Ask of every input where a network looks: batches in, maps out, and nothing of the network changed."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hookscope.attribution.checking import check_maps, worst_of
+from hookscope.attribution.checking import Checking, Sanity
 from hookscope.attribution.explaining import Explained, as_method, explain, looks_at_layers
 from hookscope.attribution.layers import survey_of
 from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
@@ -27,12 +27,10 @@ from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import preserved
-from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method, SanityCheck
+from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
 from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS
 from hookscope.text import safe_text
-
-Sanity = Literal["none", "quick", "full"]
 
 
 @dataclass(slots=True)
@@ -40,21 +38,16 @@ class _Gathered:
     """What a run has come to so far.
 
     Attributes:
-        seconds: Spent on sanity checks.
-        check: Makes the checks of a batch; None if none is asked for.
-        checks_all: Whether all batches are checked, and not only the first.
+        checking: Checks maps as they come.
     """
 
+    checking: Checking
     records: list[InputRecord] = field(default_factory=list)
     maps: list[AttributionMap] = field(default_factory=list)
     layers: dict[str, LayerChoice] = field(default_factory=dict)
     unchanged: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
-    sanity: tuple[SanityCheck, ...] = ()
-    seconds: float = 0.0
-    check: Callable[[Batch, Explained], tuple[list[SanityCheck], list[str]]] | None = None
-    checks_all: bool = False
 
 
 def run_attribution(
@@ -100,7 +93,8 @@ def run_attribution(
     def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
         return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key)
 
-    gathered = _Gathered(checks_all=sanity == "full")
+    checking = Checking(sanity=sanity, method=as_method(method), output_key=output_key, seed=session.seed)
+    gathered = _Gathered(checking)
     began = time.perf_counter()
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))
@@ -113,27 +107,25 @@ def run_attribution(
         passes = Passes(inspected=inspected, targets_of=targets_of, state=state, survey=survey, surveying=surveying)
         looking = LayerLook(passes=passes, given=given)
         block.callback(looking.close)
-        if sanity != "none":
-            gathered.check = lambda batch, explained: check_maps(
-                looking, batch, explained, as_method(method), session.seed, output_key
-            )
         _run_batches(queue, looking, as_method(method), gathered, on_progress, count)
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
+    checks = checking.judged()
+    failed = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in checks if not each.passed]
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),
         method=as_method(method),
         layers=tuple(gathered.layers.values()),
         maps=tuple(gathered.maps),
-        warnings=tuple(dict.fromkeys((*inspected.warnings, *gathered.warnings, *queue.remarks))),
-        sanity=gathered.sanity,
+        warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings, *queue.remarks))),
+        sanity=checks,
         unchanged=gathered.unchanged,
-        notes=(*inspected.notes, *looking.notes, *gathered.notes),
+        notes=(*inspected.notes, *looking.notes, *gathered.notes, *checking.notes),
         seed=session.seed,
         device=device,
         dtype=dtype,
-        timings={"load": session.load_seconds, "maps": seconds - gathered.seconds, "sanity": gathered.seconds},
+        timings={"load": session.load_seconds, "maps": seconds - checking.seconds, "sanity": checking.seconds},
         provenance=provenance_of(
             session,
             layers,
@@ -216,19 +208,9 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
             looking.passes.state.rewind()
             unfit += _explain(part_of(batch, place), looking, method, gathered)
         return unfit
-    _check(batch, explained, gathered)
     _gather(looking.passes.inspected.network, batch, explained, gathered)
+    gathered.checking.add(looking, batch, explained)
     return []
-
-
-def _check(batch: Batch, explained: Explained, gathered: _Gathered) -> None:
-    if gathered.check is None or (gathered.records and not gathered.checks_all):
-        return
-    began = time.perf_counter()
-    checks, remarks = gathered.check(batch, explained)
-    gathered.sanity = worst_of((*gathered.sanity, *checks))
-    gathered.notes.update(dict.fromkeys(remarks))
-    gathered.seconds += time.perf_counter() - began
 
 
 def _gather(network: nn.Module, batch: Batch, explained: Explained, gathered: _Gathered) -> None:

@@ -21,9 +21,11 @@ from hookscope.results.attributions import SanityCheck
 from hookscope.text import exception_line
 
 Map = NDArray[np.float32]
+Numbers = NDArray[np.float64]
 
 DEPTHS = (0.1, 0.5, 1.0)
 """Shares of the layers that are randomised, from the output down."""
+_SORTED_VALUES = 2**20
 _FEWEST_LAYERS = 3  # of a shallow network, whose last layer alone says little about where
 _DRAWS = 2  # at each depth: of maps with 49 values, one draw alone has come to 0.90
 # On single photographs methods to be trusted came to 0.62 at most, the others to 0.96 at least. On the small networks
@@ -64,7 +66,8 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
     """Return a copy of a network with the values of its last layers in random order (Adebayo et al. 2018, section 3).
 
     Each parameter keeps its values, and with them their mean and deviation, but they change places. That suits every
-    kind of layer, where fresh draws of one size would make some overflow and others vanish. Buffers stay.
+    kind of layer, where fresh draws of one size would make some overflow and others vanish. Of more than a million
+    values, which take long to sort, others are drawn, with the same mean and deviation. Buffers stay.
 
     Args:
         network: It is copied, and not written to.
@@ -83,15 +86,22 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
     with torch.no_grad():
         for module in holding[-max(math.ceil(share * len(holding)), _FEWEST_LAYERS) :]:
             for each in module.parameters(recurse=False):
-                order = torch.randperm(each.numel(), generator=generator).to(each.device)
-                each.copy_(each.reshape(-1)[order].view(each.shape))
+                each.copy_(_in_random_order(each, generator))
     return copied
 
 
-def weights_check(
+def _in_random_order(values: Tensor, generator: torch.Generator) -> Tensor:
+    if values.numel() > _SORTED_VALUES and values.is_floating_point():
+        drawn = torch.randn(values.shape, generator=generator).to(values.device)
+        return drawn * values.float().std() + values.float().mean()
+    order = torch.randperm(values.numel(), generator=generator).to(values.device)
+    return values.reshape(-1)[order].view(values.shape)
+
+
+def weights_correlations(
     network: nn.Module, explain: Callable[[nn.Module], Sequence[Map]], maps: Sequence[Map], seed: int
-) -> SanityCheck:
-    """Compare magnitudes of maps with those of the network with randomised weights, at three depths.
+) -> Numbers:
+    """Compare magnitudes of maps with those of the network with randomised weights.
 
     Args:
         network: Is copied, and not written to.
@@ -100,22 +110,35 @@ def weights_check(
         seed: Of the random orders.
 
     Returns:
-        The mean rank correlation over the maps, at the depth where it is greatest.
+        Rank correlations, (depths, draws x maps).
 
     Raises:
         ModelError: If the network cannot be copied.
     """
-    by_depth = []
-    for share in DEPTHS:
-        found = [
-            rank_correlation(np.abs(ours), np.abs(theirs))
-            for draw in range(_DRAWS)
-            for ours, theirs in zip(maps, explain(randomised(network, share, seed + draw)), strict=True)
+    return np.array(
+        [
+            [
+                each
+                for draw in range(_DRAWS)
+                for each in correlations(maps, explain(randomised(network, share, seed + draw)))
+            ]
+            for share in DEPTHS
         ]
-        by_depth.append(float(np.mean(found)))
-    value = max(by_depth)
-    shown = ", ".join(f"{each:.2f}" for each in by_depth)
+    )
+
+
+def correlations(maps: Sequence[Map], others: Sequence[Map]) -> Numbers:
+    """Return the rank correlation of the magnitudes of each map with another, (maps,)."""
+    pairs = zip(maps, others, strict=True)
+    return np.array([rank_correlation(np.abs(ours), np.abs(theirs)) for ours, theirs in pairs])
+
+
+def weights_check(found: Numbers) -> SanityCheck:
+    """Judge `weights_correlations` by the depth whose mean is greatest."""
+    by_depth = found.mean(1)
+    value = float(by_depth.max())
     passed = value <= _WEIGHTS_LIMIT
+    shown = ", ".join(f"{each:.2f}" for each in by_depth)
     meaning = f"With weights of the last tenth, half and all of the layers in random order, maps correlate by {shown}"
     meaning += (
         ": they depend on what the network has learnt."
@@ -126,14 +149,9 @@ def weights_check(
     return SanityCheck("weights", value, passed, (), meaning)
 
 
-def class_check(maps: Sequence[Map], others: Sequence[Map]) -> SanityCheck:
-    """Compare magnitudes of maps with those of the runner-up class, for the same input each.
-
-    Returns:
-        The mean rank correlation over the maps.
-    """
-    pairs = zip(maps, others, strict=True)
-    value = float(np.mean([rank_correlation(np.abs(ours), np.abs(theirs)) for ours, theirs in pairs]))
+def class_check(found: Numbers) -> SanityCheck:
+    """Judge `correlations` of maps with those of the runner-up class for the same inputs, by their mean."""
+    value = float(found.mean())
     passed = value <= _CLASS_LIMIT
     meaning = f"Maps of the target and of the runner-up class correlate by {value:.3g}"
     meaning += (
@@ -153,9 +171,7 @@ def completeness_check(gap: float, limit: float) -> SanityCheck:
     return SanityCheck("completeness", gap, passed, (), meaning)
 
 
-def deletion_check(
-    pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tensor], Tensor], seed: int
-) -> SanityCheck:
+def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tensor], Tensor], seed: int) -> Numbers:
     """Blur the tenth of each picture that its map ranks highest, and as much of the same shape in random places.
 
     Args:
@@ -165,25 +181,30 @@ def deletion_check(
         seed: Of the places.
 
     Returns:
-        The mean probability after blurring; held against that before, and after blurring in random places.
+        The probability before, after, and after blurring in each of the random places, (2 + places, N).
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         top = torch.stack([_top(torch.as_tensor(each), pictures) for each in maps]).to(pictures.device)
         blurred = _blurred(pictures)
-        before, after = probability(pictures), probability(torch.where(top, blurred, pictures))
-        at_random = []
+        found = [probability(pictures), probability(torch.where(top, blurred, pictures))]
         for _ in range(_PLACINGS):
             shifts = [int(torch.randint(size, (), generator=generator)) for size in pictures.shape[2:]]
-            at_random.append(probability(torch.where(top.roll(shifts, (2, 3)), blurred, pictures)))
-    others = torch.stack(at_random)
-    harm = ((others > after).float() + (others == after).float() / 2).mean()
-    passed = float(harm) >= _HARM_LIMIT
-    numbers = [float(each.float().mean()) for each in (after, before, others)]
+            found.append(probability(torch.where(top.roll(shifts, (2, 3)), blurred, pictures)))
+        numbers: Numbers = torch.stack(found).double().cpu().numpy()
+    return numbers
+
+
+def deletion_check(found: Numbers) -> SanityCheck:
+    """Judge `deletions` by the share of random places that do less harm than the place which the map ranks highest."""
+    after, others = found[1], found[2:]
+    harm = float(((others > after) + (others == after) / 2).mean())
+    passed = harm >= _HARM_LIMIT
+    before, value, at_random = float(found[0].mean()), float(after.mean()), float(others.mean())
     meaning = (
-        f"Blurring the tenth of the picture that the map ranks highest takes the target from {numbers[1]:.2f} to "
-        f"{numbers[0]:.2f}, blurring as much in random places to {numbers[2]:.2f}: it does more harm than "
-        f"{float(harm):.0%} of the random places"
+        f"Blurring the tenth of the picture that the map ranks highest takes the target from {before:.2f} to "
+        f"{value:.2f}, blurring as much in random places to {at_random:.2f}: it does more harm than "
+        f"{harm:.0%} of the random places"
     )
     meaning += (
         "."
@@ -191,7 +212,7 @@ def deletion_check(
         else f" (at least {_HARM_LIMIT:.0%} is asked). The map may not show what the target depends on; with few "
         "pictures that happens by chance, so give more of them."
     )
-    return SanityCheck("deletion", numbers[0], passed, (numbers[1], numbers[2]), meaning)
+    return SanityCheck("deletion", value, passed, (before, at_random), meaning)
 
 
 def _top(values: Tensor, pictures: Tensor) -> Tensor:

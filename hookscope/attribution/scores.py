@@ -162,19 +162,18 @@ def _of_classes(
             picked = picked - values[:, against]
         return picked if pixels is None else (picked * pixels).flatten(1).sum(1)
 
-    values = of_rows(rows)
+    indices: list[int] = classes.cpu().tolist()
+    values = of_rows(rows).cpu().tolist()
     targets = []
-    for place, index in enumerate(classes.tolist()):
+    for place, index in enumerate(indices):
         label = _class_name(index, names, rows.shape[1])
         if against is not None:
             label = f"{label} - {_class_name(against, names, rows.shape[1])}"
         if dense and bool(nowhere[place]):
             label = f"{label} over all pixels"
         probability = None if shares is None or against is not None else float(shares[place, index])
-        targets.append(
-            Target(label, float(values[place].detach()), None if against is not None else index, probability)
-        )
-    part = tuple(frozenset({index} if against is None else {index, against}) for index in classes.tolist())
+        targets.append(Target(label, values[place], None if against is not None else index, probability))
+    part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
     return BatchTarget(lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], is_dense=dense)
 
 
@@ -242,7 +241,7 @@ def _of_boxes(
 
 
 def _first_of(labels: Tensor, index: int | None) -> int | None:
-    places = labels.eq(-1 if index is None else index).nonzero().flatten().tolist()
+    places = labels.eq(-1 if index is None else index).cpu().nonzero().flatten().tolist()
     return places[0] if places else None
 
 
@@ -260,9 +259,9 @@ def _of_numbers(
         if number is None or number >= len(found["scores"]):
             targets.append(None)
             continue
-        index = int(found["labels"][number])
+        index = int(found["labels"][number].cpu())
         name = categories[index] if index < len(categories) else f"class {index}"
-        targets.append(Target(f"{name} in box {number}", float(found["scores"][number].detach()), index))
+        targets.append(Target(f"{name} in box {number}", float(found["scores"][number].detach().cpu()), index))
     return BatchTarget(score, tuple(targets), is_box=True)
 
 
@@ -275,7 +274,7 @@ def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: S
     names = [
         categories[index] if index < len(categories) else f"class {index}"
         for found in boxes
-        for index in found["labels"].tolist()
+        for index in found["labels"].cpu().tolist()
     ]
     known = [*dict.fromkeys(names)]
     shown = ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
@@ -295,7 +294,7 @@ def _of_function(output: object, wanted: Wanted, count: int) -> BatchTarget:
         return _called(wanted, given, count)
 
     values = score(output)
-    targets = tuple(Target(safe_text(wanted.text), float(value)) for value in values.detach())
+    targets = tuple(Target(safe_text(wanted.text), float(value)) for value in values.detach().cpu())
     return BatchTarget(score, targets)
 
 

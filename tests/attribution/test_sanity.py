@@ -16,10 +16,13 @@ from hookscope.attribution.sanity import (
     Map,
     class_check,
     completeness_check,
+    correlations,
     deletion_check,
+    deletions,
     randomised,
     rank_correlation,
     weights_check,
+    weights_correlations,
 )
 from hookscope.errors import ModelError
 from hookscope.inputs import load_batches
@@ -140,13 +143,15 @@ def test_a_network_that_cannot_be_copied_is_said_in_one_line() -> None:
 def test_gradients_pass_the_first_check_and_an_edge_detector_fails_it(trained: nn.Module, method: Method) -> None:
     pictures, kinds = shapes(8, 99)
     honest = weights_check(
-        trained,
-        lambda network: maps_by(method, network, pictures, kinds),
-        maps_by(method, trained, pictures, kinds),
-        seed=0,
+        weights_correlations(
+            trained,
+            lambda network: maps_by(method, network, pictures, kinds),
+            maps_by(method, trained, pictures, kinds),
+            seed=0,
+        )
     )
     assert honest.passed, honest
-    planted = weights_check(trained, lambda _: edges(pictures), edges(pictures), seed=0)
+    planted = weights_check(weights_correlations(trained, lambda _: edges(pictures), edges(pictures), seed=0))
     assert not planted.passed
     assert planted.value == pytest.approx(1)
     assert "as an edge detector's do not" in planted.meaning
@@ -162,17 +167,19 @@ def test_guided_backpropagation_of_a_photograph_fails_the_first_two_checks(metho
     def explain(network: nn.Module, rank: int = 0) -> Sequence[Map]:
         return maps_by(method, network, pictures, best[rank : rank + 1])
 
-    assert weights_check(network, explain, explain(network), seed=0).passed is passes
-    assert class_check(explain(network), explain(network, 1)).passed is passes
+    assert weights_check(weights_correlations(network, explain, explain(network), seed=0)).passed is passes
+    assert class_check(correlations(explain(network), explain(network, 1))).passed is passes
 
 
 def test_gradients_pass_the_second_check_and_mere_activations_fail_it(trained: nn.Module) -> None:
     pictures, kinds = shapes(8, 99)
     others = trained(pictures).detach().scatter(1, kinds[:, None], -torch.inf).argmax(1)
-    honest = class_check(maps_by("gradient", trained, pictures, kinds), maps_by("gradient", trained, pictures, others))
+    honest = class_check(
+        correlations(maps_by("gradient", trained, pictures, kinds), maps_by("gradient", trained, pictures, others))
+    )
     assert honest.passed, honest
     activations = [*trained[:6](pictures).detach().mean(1).numpy()]
-    planted = class_check(activations, activations)
+    planted = class_check(correlations(activations, activations))
     assert not planted.passed
     assert planted.value == pytest.approx(1)
     assert "why it says this class and not that one" in planted.meaning
@@ -188,10 +195,10 @@ def test_blurring_where_the_gradient_is_takes_the_class_away_and_blurring_where_
     honest = [np.abs(each) for each in maps_by("input-x-gradient", trained, pictures, kinds)]
     pooled = [F.adaptive_avg_pool2d(torch.tensor(each)[None], 8)[0].numpy() for each in honest]
     for maps in (honest, pooled):
-        found = deletion_check(pictures, maps, probability, seed=0)
+        found = deletion_check(deletions(pictures, maps, probability, seed=0))
         assert found.passed, found
         assert found.value < found.compared_with[1] < found.compared_with[0]
-    planted = deletion_check(pictures, noise(40, cells), probability, seed=0)
+    planted = deletion_check(deletions(pictures, noise(40, cells), probability, seed=0))
     assert not planted.passed, planted
 
 
@@ -205,7 +212,7 @@ def test_deletion_blurs_a_tenth_and_puts_the_same_shape_elsewhere() -> None:
     picture = torch.rand(1, 3, 20, 30, generator=torch.Generator().manual_seed(0))
     values = np.zeros((20, 30), np.float32)
     values[4:10, 5:15] = 1  # 60 of 600 places
-    deletion_check(picture, [values], probability, seed=0)
+    deletions(picture, [values], probability, seed=0)
     assert torch.equal(seen[0], picture)
     changed = [(each != picture).any(1)[0] for each in seen[1:]]
     assert torch.equal(changed[0], torch.as_tensor(values) == 1)

@@ -1,0 +1,48 @@
+"""On an accelerator: the same maps as on the CPU."""
+
+import copy
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hookscope
+from tests import far_device
+from tests import networks as small
+from tests.networks import batch_of
+
+BUILT = {"resnet": (small.small_resnet, 65), "swin": (small.small_swin, 64), "fcn": (small.small_fcn, 65)}
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
+    """A process that has the device."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
+        pool.submit(torch.set_num_threads, 1).result()
+        yield pool
+
+
+def near_and_far(name: str, options: dict[str, Any]) -> list[list[Any]]:
+    """Return what the maps are of, and the maps, on the CPU and on the device."""
+    torch.manual_seed(0)
+    build, side = BUILT[name]
+    network, pictures = build().eval(), torch.randn(2, 3, side, side)
+    far = far_device.network_sent(copy.deepcopy(network))
+    runs = [
+        hookscope.attribute(network, pictures, sanity="none", **options),
+        hookscope.attribute(far, batch_of(far_device.sent(pictures), count=2), sanity="none", **options),
+    ]
+    return [[(each.input_index, each.target.label, each.values) for each in run.maps] for run in runs]
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("options", [{}, {"top": 2, "method": "layer-cam"}, {"target": "0,1-2", "method": "hires-cam"}])
+def test_maps_are_those_of_the_cpu(elsewhere: ProcessPoolExecutor, name: str, options: dict[str, Any]) -> None:
+    near, far = elsewhere.submit(near_and_far, name, options).result()
+    for (at, label, values), (far_at, far_label, far_values) in zip(near, far, strict=True):
+        assert (far_at, far_label) == (at, label)
+        np.testing.assert_allclose(far_values, values, rtol=1e-4, atol=1e-5 * np.abs(values).max())
