@@ -58,12 +58,14 @@ class Survey:
         count: Inputs in the batch.
         prefix: Tokens in front of the grid, if that is known of the network.
         given: What the user said of tokens.
+        unrolled: How often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0.
         keeps: Whether to keep the outputs, and where their gradients arrive.
         score_map: Label of the output that was found to hold the scores themselves; "" without one.
     """
 
     prefix: int | None
     given: Tokens | None
+    unrolled: int = 0
     count: int = 1
     keeps: bool = False
     seen: dict[Place, Seen] = field(default_factory=dict)
@@ -90,7 +92,9 @@ class Survey:
         layout: Layout | str = "holds whole numbers"
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
-            layout = layout_of(shape, self.count, axis, self._grids, prefix=self.prefix, given=self.given)
+            layout = self._in_rows(
+                layout_of(shape, self.count, axis, self._grids, prefix=self.prefix, given=self.given)
+            )
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
         if (
             isinstance(layout, Layout)
@@ -108,10 +112,18 @@ class Survey:
         self.seen[call.layer, call.call, slot] = seen
         return seen
 
+    def _in_rows(self, layout: Layout | str) -> Layout | str:
+        """Refuse tokens that lie window by window."""
+        if not self.unrolled or self.given is not None or isinstance(layout, str) or layout.prefix is None:
+            return layout
+        in_rows = {tuple(size >> self.unrolled for size in grid) for grid in self._grids[:1]}
+        return layout if layout.grid in in_rows else "has tokens in the order of windows, not of the picture's rows"
+
 
 def survey_of(network: nn.Module, tokens: Tokens | None) -> Survey:
     """Return the survey of a network, before anything ran."""
-    return Survey(known_prefix(network), tokens)
+    unroll = next((each for each in network.modules() if type(each).__name__ == "Unroll"), None)  # Hiera's
+    return Survey(known_prefix(network), tokens, len(getattr(unroll, "schedule", ())))
 
 
 class Choice(NamedTuple):

@@ -111,7 +111,7 @@ def run_attribution(
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
     checks = checking.judged()
-    failed = [f"Sanity, {each.name}: {each.meaning}" for each in checks if not each.passed]
+    failed = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in checks if not each.passed]
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),

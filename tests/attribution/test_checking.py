@@ -63,7 +63,7 @@ def test_a_failed_check_is_a_warning_that_says_what_it_means() -> None:
     )
     failed = [each for each in run.sanity if not each.passed]
     assert {"weights", "class"} <= {each.name for each in failed}
-    assert [f"Sanity, {each.name}: {each.meaning}" for each in failed] == list(run.warnings)
+    assert [f"The sanity check '{each.name}' failed. {each.meaning}" for each in failed] == list(run.warnings)
 
 
 def test_quick_looks_at_the_first_target_of_the_first_batch_and_full_at_all() -> None:

@@ -231,6 +231,16 @@ def test_tokens_whose_grid_is_not_known_need_a_word() -> None:
     assert (layer.label, layer.grid) == ("mix", (2, 4))
 
 
+def test_tokens_that_lie_by_windows_are_no_map() -> None:
+    hiera = timm.create_model("hiera_tiny_224", stages=(1, 1, 1, 1))
+    nn.init.normal_(hiera.head.fc.weight)
+    picture = torch.randn(1, 3, 224, 224)
+    with pytest.raises(UsageError, match="which has tokens in the order of windows, not of the picture's rows"):
+        attribute(hiera, picture, layer="blocks.1")
+    (layer,) = attribute(hiera, picture).layers
+    assert (layer.label, layer.grid) == ("blocks.3", (7, 7))
+
+
 # --- Exported programs ---
 
 
