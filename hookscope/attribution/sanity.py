@@ -92,8 +92,8 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
 
 def _in_random_order(values: Tensor, generator: torch.Generator) -> Tensor:
     if values.numel() > _SORTED_VALUES and values.is_floating_point():
-        drawn = torch.randn(values.shape, generator=generator).to(values.device)
-        return drawn * values.float().std() + values.float().mean()
+        deviation, mean = (float(each) for each in torch.std_mean(values.float()))
+        return torch.empty(values.shape).normal_(mean, deviation, generator=generator).to(values.device)
     order = torch.randperm(values.numel(), generator=generator).to(values.device)
     return values.reshape(-1)[order].view(values.shape)
 

@@ -132,6 +132,18 @@ def test_randomising_moves_values_of_the_last_layers_alone_and_of_a_copy(trained
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in found.state_dict().items())
 
 
+def test_large_layers_are_drawn_anew_with_the_same_mean_and_deviation() -> None:
+    network = nn.Linear(1100, 1000, dtype=torch.float64)
+    with torch.no_grad():
+        network.weight.normal_(0.5, 2.0)
+    found = randomised(network, 1.0, seed=0)
+    assert not torch.equal(found.weight, network.weight)
+    assert found.weight.dtype == torch.float64
+    # Of 1.1 million values the mean is known to 2 / √1.1e6 = 0.002, and the deviation to 0.0014.
+    assert float(found.weight.detach().mean()) == pytest.approx(float(network.weight.detach().mean()), abs=0.01)
+    assert float(found.weight.detach().std()) == pytest.approx(float(network.weight.detach().std()), abs=0.007)
+
+
 def test_a_network_that_cannot_be_copied_is_said_in_one_line() -> None:
     network = nn.Linear(2, 2)
     network.lines = (each for each in "ab")  # type: ignore[assignment]
