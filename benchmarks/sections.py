@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import (
+    attribution,
     capture,
     checkpoints,
     gradients,
@@ -30,6 +31,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "operations": operations.measure,
         "gradients": partial(gradients.measure, "cpu"),
         "gradients of timm": gradients.measure_timm,
+        "attribution": attribution.measure,
         "rendering": rendering.measure,
         "start-up": processes.measure_start_up,
         "whole command": processes.measure_whole_command,
