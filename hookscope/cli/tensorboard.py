@@ -3,7 +3,7 @@
 Tags are a metric and a label, "activation mean/layer1.0.conv1": TensorBoard makes a group of what stands before the
 slash.
 
-The events are written one after the other, not through `SummaryWriter`: that writes from a thread of its own, which
+The events are written one after the other, not through `SummaryWriter`: that writes from a separate thread, which
 prints a traceback where the disk is full and keeps a last failure to itself, and it encodes every picture again.
 
 Importing this imports torch and tensorboard, which is an optional package.
@@ -137,7 +137,7 @@ def _grids(group: str, maps: Sequence[FeatureMaps], pictures: Sequence[Path]) ->
 def _tags(group: str, labels: Sequence[str]) -> Iterator[str]:
     """Yield a tag for each label, no two alike, on one line, without another slash.
 
-    A slash in a layer's name would make a group of its own, and TensorBoard puts tags into addresses.
+    A slash in a layer's name would make a separate group, and TensorBoard puts tags into addresses.
     """
     taken: set[str] = set()
     for label in labels:

@@ -244,7 +244,7 @@ def copy_of(batch: Batch) -> Batch:
 
 
 def part_of(batch: Batch, index: int) -> Batch:
-    """Return one input of a batch as a batch of its own, in separate memory."""
+    """Return one input of a batch as a separate batch, in its own memory."""
     count = len(batch.indices)
     return replace(
         batch,

@@ -191,7 +191,7 @@ def _values(path: Path, kind: FileKind, content: object, tensors: Sequence[Tenso
 
 
 def _address(tensor: Tensor) -> int:
-    """Return where a tensor's storage lies in memory; 0 if it has none of its own."""
+    """Return where a tensor's storage lies in memory; 0 if it has none."""
     plain = tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
     return int(tensor.untyped_storage().data_ptr()) if plain else 0
 

@@ -109,7 +109,7 @@ def _check_readable(path: Path) -> None:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a Python file under a name of its own."""
+    """Import a Python file under a name that nothing else has."""
     shown = printable(str(path))
     name = f"hookscope_model_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())

@@ -75,7 +75,7 @@ def planned(script: Any, twin: Callable[[], Any]) -> Plan:
                     plan.calls.append((graph, node, returned(node.output().type())))
                 else:
                     plan.skipped.update(names_of(node.inputsAt(0), instances))
-            for node in graph.findAllNodes("prim::fork", True):  # runs what it is given in a thread of its own
+            for node in graph.findAllNodes("prim::fork", True):  # runs what it is given in a separate thread
                 for value in node.inputs():
                     plan.skipped.update(names_of(value, instances))
     return plan

@@ -2,7 +2,7 @@
 """Exported programs as a tree of ordinary modules on which hooks fire.
 
 torch can lay the flat graph of an exported program out into modules of the original names. It leaves to do: each
-further call of a layer is a module of its own there (`relu@1`), classes are all called InterpreterModule, and tensors
+further call of a layer is another module there (`relu@1`), classes are all called InterpreterModule, and tensors
 that were constants stay behind when the network moves to another device. Here these become calls of one module again,
 each with the graph that was recorded for it.
 """
@@ -28,7 +28,7 @@ from hookscope.models.module_stubs import MODAL, always_training, layer_class, s
 _torchs_own = importlib.import_module("torch.export.unflatten")
 
 
-# What has a graph: layers, and what ran under autocast or no_grad (a GraphModule, without layers of its own).
+# What has a graph: layers, and what ran under autocast or no_grad (a GraphModule, without layers).
 _CALLED = (InterpreterModule, InterpreterModuleDispatcher, torch.fx.GraphModule)
 
 

@@ -228,7 +228,7 @@ def fold_name(name: str, width: int) -> str:
 
 
 def _with_remark(name: str, remark: Text, width: int) -> Text:
-    """Return a name followed by a remark, on the same line if both fit, else on lines of its own."""
+    """Return a name followed by a remark, on the same line if both fit, else on separate lines."""
     cell = Text(fold_name(name, width))
     if not remark.plain:
         return cell

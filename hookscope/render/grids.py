@@ -61,7 +61,7 @@ def draw_grid(maps: FeatureMaps, *, cmap: str = "auto", scale: Scale = "channel"
     The colour map spans 0 to the largest value when no value is negative; otherwise -m to m, m being the largest
     magnitude, so that zero has the middle colour. Every range holds zero instead of beginning at the smallest value:
     "no response" then looks the same in every channel, and a nearly constant channel is not blown up into noise. Where
-    each channel has one value only, a range of its own would say nothing, and one range serves them all.
+    each channel has one value only, its own range would say nothing, and one range serves them all.
 
     A grid is at most 16,384 pixels a side and 64 million in all, without its caption. Larger maps are averaged over
     square blocks, and the caption says so.

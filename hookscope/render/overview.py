@@ -85,7 +85,7 @@ def _heading(result: Attributions) -> Sequence[_Line]:
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
     return (
         (f"{result.method}: where {model.name} looks", _TITLE, _INK),
-        (f"{weights}   -   each map has a scale of its own, from 0", _TEXT, _DIM),
+        (f"{weights}   -   each map has its own scale, from 0", _TEXT, _DIM),
     )
 
 

@@ -51,7 +51,7 @@ class StoredPicture:
     Attributes:
         photograph: Path inside the run: upright, at most 1,600 pixels a side.
         overview: Path inside the run.
-        region: The part of the photograph that the network's input covers, in pixels of its own size.
+        region: The part of the photograph that the network's input covers, in pixels of its full size.
         remark: Why it is not the photograph itself, or "".
     """
 
