@@ -74,6 +74,8 @@ class BatchNormInputs:
             return f"{FEWEST_INPUTS} pictures are the fewest to tell by, {input_count} {_were(input_count)} given."
         if all(_as_they_start(norm) for norm in self.norms.values()):
             return "All statistics of BatchNorm are as they start: mean 0, variance 1."
+        if not self.seen:
+            return "No BatchNorm was seen to run, as in TorchScript."
         if all(moments.value_count < FEWEST_VALUES for moments in self.seen.values()):
             return f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures."
         return ""
