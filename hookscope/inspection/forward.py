@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import LayerNotFoundError, ModelError, UnfitInputError
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.observed import Observation
+from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.selection import module_index, select_from, unwrap
@@ -67,6 +67,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     verify: bool = False,
     distributions: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
+    on_call: Callable[[ModuleCall], None] | None = None,
     on_output: Callable[[Batch, object], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
     on_error: Callable[[UnfitInputError], None] | None = None,
@@ -87,6 +88,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         distributions: Count how values are distributed, for quantiles and histograms, at some more time.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
+        on_call: Called likewise with the call itself, which has the inputs, once for each tensor that it returns.
         on_output: Called after each batch with the batch, which the model has not overwritten, and what the model
             returned for it; clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
@@ -102,7 +104,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     inspected = inspected_network(model)
     network = inspected.network
     queue = queue_of(inputs, on_error)
-    recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions))
+    recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions), on_call=on_call)
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     recorder.operations = None if judged else operations
     began = time.perf_counter()

@@ -86,6 +86,7 @@ class Recorder:
     reducer: Reducer = field(default_factory=Reducer)
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
+    on_call: Callable[[ModuleCall], None] | None = None
     kept: list[SavedActivation] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
@@ -114,6 +115,8 @@ class Recorder:
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
         axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
+        if self.on_call is not None:
+            self.on_call(call)
         if self.on_tensor is not None and self.lists(call):
             self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
         if self.grids_for and self.lists(call):

@@ -85,6 +85,26 @@ class NonFiniteOrigin:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchNormInput:
+    """What one BatchNorm was given over all inputs and calls, and what it stores; arrays are (C,) float64.
+
+    Attributes:
+        layer: Its dotted name.
+        value_count: Values in each channel.
+        eps: What the layer adds to a variance.
+        mean: Of its input, as `variance`, which is that of the values seen (divided by their count).
+    """
+
+    layer: str
+    value_count: int
+    eps: float
+    running_mean: NDArray[np.float64]
+    running_var: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    variance: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class OutputValues:
     """One tensor that the network returned, over several forward passes.
 
@@ -126,6 +146,8 @@ class CheckMeasurements:
             up again, as attention masks are, or if an input is not finite itself (see `unmeasured`).
         channel_peaks: For each output of a smooth activation function (GELU, SiLU, Mish…) by label, the greatest
             magnitude of each channel over all inputs, (C,) float32.
+        batch_norms: What each BatchNorm with stored statistics was given, in execution order; empty if no rule wanted
+            it, or nothing can be told by it (see `unmeasured`).
         gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
         origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
         unmeasured: By rule, in a sentence, why what it needs could not be measured.
@@ -137,6 +159,7 @@ class CheckMeasurements:
     forward: Activations | None
     origin: NonFiniteOrigin | None = None
     channel_peaks: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    batch_norms: tuple[BatchNormInput, ...] = ()
     outputs: tuple[OutputValues, ...] = ()
     gradients: Gradients | None = None
     origin_searched: bool = True

@@ -150,7 +150,9 @@ def test_the_quantiles_of_a_trained_network_are_true_and_on_the_right_side_of_ze
             assert found * true > 0 or abs(true) < 0.01 * (row.activation.std or 0)
     (expanded,) = [row for row in inspection.rows if row.label == "_blocks.8._expand_conv"]
     assert expanded.activation.quantiles is not None
-    assert expanded.activation.quantiles[3] == pytest.approx(-0.648, abs=0.005)
+    assert expanded.activation.quantiles[3] == pytest.approx(
+        -0.2353, abs=0.002
+    )  # by np.quantile, with torchvision's transforms
 
 
 # --- independent of how values come ---

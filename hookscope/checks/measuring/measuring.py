@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookscope.checks.measuring.batch_norm import BatchNormInputs, with_statistics
 from hookscope.checks.measuring.consistency import FirstPass
 from hookscope.checks.measuring.nonfinite_origin import locate_origin
 from hookscope.checks.measuring.outputs import best_classes, returned_tensors
@@ -23,6 +24,7 @@ from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs, of_modules
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
+from hookscope.hooks.observed import ModuleCall
 from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
@@ -89,6 +91,7 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
     """
     found, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
     subject = inspected_network(loaded)
+    norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
     with found.timed("stored"):
         stored, unread = stored_tensors(subject.network)
     found.warnings += unread
@@ -101,7 +104,13 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
     forward = None
     if found.needing(*_NEED_FORWARD):
         with found.timed("forward"):
-            forward, outputs = found.run_forward(subject, partial(_note_peaks, peaks, smooth))
+            forward, outputs = found.run_forward(
+                subject,
+                partial(_note_peaks, peaks, smooth),
+                norms.add if norms.norms and not prepared.is_noise else None,
+            )
+        if reason := norms.reason_to_skip(prepared.input_count, is_noise=prepared.is_noise):
+            found.leave_out(wanted & {"batchnorm-statistics"}, reason)
         with found.timed("again"):
             found.run_again(subject, forward, outputs)
     if found.needing("gradients") and (forward is None or forward.failure is None):
@@ -120,6 +129,7 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         forward,
         found.origin,
         {label: each.float().cpu().numpy() for label, each in peaks.items()},
+        norms.results(),
         found.outputs,
         found.gradients,
         unmeasured=found.unmeasured,
@@ -192,7 +202,10 @@ class _Measuring:
         self.unmeasured = dict.fromkeys(sorted(rules), reason) | self.unmeasured
 
     def run_forward(
-        self, subject: InspectedNetwork, on_tensor: Callable[[str, Tensor, int | None], None]
+        self,
+        subject: InspectedNetwork,
+        on_tensor: Callable[[str, Tensor, int | None], None],
+        on_call: Callable[[ModuleCall], None] | None,
     ) -> tuple[Activations, FirstPass]:
         """Run the network over all inputs, every module hooked; return what was seen, and what the network returned."""
         loaded, settings = self.prepared.loaded, self.settings
@@ -214,7 +227,7 @@ class _Measuring:
 
         try:
             looks: dict[str, Any] = {"on_tensor": on_tensor, "on_output": on_output if looked_at else None}
-            looks |= {"distributions": True, "judged": True}
+            looks |= {"on_call": on_call, "distributions": True, "judged": True}
             seen = inspect(loaded, self.prepared.batches(), ["*"], **_options(self.settings), **looks)
         except ForwardError as error:
             return error.inspection, outputs

@@ -50,6 +50,7 @@ class Prepared:
     loaded: LoadedModel
     batches: Callable[[], Iterator[Batch]]
     input_count: int
+    is_noise: bool = False
     load_seconds: float = 0.0
 
 
@@ -90,6 +91,7 @@ def prepare(
     loaded = replace(loaded, notes=(*notes, *loaded.notes))
     paths = list(dict.fromkeys([*found, *expected]))
     beside = named
+    is_noise = False
     read: Callable[[], Iterator[Batch]]
     if paths:
         read, count = partial(load_batches, paths, preprocessing, batch_size), count_inputs(paths, preprocessing)
@@ -99,8 +101,9 @@ def prepare(
     else:
         shape = _noise_shape(settings, loaded, preprocessing)
         noise = partial(noise_batch, shape, settings.seed, preprocessing.kind)
-        read, count = lambda: in_batches(noise(), batch_size), next(iter(shape), 0)
-    return Prepared(loaded, partial(_placed, read, beside, count, loaded.module), count, time.perf_counter() - began)
+        read, count, is_noise = lambda: in_batches(noise(), batch_size), next(iter(shape), 0), True
+    placed = partial(_placed, read, beside, count, loaded.module)
+    return Prepared(loaded, placed, count, is_noise, time.perf_counter() - began)
 
 
 def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool) -> LoadedModel:

@@ -1,0 +1,120 @@
+"""What the inputs of BatchNorm are like over the pictures, beside what the layers store of their training data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from hookscope.checks.rules.batch_norm import FEWEST_INPUTS, FEWEST_VALUES
+from hookscope.hooks.observed import ModuleCall
+from hookscope.results.check import BatchNormInput
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """Of the values seen so far: how many in each channel, their mean and their sum of squared deviations, (C,)."""
+
+    value_count: int
+    mean: Tensor
+    squares: Tensor
+
+
+@dataclass(slots=True)
+class BatchNormInputs:
+    """Adds up mean and variance of what each BatchNorm is given; `add` is called with every call of every module.
+
+    Attributes:
+        norms: Those with stored statistics, by name.
+        seen: In the order in which they ran first.
+    """
+
+    norms: Mapping[str, nn.Module]
+    seen: dict[str, _Moments] = field(default_factory=dict)
+
+    def add(self, call: ModuleCall) -> None:
+        """Count what a call of a BatchNorm was given; other calls, and inputs that are no (N, C, …) of its channels."""
+        if call.operation is not None or call.layer not in self.norms or not call.inputs:
+            return
+        values = call.inputs[0][1].detach()
+        channels = self.norms[call.layer].running_mean.numel()  # type: ignore[operator]
+        if not values.is_floating_point() or values.layout != torch.strided or not values.numel():
+            return
+        if values.dim() < 2 or values.shape[1] != channels:
+            return
+        values = values if values.dtype == torch.float64 else values.float()
+        count = values.numel() // channels
+        if values.is_cpu:  # more than twice as fast as var_mean
+            mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
+        else:
+            others = [axis for axis in range(values.dim()) if axis != 1]
+            variance, mean = torch.var_mean(values, others, correction=0)
+        found = _Moments(count, mean, variance * count)
+        known = self.seen.get(call.layer)
+        self.seen[call.layer] = found if known is None else _merged(known, found)
+
+    def results(self) -> tuple[BatchNormInput, ...]:
+        """Return what was seen of each layer that ran, in execution order."""
+        return tuple(self._result(layer, moments) for layer, moments in self.seen.items())
+
+    def _result(self, layer: str, moments: _Moments) -> BatchNormInput:
+        norm = self.norms[layer]
+        stored = (norm.running_mean, norm.running_var, moments.mean, moments.squares / moments.value_count)
+        arrays = (each.detach().cpu().double().numpy() for each in stored)  # type: ignore[operator]
+        return BatchNormInput(layer, moments.value_count, float(norm.eps), *arrays)  # type: ignore[arg-type]
+
+    def reason_to_skip(self, input_count: int, *, is_noise: bool) -> str:
+        """Return why nothing can be judged, in a sentence; "" if something can."""
+        if not self.norms:
+            return "No BatchNorm stores statistics."
+        if is_noise:
+            return "The input is noise, which BatchNorm was not trained on: give pictures."
+        if input_count < FEWEST_INPUTS:
+            return f"{FEWEST_INPUTS} pictures are the fewest to tell by, {input_count} {_were(input_count)} given."
+        if all(_as_they_start(norm) for norm in self.norms.values()):
+            return "All statistics of BatchNorm are as they start: mean 0, variance 1."
+        if not self.seen:
+            return "No BatchNorm was seen to run, as in TorchScript."
+        if all(moments.value_count < FEWEST_VALUES for moments in self.seen.values()):
+            return f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures."
+        return ""
+
+
+def with_statistics(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the BatchNorms that normalise by stored statistics: torch's, torchvision's frozen ones and others.
+
+    InstanceNorm stores means over single pictures, which are no statistics of its input.
+    """
+    return {name: module for name, module in modules.items() if _stores_statistics(module)}
+
+
+def _stores_statistics(module: nn.Module) -> bool:
+    stored: Sequence[object] = [getattr(module, name, None) for name in ("running_mean", "running_var")]
+    mean, variance = stored
+    return (
+        isinstance(mean, Tensor)
+        and isinstance(variance, Tensor)
+        and mean.dim() == 1
+        and mean.shape == variance.shape
+        and mean.numel() > 0
+        and isinstance(getattr(module, "eps", None), float)
+        and not isinstance(module, _InstanceNorm)
+    )
+
+
+def _as_they_start(norm: nn.Module) -> bool:
+    return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())  # type: ignore[union-attr]
+
+
+def _merged(first: _Moments, second: _Moments) -> _Moments:
+    """Return the moments of both together: Chan, Golub and LeVeque 1983."""
+    count = first.value_count + second.value_count
+    delta = second.mean - first.mean
+    mean = first.mean + delta * (second.value_count / count)
+    squares = first.squares + second.squares + delta.square() * (first.value_count * second.value_count / count)
+    return _Moments(count, mean, squares)
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"

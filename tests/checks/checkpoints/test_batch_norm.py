@@ -1,0 +1,248 @@
+"""What the rule batchnorm-statistics catches, and what passes: real weights, and a ResNet with statistics of its own.
+
+The demo network has ImageNet's weights; the ResNet-18 is seeded, its statistics are taken over the sample images.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from hookscope.checks.judging import judge
+from hookscope.checks.measuring import measure, prepare
+from hookscope.checks.settings import CheckSettings
+from hookscope.inputs import load_batches
+from hookscope.models import LoadedModel, load_model
+from hookscope.results.check import RuleOutcome
+from hookscope.results.inputs import Preprocessing
+
+RULE = "batchnorm-statistics"
+SAMPLES = Path(__file__).parents[3] / "sample_images"
+PICTURES = sorted(SAMPLES.glob("*.jpg"))
+RESNET_SIDE = 160
+
+
+@cache
+def demo() -> LoadedModel:
+    return load_model("demo")
+
+
+@cache
+def resnet() -> nn.Module:
+    """Return a ResNet-18 whose statistics are those of the sample images, with gains and biases that differ."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = models.resnet18()
+        norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+        for norm in norms:
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias, 0, 0.3)
+            norm.momentum = None
+        how = Preprocessing(resize=RESNET_SIDE, crop=(RESNET_SIDE, RESNET_SIDE))
+        with torch.no_grad():
+            for batch in load_batches(PICTURES, how, 4):
+                net.train()(*batch.args)
+    return net.eval()
+
+
+def changed(network: nn.Module, change: Callable[[nn.Module], object]) -> nn.Module:
+    """Return a copy of a network after a change, with fixed random numbers."""
+    other = copy.deepcopy(network)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        change(other)
+    return other
+
+
+def outcome(model: nn.Module | LoadedModel, **settings: Any) -> RuleOutcome:
+    chosen = CheckSettings(**{"images": (SAMPLES,)} | settings)
+    report = judge("net.pt", measure(prepare(model, chosen), chosen, {RULE}), chosen, {RULE})
+    return next(each for each in report.outcomes if each.rule == RULE)
+
+
+def of_demo(change: Callable[[nn.Module], object] = lambda _: None, **settings: Any) -> RuleOutcome:
+    loaded = demo()
+    how = loaded.preprocessing
+    given = {"mean": ",".join(map(str, how.mean)), "std": ",".join(map(str, how.std)), "resize": "224", "crop": "224"}
+    return outcome(changed(loaded.module, change), **given | settings)
+
+
+def of_resnet(change: Callable[[nn.Module], object] = lambda _: None, **settings: Any) -> RuleOutcome:
+    return outcome(changed(resnet(), change), **{"resize": str(RESNET_SIDE), "crop": str(RESNET_SIDE)} | settings)
+
+
+# --- what was changed after the training ---
+
+
+def initialised_anew(net: nn.Module, name: str) -> None:
+    nn.init.kaiming_normal_(net.get_submodule(name).weight, mode="fan_out")
+
+
+def filters_swapped(net: nn.Module, name: str) -> None:
+    weight = net.get_submodule(name).weight
+    weight.copy_(weight.flip(0))
+
+
+def scaled(net: nn.Module, name: str, factor: float) -> None:
+    net.get_submodule(name).weight.mul_(factor)
+
+
+def reset(net: nn.Module, name: str) -> None:
+    norm = net.get_submodule(name)
+    norm.reset_running_stats()
+    nn.init.ones_(norm.weight)
+    nn.init.zeros_(norm.bias)
+
+
+def swapped(net: nn.Module, name: str, other: str) -> None:
+    first, second = net.get_submodule(name), net.get_submodule(other)
+    values = copy.deepcopy(first.state_dict())
+    first.load_state_dict(second.state_dict())
+    second.load_state_dict(values)
+
+
+def variances_times(net: nn.Module, name: str, factor: float) -> None:
+    net.get_submodule(name).running_var.mul_(factor)
+
+
+def deviations_as_variances(net: nn.Module, name: str) -> None:
+    net.get_submodule(name).running_var.sqrt_()
+
+
+def channels_flipped(net: nn.Module, name: str) -> None:
+    norm = net.get_submodule(name)
+    norm.running_mean.copy_(norm.running_mean.flip(0))
+    norm.running_var.copy_(norm.running_var.flip(0))
+
+
+ON_DEMO = [
+    (partial(initialised_anew, name="_blocks.1._depthwise_conv"), "_blocks.1._bn1"),
+    (partial(initialised_anew, name="_blocks.8._expand_conv"), "_blocks.8._bn0"),
+    (partial(initialised_anew, name="_blocks.14._depthwise_conv"), "_blocks.14._bn1"),
+    (partial(filters_swapped, name="_blocks.1._depthwise_conv"), "_blocks.1._bn1"),
+    (partial(filters_swapped, name="_blocks.14._depthwise_conv"), "_blocks.14._bn1"),
+    (partial(scaled, name="_conv_stem", factor=3), "_bn0"),
+    (partial(scaled, name="_blocks.8._bn0", factor=10), "_blocks.8._bn1"),
+    (partial(scaled, name="_blocks.14._bn1", factor=10), "_blocks.14._bn2"),
+    (partial(reset, name="_blocks.8._bn0"), "_blocks.8._bn0"),
+    (partial(reset, name="_blocks.14._bn1"), "_blocks.14._bn1"),
+    (partial(swapped, name="_blocks.8._bn0", other="_blocks.8._bn1"), "_blocks.8._bn0"),
+    (partial(variances_times, name="_blocks.1._bn1", factor=10), "_blocks.1._bn1"),
+    (partial(variances_times, name="_blocks.8._bn0", factor=0.01), "_blocks.8._bn0"),
+    (partial(deviations_as_variances, name="_blocks.8._bn0"), "_blocks.8._bn0"),
+    (partial(channels_flipped, name="_blocks.14._bn1"), "_blocks.14._bn1"),
+]
+
+ON_RESNET = [
+    (partial(initialised_anew, name="layer1.0.conv1"), "layer1.0.bn1"),
+    (partial(initialised_anew, name="layer2.1.conv2"), "layer2.1.bn2"),
+    (partial(initialised_anew, name="layer4.0.downsample.0"), "layer4.0.downsample.1"),
+    (partial(filters_swapped, name="layer2.1.conv2"), "layer2.1.bn2"),
+    (partial(scaled, name="layer1.0.bn1", factor=3), "layer1.0.bn2"),
+    (partial(variances_times, name="layer4.0.downsample.1", factor=0.05), "layer4.0.downsample.1"),
+    (partial(swapped, name="layer2.0.bn1", other="layer2.1.bn2"), "layer2.0.bn1"),
+    (partial(channels_flipped, name="layer1.0.bn1"), "layer1.0.bn1"),
+]
+
+
+def named(change: object) -> str | None:
+    return f"{change.func.__name__}-{change.keywords['name']}" if isinstance(change, partial) else None
+
+
+@pytest.mark.parametrize(("change", "begins"), ON_DEMO, ids=named)
+def test_what_was_changed_in_the_demo_network_fails_and_is_named(change: Any, begins: str) -> None:
+    found = of_demo(change)
+    assert [(each.level, each.where) for each in found.findings] == [("fail", begins)]
+
+
+@pytest.mark.parametrize(("change", "begins"), ON_RESNET, ids=named)
+def test_what_was_changed_in_a_resnet_fails_and_is_named(change: Any, begins: str) -> None:
+    found = of_resnet(change)
+    assert [(each.level, each.where) for each in found.findings] == [("fail", begins)]
+
+
+# --- what passes ---
+
+
+def filters_zeroed(net: nn.Module, share: float) -> None:
+    """Prune the smallest weights of all convolutions together."""
+    weights = [module.weight for module in net.modules() if isinstance(module, nn.Conv2d)]
+    everything = torch.cat([weight.abs().flatten() for weight in weights])
+    limit = everything.kthvalue(int(share * everything.numel())).values
+    for weight in weights:
+        weight.mul_(weight.abs() > limit)
+
+
+def rounded(net: nn.Module) -> None:
+    """Round the weights of convolutions to int8, with one scale for each tensor, and to float16 and back."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            scale = module.weight.abs().max() / 127
+            module.weight.copy_((module.weight / scale).round() * scale)
+    net.half().float()
+
+
+def another_head(net: Any) -> None:
+    if hasattr(net, "fc"):
+        net.fc = nn.Linear(net.fc.in_features, 3)
+    else:
+        net._fc = nn.Linear(net._fc.in_features, 3)
+
+
+@pytest.mark.parametrize("change", [lambda _: None, partial(filters_zeroed, share=0.5), rounded, another_head])
+@pytest.mark.parametrize("of_network", [of_demo, of_resnet])
+def test_healthy_networks_pass(of_network: Callable[..., RuleOutcome], change: Any) -> None:
+    assert of_network(change) == RuleOutcome(RULE, "pass")
+
+
+def test_a_network_in_bfloat16_passes() -> None:
+    assert of_resnet(lambda net: net.to(torch.bfloat16)).status == "pass"
+
+
+# --- preprocessing ---
+
+
+def test_the_demo_network_is_given_its_own_preprocessing() -> None:
+    assert outcome(demo()) == RuleOutcome(RULE, "pass")
+
+
+def test_imagenets_mean_and_std_are_too_strong_for_the_demo_network() -> None:
+    (finding,) = outcome(demo(), mean="0.485,0.456,0.406", std="0.229,0.224,0.225").findings
+    assert (finding.level, finding.where) == ("warn", "_bn0")
+    assert "All its channels vary 1.8 times as much as in training" in finding.message
+    assert "Here: normalised by mean 0.485, 0.456, 0.406, std 0.229, 0.224, 0.225." in finding.message
+
+
+@pytest.mark.parametrize(("of_network", "first"), [(of_demo, "_bn0"), (of_resnet, "bn1")])
+def test_pictures_that_are_not_normalised_fail_at_the_first_layer(
+    of_network: Callable[..., RuleOutcome], first: str
+) -> None:
+    (finding,) = of_network(mean="none", std="none").findings
+    assert (finding.level, finding.where) == ("fail", first)
+    assert "All its channels vary 0." in finding.message
+    assert "prepare the pictures as for the training (mean, std, range)" in finding.message
+
+
+# --- what cannot be judged ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"images": ()}, "The input is noise, which BatchNorm was not trained on: give pictures."),
+        ({"images": tuple(PICTURES[:1])}, "4 pictures are the fewest to tell by, 1 was given."),
+    ],
+)
+def test_noise_and_single_pictures_are_skipped_with_the_reason(settings: dict[str, Any], reason: str) -> None:
+    assert outcome(demo(), **settings) == RuleOutcome(RULE, "skipped", reason=reason)
+
+
+def test_a_network_that_was_never_trained_is_skipped_with_the_reason() -> None:
+    found = outcome(models.mobilenet_v3_small(), resize="64", crop="64")
+    assert found.reason == "All statistics of BatchNorm are as they start: mean 0, variance 1."
