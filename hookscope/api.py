@@ -350,7 +350,8 @@ def check(
     Args:
         checkpoint: A weights file or any other form of MODEL; or a module, which runs where it is.
         config: The configuration; None for that of the working directory, else the defaults.
-        arch: The network that a weights file belongs to; None for the configuration's, or to recognise it.
+        arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
+            the configuration's, or to recognise it.
         baseline: What `--update-baseline` wrote; None for the configuration's, if it names one.
         select: Rules or globs to judge by; none means all that are on.
         ignore: Rules or globs to leave out.

@@ -13,7 +13,7 @@ import typer
 
 from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar, report
-from hookscope.cli.options import Arch, Trust
+from hookscope.cli.options import Trust
 from hookscope.errors import HookscopeError, OutputError, UsageError, gravest
 from hookscope.text import safe_text, slug
 
@@ -40,7 +40,14 @@ def check(
             metavar="CHECKPOINT...", help="Weights files, folders of them or globs, or any other form of MODEL."
         ),
     ] = None,
-    arch: Arch = None,
+    arch: Annotated[
+        str | None,
+        under.model(
+            metavar="MODEL",
+            help="Network of the weights files; none: judge each file alone, by what it stores; default: inferred from "
+            "names and shapes.",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         under.rules(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml."),

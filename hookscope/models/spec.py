@@ -186,9 +186,10 @@ def _network_of(
     if not candidates:
         if foreign := foreign_names(checkpoint.state):
             raise MisfitError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
+        near = architecture.nearest_network(shapes)
         raise ModelNotFoundError(
             f"{checkpoint.name} fits no network that hookscope knows; name its own with --arch, such as "
-            "--arch net.py:build."
+            f"--arch net.py:build.{near and f' Nearest: {near}.'}"
         )
     if len(candidates) > 1:
         models = ", ".join(each.model for each in candidates)

@@ -244,3 +244,50 @@ def forward_of(network: Network) -> Activations:
     seen: list[CheckMeasurements] = []
     check_checkpoint(network, SETTINGS, frozenset({"forward"}), on_measured=seen.append)
     return seen[0].forward
+
+
+STORED = {"non-finite-parameter", "zero-parameter", "constant-parameter", "duplicate-parameter"}
+STORED |= {"batchnorm-variance", "dead-filter"}
+
+
+def judged(report: CheckReport) -> set[str]:
+    return {outcome.rule for outcome in report.outcomes if outcome.status not in ("off", "skipped")}
+
+
+def test_a_file_alone_is_judged_by_what_it_stores_and_says_why_the_rest_is_skipped(network: Network) -> None:
+    torch.save(network.state_dict(), "good.pt")
+    report = check("good.pt", arch="none")
+    assert report.exit_code == 0
+    assert judged(report) == STORED | {"integrity"}
+    reasons = {outcome.reason for outcome in report.outcomes if outcome.status == "skipped"}
+    assert reasons == {"there is no network: --arch none asks for none"}
+    torch.save(broken(network).state_dict(), "broken.pt")
+    assert failing(check("broken.pt", arch="none")) == {"batchnorm-variance": {"first.norm.running_var"}}
+    Path("cut.pt").write_bytes(Path("good.pt").read_bytes()[:-400])
+    assert failing(check("cut.pt", arch="none")).keys() == {"integrity"}
+
+
+def test_a_file_that_no_network_fits_never_passes_but_what_it_stores_is_judged(network: Network) -> None:
+    torch.save(network.state_dict(), "good.pt")
+    report = check("good.pt")
+    assert (report.exit_code, report.error_code) == (5, 5)
+    assert "fits no network" in report.error
+    assert judged(report) == STORED | {"integrity"}
+    torch.save(broken(network).state_dict(), "broken.pt")
+    report = check("broken.pt")
+    assert report.exit_code == 5
+    assert failing(report).keys() == {"batchnorm-variance"}
+    misfit = check("broken.pt", arch="resnet18")
+    assert misfit.exit_code == 1
+    assert failing(misfit).keys() == {"architecture", "batchnorm-variance"}
+
+
+def test_without_a_network_there_must_be_a_rule_left_to_judge_by(network: Network) -> None:
+    torch.save(network.state_dict(), "good.pt")
+    report = check("good.pt", arch="none", select=["forward", "non-finite-activation"])
+    assert report.exit_code == 2
+    assert "needs a network" in report.error
+    assert check(network, arch="none").exit_code == 2
+    # Rules about gradients that a configuration turns on are skipped as well: --arch none was asked for.
+    Path("hookscope.toml").write_text("[rules]\nzero-gradient = 'fail'\n", encoding="utf-8")
+    assert check("good.pt", arch="none").exit_code == 0
