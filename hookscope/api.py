@@ -329,11 +329,25 @@ def layers(
     return replace(table, warnings=(*warnings, *remarks), notes=notes)
 
 
-def check(
+def check(  # noqa: D417 - those of `activations` are described there
     checkpoint: Model,
     *,
     config: str | Path | None = None,
     arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    output_key: str | None = None,
+    images: str | Path | Sequence[str | Path] = (),
+    input_shape: str | Sequence[int] | None = None,
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
     baseline: str | Path | None = None,
     select: Texts = (),
     ignore: Texts = (),
@@ -347,11 +361,16 @@ def check(
         >>> def test_the_checkpoint_is_sound():
         ...     hookscope.check("model.pt").raise_for_failure()
 
+    What is given goes over the configuration. Arguments that are not described here are those of `activations`.
+
     Args:
         checkpoint: A weights file or any other form of MODEL; or a module, which runs where it is.
         config: The configuration; None for that of the working directory, else the defaults.
         arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
             the configuration's, or to recognise it.
+        images: Pictures, tensor files, folders and globs to run it over, instead of the configuration's or of noise.
+        input_shape: Of the noise, batch axis first, instead of the configuration's.
+        input: Inputs by name: numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
         baseline: What `--update-baseline` wrote; None for the configuration's, if it names one.
         select: Rules or globs to judge by; none means all that are on.
         ignore: Rules or globs to leave out.
@@ -370,10 +389,16 @@ def check(
     from hookscope.checks.checkpoint import check_checkpoint
     from hookscope.checks.configuration import read_settings
     from hookscope.checks.judging import wanted_rules
+    from hookscope.checks.settings import loads_as_told, with_options
     from hookscope.inspection.device import choose_device
 
-    settings = read_settings(None if config is None else Path(config), Path())
-    settings = settings if arch is None else replace(settings, arch=arch)
+    given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
+    given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
+    given |= {"images": _texts(images), "input": _arguments(input)}
+    given |= {"input_shape": input_shape, **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis)}
+    if not isinstance(checkpoint, str | Path) and loads_as_told(given):
+        raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")
+    settings = with_options(read_settings(None if config is None else Path(config), Path()), given)
     path = settings.baseline if baseline is None else Path(baseline)
     return check_checkpoint(
         str(checkpoint) if isinstance(checkpoint, Path) else checkpoint,
@@ -508,7 +533,7 @@ def _texts(given: Any) -> Any:
 def _arguments(given: Texts | Mapping[str, Any]) -> list[str]:
     """Return what is given by name as "NAME=VALUE" each."""
     if isinstance(given, Mapping):
-        return [f"{name}={value!r}" for name, value in given.items()]
+        return [f"{name}={value if isinstance(value, Path) else repr(value)}" for name, value in given.items()]
     return [given] if isinstance(given, str) else list(given)
 
 

@@ -20,6 +20,7 @@ from hookscope.inputs import (
     load_batches,
     named_batch,
     noise_batch,
+    parse_shape,
     preprocessing_from_options,
     read_named,
     to_device,
@@ -119,12 +120,10 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
 
 def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Preprocessing) -> tuple[int, ...]:
     if settings.shape is not None:
-        return settings.shape
+        return parse_shape(settings.shape)
     known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
     if known is None:
-        raise UsageError(
-            f"{loaded.info.name} has an unknown input shape: give pictures or the shape of noise in the configuration."
-        )
+        raise UsageError(f"{loaded.info.name} has an unknown input shape: give --images, or --input-shape for noise.")
     return (max(_NOISE_INPUTS, known[0]), *known[1:])
 
 
