@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import Images, OnError, OnProgress
-    from hookscope.models import FileOptions, LoadedModel
+    from hookscope.models import Classes, FileOptions, LoadedModel
     from hookscope.results.activations import Activations
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
@@ -54,6 +54,7 @@ def activations(
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
     output_key: str | None = None,
+    classes: Classes | None = None,
     edit: Texts | Sequence[Edit] = (),
     batch_size: int = 8,
     grids_for: int = 0,
@@ -98,6 +99,7 @@ def activations(
         batch_axis: Which axis of a tensor file counts inputs: 0, another, "auto" or "none".
         input: Inputs by name: tensors, numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
         output_key: Which of several outputs holds the class scores.
+        classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
         edit: Changes to inputs or outputs, "layer3:output:zero(channels=3)"; what they change is in `comparison`.
         batch_size: Inputs at a time.
         grids_for: Keep feature maps for drawing, for this many inputs from the first.
@@ -120,10 +122,11 @@ def activations(
             what was seen until then.
     """
     from hookscope.inspection.session import open_session, run_forward
+    from hookscope.models import with_classes
 
     began = time.perf_counter()
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
+    loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
     session = open_session(
         loaded,
         images,
@@ -156,6 +159,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     loss: str | Callable[..., object] = "projection",
     target: str | int | Sequence[int | str] | Path | Tensor | None = None,
     output_key: str | None = None,
+    classes: Classes | None = None,
     layer: Texts = (),
     ops: bool = False,
     repeats: bool = False,
@@ -228,6 +232,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     from hookscope.checks.judging import judge_gradients
     from hookscope.checks.rules import limits_from_text
     from hookscope.inspection.session import choose_session_loss, open_session, run_backward
+    from hookscope.models import with_classes
 
     began = time.perf_counter()
     limits = limits_from_text(_arguments(limit))
@@ -237,7 +242,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     if per_image and not has_images:
         raise UsageError("--per-image is about pictures: give IMAGE.")
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
+    loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
     session = open_session(
         loaded,
         images,
@@ -339,6 +344,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
     output_key: str | None = None,
+    classes: Classes | None = None,
     images: str | Path | Sequence[str | Path] = (),
     input_shape: str | Sequence[int] | None = None,
     resize: Sizes | None = None,
@@ -394,7 +400,7 @@ def check(  # noqa: D417 - those of `activations` are described there
 
     given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
     given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
-    given |= {"images": _texts(images), "input": _arguments(input)}
+    given |= {"images": _texts(images), "input": _arguments(input), "classes": classes}
     given |= {"input_shape": input_shape, **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis)}
     if not isinstance(checkpoint, str | Path) and loads_as_told(given):
         raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")

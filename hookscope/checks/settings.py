@@ -1,6 +1,6 @@
 """What a configuration file comes to: what to give a network, which rules to hold it to, and where they begin."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +62,7 @@ class CheckSettings:
         batch_size: Inputs per forward pass.
         seed: Of noise and of everything else random.
         output_key: Which of several outputs holds the class scores; None for the only one.
+        classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
         rules, layers: What was changed, by identifier, and for some layers, where a later one goes over an earlier one.
@@ -85,6 +86,7 @@ class CheckSettings:
     batch_size: int = 8
     seed: int = 0
     output_key: str | None = None
+    classes: str | Path | Sequence[str] | Mapping[int, str] | None = None
     output_shape: tuple[int | str, ...] | None = None
     output_dtype: str | None = None
     loss: str = "projection"
@@ -111,6 +113,7 @@ _SETTINGS = {
     "input_shape": "shape",
     "input": "named",
     "output_key": "output_key",
+    "classes": "classes",
     **{name: name for name in ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")},
 }
 

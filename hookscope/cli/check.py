@@ -53,6 +53,7 @@ def check(
     allow_missing: options.AllowMissing = None,
     allow_unexpected: options.AllowUnexpected = None,
     output_key: options.OutputKey = None,
+    classes: options.Classes = None,
     images: Annotated[
         list[str] | None,
         under.inputs(

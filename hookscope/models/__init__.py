@@ -4,12 +4,14 @@
 does without.
 """
 
+from hookscope.models.classes import Classes, with_classes
 from hookscope.models.construction import FileOptions, LoadedModel
 from hookscope.models.input_spec import example_shape
 from hookscope.models.python_source import load_function
 from hookscope.models.spec import build_on_meta, load_model, parse_model
 
 __all__ = [
+    "Classes",
     "FileOptions",
     "LoadedModel",
     "build_on_meta",
@@ -17,4 +19,5 @@ __all__ = [
     "load_function",
     "load_model",
     "parse_model",
+    "with_classes",
 ]

@@ -150,7 +150,8 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     checkpoint = read_checkpoint(path, options.file)
     if network is None and (module := checkpoint.module) is not None:
         _check_complete(path, options)
-        info = model_info(checkpoint.name, module, checkpoint.name, sha256=checkpoint.sha256)
+        origin, categories = checkpoint.name, checkpoint.categories
+        info = model_info(origin, module, origin, sha256=checkpoint.sha256, categories=categories)
         return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings, notes=checkpoint.notes)
     network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
     arguments = {**recognised, **options.arguments}

@@ -30,7 +30,7 @@ from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
 from hookscope.models.input_spec import set_input_channels
 from hookscope.models.statedict import fits
-from hookscope.models.weights import BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.models.weights import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import exception_line, printable
 
@@ -87,7 +87,8 @@ def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
             f"{chosen.enum} is not for pictures of {options.input_channels} channels; give a file or none."
         )
     build = partial(_build_with_weights, name, chosen, options)
-    describe = partial(_describe, name, chosen.enum)
+    has_names = chosen.is_file and options.arguments.get("num_classes", IMAGENET_CLASSES) == IMAGENET_CLASSES
+    describe = partial(_describe, name, chosen.enum, has_names)
     quantised, loads = name.startswith("quantized_"), chosen.enum is not None
     # The quantised builders switch the int8 engine for the whole process.
     with replaced(torch.backends.quantized, "engine", torch.backends.quantized.engine):
@@ -105,7 +106,9 @@ def load_demo(options: BuildOptions) -> LoadedModel:
     if chosen is None:
         raise UsageError(f"MODEL 'demo' has no weights '{printable(str(options.weights))}'; give auto, none or a file.")
     known = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
-    categories = tuple(known) if options.weights == "auto" and not chosen.random else ()
+    has_names = chosen.is_file or (options.weights == "auto" and not chosen.random)
+    is_imagenet = options.arguments.get("num_classes", IMAGENET_CLASSES) == IMAGENET_CLASSES
+    categories = tuple(known) if has_names and is_imagenet else ()
     # The packages state no preprocessing. 224 pixels is the size of EfficientNet-Lite0; bilinear and ImageNet's mean
     # and std are our choice: with them the weights are surest of what a picture shows.
     preprocessing = Preprocessing(resize=224, crop=(224, 224), interpolation="bilinear", source="EfficientNet-Lite0")
@@ -253,12 +256,18 @@ def _nothing_loaded() -> Iterator[None]:
         yield
 
 
-def _describe(name: str, enum: WeightsEnum | None, module: nn.Module) -> Description:
-    """Return preprocessing, and the class names of trained classifiers: others do not have one score per class."""
+def _describe(name: str, enum: WeightsEnum | None, has_names: bool, module: nn.Module) -> Description:
+    """Return preprocessing, and the class names of trained classifiers: others do not have one score per class.
+
+    Without `enum` they are ImageNet's, if the network is for that and `has_names`.
+    """
     family = torchvision.models.get_model_builder(name).__module__.split(".")[2]
     is_classifier = family not in ("detection", "segmentation", "optical_flow")
-    categories = tuple(enum.meta.get("categories") or ()) if enum and is_classifier else ()
-    enum = enum or torchvision.models.get_model_weights(name).DEFAULT
+    usual = torchvision.models.get_model_weights(name).DEFAULT
+    categories = tuple((enum or usual).meta.get("categories") or ()) if is_classifier and (enum or has_names) else ()
+    if enum is None and len(categories) != IMAGENET_CLASSES:  # of video, there are several sets of classes
+        categories = ()
+    enum = enum or usual
     return _preprocessing(_KINDS.get(family, "image"), enum, module), categories, ()
 
 

@@ -15,9 +15,11 @@ from hookscope.checks.checkpoint import check_checkpoint, failing_rows
 from hookscope.checks.judging import wanted_rules
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
+from hookscope.models import load_model
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, CheckReport, Finding, RuleOutcome
 
+CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 SETTINGS = CheckSettings(shape=(2, 3, 16, 16))
 
 
@@ -364,6 +366,32 @@ def test_options_go_over_the_configuration(training: Path) -> None:
         file.write('[[expect]]\nimage = "black.png"\ntop1 = 0\n')
     with pytest.raises(UsageError, match=r"but .*hookscope\.toml says what pictures show"):
         check(training, input_shape=(2, 3, 9, 9))
+
+
+def test_expectations_name_classes_of_a_state_dict_that_is_recognised() -> None:
+    Path("hookscope.toml").write_text(
+        f'[rules]\nexpectation = "fail"\n[[expect]]\nimage = "{CAT.as_posix()}"\ntop1 = "Egyptian cat"\n',
+        encoding="utf-8",
+    )
+    torch.save(load_model("demo").module.state_dict(), "demo.pt")
+    check("demo.pt", select=["expectation"]).raise_for_failure()
+
+
+def test_expectations_take_class_names_from_a_file_that_must_fit_the_output(training: Path) -> None:
+    Image.new("RGB", (20, 20), "red").save("red.png")
+    Path("names.txt").write_text("ant\nbee\ncrane\ndove\nelk\n", encoding="utf-8")
+    Path("few.txt").write_text("ant\nbee\n", encoding="utf-8")
+    Path("hookscope.toml").write_text(
+        '[model]\narch = "net.py:Wide"\narguments = { width = 6 }\nkey = "ema"\nallow-missing = ["head.bias"]\n'
+        'allow-unexpected = ["queue"]\nclasses = "names.txt"\n[output]\nkey = "scores"\n'
+        '[[expect]]\nimage = "red.png"\ncontains = ["elk", "dove"]\n',
+        encoding="utf-8",
+    )
+    assert "expectation" not in failing(check(training))
+    with_names = check(training, classes={0: "fox", 1: "gnu", 2: "hen", 3: "ibis", 4: "jay"})
+    assert with_names.error_code == 2
+    assert "'elk', which the network does not have" in with_names.error
+    assert check(training, classes="missing.txt").error_code == 3
 
 
 def test_a_module_takes_no_options_that_load_one(network: Network) -> None:

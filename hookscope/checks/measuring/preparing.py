@@ -28,7 +28,7 @@ from hookscope.inputs import (
     without_named_frame,
 )
 from hookscope.inspection.network import inspected_network
-from hookscope.models import FileOptions, LoadedModel, example_shape, load_model
+from hookscope.models import FileOptions, LoadedModel, example_shape, load_model, with_classes
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import one_line
@@ -70,7 +70,7 @@ def prepare(
             pictures is empty, or it is not known what input the network takes.
     """
     began = time.perf_counter()
-    loaded = _load(model, settings, trust=trust)
+    loaded = with_classes(_load(model, settings, trust=trust), settings.classes)
     try:
         if device is not None:
             loaded.module.to(device)
