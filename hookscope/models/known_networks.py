@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hookscope.models.construction import skipped_initialisation
+from hookscope.models.names import DEMO
 from hookscope.models.statedict import stripped_forms
-from hookscope.models.zoo import DEMO, build_demo, build_torchvision
+from hookscope.models.zoo import build_demo, build_torchvision
 
 # Our choices: a network is given up on after so many parameters of shapes the file does not have, or so many more than
 # it does. Those that may differ are the first layer, the heads (they follow the class count: 12 in SSD, more in timm)

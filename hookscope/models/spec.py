@@ -12,6 +12,7 @@ from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, U
 from hookscope.models.checkpoint import REMEDY, Checkpoint, exists, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
+from hookscope.models.names import model_names
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weights import BuildOptions
@@ -42,8 +43,6 @@ def parse_model(text: str) -> ModelSpec:
     spec = _by_form(text)
     if spec is not None:
         return spec
-    from hookscope.models.zoo import model_names  # noqa: PLC0415 (torchvision takes as long to import as torch)
-
     name = text.removeprefix("torchvision:")
     known = model_names()
     if name.lower() in known[1:]:  # [0] is demo

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,20 +20,17 @@ from hookscope.errors import (
     HookscopeError,
     MisfitError,
     ModelError,
-    NothingMatchedError,
     UsageError,
-    nearest,
 )
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
 from hookscope.models.input_spec import set_input_channels
+from hookscope.models.names import DEMO
 from hookscope.models.statedict import fits
 from hookscope.models.weights import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import exception_line, printable
-
-DEMO = "demo"
 
 # torchvision trained its ResNet-3D and MViT weights on 16 frames; S3D and Swin3D take any number from 14 up, so these
 # get the same (our choice).
@@ -47,30 +43,6 @@ _FLOW_RESIZE = 384
 _RESERVED_ARGUMENTS = {"weights", "weights_backbone", "pretrained", "pretrained_backbone", "progress"}
 
 _KINDS: dict[str, InputKind] = {"detection": "detection", "video": "video", "optical_flow": "flow"}
-
-
-def model_names(pattern: str | None = None) -> list[str]:
-    """Return the names that MODEL accepts, `demo` first, then torchvision's sorted.
-
-    In `pattern` a plain word selects the names that contain it, a glob (`*?[]`) those it matches as a whole, both
-    whatever the case. One that begins with "timm:" selects among timm's instead, which are many and take seconds to
-    import. Raises NothingMatchedError if no name matches, UsageError if timm is asked for and missing.
-    """
-    names = [DEMO, *torchvision.models.list_models()]
-    if pattern is None:
-        return names
-    folded = pattern.lower()
-    if folded.startswith("timm:"):
-        from hookscope.models.timm_zoo import timm_names  # noqa: PLC0415 (an optional package, slow to import)
-
-        names = [f"timm:{name}" for name in timm_names()]
-    is_glob = any(c in folded for c in "*?[")
-    matching = [name for name in names if (fnmatchcase(name, folded) if is_glob else folded in name)]
-    if not matching:
-        raise NothingMatchedError(
-            f"No model name matches '{printable(pattern)}'.{nearest(pattern, names)} List all with `hookscope models`."
-        )
-    return matching
 
 
 def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:

@@ -18,8 +18,9 @@ from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFile
 from hookscope.models import build_on_meta, load_model
 from hookscope.models.construction import FileOptions, replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
+from hookscope.models.names import model_names
 from hookscope.models.weights import BuildOptions
-from hookscope.models.zoo import load_torchvision, model_names
+from hookscope.models.zoo import load_torchvision
 from tests.models.hostile import Call
 from tests.models.saved import random_numbers_untouched
 
