@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import Images, OnError, OnProgress
-    from hookscope.models import FileOptions, LoadedModel
+    from hookscope.models import Classes, FileOptions, LoadedModel
     from hookscope.results.activations import Activations
     from hookscope.results.attributions import Attributions, Method
     from hookscope.results.check import CheckReport
@@ -55,6 +55,7 @@ def activations(
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
     output_key: str | None = None,
+    classes: Classes | None = None,
     edit: Texts | Sequence[Edit] = (),
     batch_size: int = 8,
     grids_for: int = 0,
@@ -99,6 +100,7 @@ def activations(
         batch_axis: Which axis of a tensor file counts inputs: 0, another, "auto" or "none".
         input: Inputs by name: tensors, numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
         output_key: Which of several outputs holds the class scores.
+        classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
         edit: Changes to inputs or outputs, "layer3:output:zero(channels=3)"; what they change is in `comparison`.
         batch_size: Inputs at a time.
         grids_for: Keep feature maps for drawing, for this many inputs from the first.
@@ -121,10 +123,11 @@ def activations(
             what was seen until then.
     """
     from hookscope.inspection.session import open_session, run_forward
+    from hookscope.models import with_classes
 
     began = time.perf_counter()
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
+    loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
     session = open_session(
         loaded,
         images,
@@ -157,6 +160,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     loss: str | Callable[..., object] = "projection",
     target: str | int | Sequence[int | str] | Path | Tensor | None = None,
     output_key: str | None = None,
+    classes: Classes | None = None,
     layer: Texts = (),
     ops: bool = False,
     repeats: bool = False,
@@ -229,6 +233,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     from hookscope.checks.judging import judge_gradients
     from hookscope.checks.rules import limits_from_text
     from hookscope.inspection.session import choose_session_loss, open_session, run_backward
+    from hookscope.models import with_classes
 
     began = time.perf_counter()
     limits = limits_from_text(_arguments(limit))
@@ -238,7 +243,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     if per_image and not has_images:
         raise UsageError("--per-image is about pictures: give IMAGE.")
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
+    loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
     session = open_session(
         loaded,
         images,
@@ -421,11 +426,26 @@ def layers(
     return replace(table, warnings=(*warnings, *remarks), notes=notes)
 
 
-def check(
+def check(  # noqa: D417 - those of `activations` are described there
     checkpoint: Model,
     *,
     config: str | Path | None = None,
     arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    output_key: str | None = None,
+    classes: Classes | None = None,
+    images: str | Path | Sequence[str | Path] = (),
+    input_shape: str | Sequence[int] | None = None,
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
     baseline: str | Path | None = None,
     select: Texts = (),
     ignore: Texts = (),
@@ -439,10 +459,16 @@ def check(
         >>> def test_the_checkpoint_is_sound():
         ...     hookscope.check("model.pt").raise_for_failure()
 
+    What is given goes over the configuration. Arguments that are not described here are those of `activations`.
+
     Args:
         checkpoint: A weights file or any other form of MODEL; or a module, which runs where it is.
         config: The configuration; None for that of the working directory, else the defaults.
-        arch: The network that a weights file belongs to; None for the configuration's, or to recognise it.
+        arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
+            the configuration's, or to recognise it.
+        images: Pictures, tensor files, folders and globs to run it over, instead of the configuration's or of noise.
+        input_shape: Of the noise, batch axis first, instead of the configuration's.
+        input: Inputs by name: numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
         baseline: What `--update-baseline` wrote; None for the configuration's, if it names one.
         select: Rules or globs to judge by; none means all that are on.
         ignore: Rules or globs to leave out.
@@ -461,10 +487,16 @@ def check(
     from hookscope.checks.checkpoint import check_checkpoint
     from hookscope.checks.configuration import read_settings
     from hookscope.checks.judging import wanted_rules
+    from hookscope.checks.settings import loads_as_told, with_options
     from hookscope.inspection.device import choose_device
 
-    settings = read_settings(None if config is None else Path(config), Path())
-    settings = settings if arch is None else replace(settings, arch=arch)
+    given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
+    given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
+    given |= {"images": _texts(images), "input": _arguments(input), "classes": classes}
+    given |= {"input_shape": input_shape, **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis)}
+    if not isinstance(checkpoint, str | Path) and loads_as_told(given):
+        raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")
+    settings = with_options(read_settings(None if config is None else Path(config), Path()), given)
     path = settings.baseline if baseline is None else Path(baseline)
     return check_checkpoint(
         str(checkpoint) if isinstance(checkpoint, Path) else checkpoint,
@@ -605,7 +637,7 @@ def _texts(given: Any) -> Any:
 def _arguments(given: Texts | Mapping[str, Any]) -> list[str]:
     """Return what is given by name as "NAME=VALUE" each."""
     if isinstance(given, Mapping):
-        return [f"{name}={value!r}" for name, value in given.items()]
+        return [f"{name}={value if isinstance(value, Path) else repr(value)}" for name, value in given.items()]
     return [given] if isinstance(given, str) else list(given)
 
 

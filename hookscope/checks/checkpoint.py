@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,9 +12,19 @@ from torch import nn
 
 from hookscope.checks.baseline import Baseline
 from hookscope.checks.judging import judge, refused
-from hookscope.checks.measuring import Prepared, measure, measure_layers, prepare
+from hookscope.checks.measuring import Prepared, measure, measure_file, measure_layers, prepare
 from hookscope.checks.settings import CheckSettings
-from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, InputError, ModelError, OutputError, is_out_of_memory
+from hookscope.errors import (
+    EXIT_CHECK_FAILED,
+    HookscopeError,
+    InputError,
+    MisfitError,
+    ModelError,
+    ModelNotFoundError,
+    OutputError,
+    UsageError,
+    is_out_of_memory,
+)
 from hookscope.models import LoadedModel
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport
@@ -24,6 +35,8 @@ from hookscope.runs.serialize import checks_to_json
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: the cause is
 # mostly in the first.
 _MOST_DRAWN = 12
+
+_ALONE = "none"  # what --arch says for no network
 
 
 def check_checkpoint(
@@ -38,6 +51,9 @@ def check_checkpoint(
     on_measured: Callable[[CheckMeasurements], None] | None = None,
 ) -> CheckReport:
     """Load a checkpoint, run it, judge it; keep evidence if it fails.
+
+    Of a weights file alone (`settings.arch` "none"), and of one that no network fits, the rules that need no network
+    are judged, and the others skipped; in the second case the report has the error nevertheless.
 
     Whatever a user can put right is an `error` in the report; exceptions are bugs.
 
@@ -56,21 +72,43 @@ def check_checkpoint(
     name = name if isinstance(name, str) else type(name).__name__
     prepared, measured = None, None
     try:
-        prepared = prepare(model, settings, trust=trust, device=device)
-        # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
-        keeps_rows = on_measured is not None or evidence is not None
-        measured = measure(prepared, settings, wanted | {"drift"} if keeps_rows else wanted)
-        _refuse_lack_of_memory(name, measured)
-        report = judge(name, measured, settings, wanted, baseline)
+        if settings.arch == _ALONE:
+            report = _judged_alone(model, name, settings, wanted, "--arch none asks for none", trust=trust)
+        else:
+            prepared = prepare(model, settings, trust=trust, device=device)
+            # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
+            keeps_rows = on_measured is not None or evidence is not None
+            measured = measure(prepared, settings, wanted | {"drift"} if keeps_rows else wanted)
+            _refuse_lack_of_memory(name, measured)
+            report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:
         measured = None
         lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # it could not even be built
-        report = refused(name, _lack_of_memory(name) if lacks_memory else error, wanted)
+        alone = None
+        if prepared is None and isinstance(error, ModelNotFoundError | MisfitError):
+            with suppress(HookscopeError):  # what is wrong with the file as well, the error comes before
+                alone = _judged_alone(model, name, settings, wanted, "none fits the weights", trust=trust)
+        report = refused(name, _lack_of_memory(name) if lacks_memory else error, wanted, alone)
     if measured is not None and on_measured is not None:
         on_measured(measured)
     if evidence is not None and not report.passed:
         report = _with_evidence(report, evidence, prepared, settings, measured)
     return replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
+
+
+def _judged_alone(
+    model: str | nn.Module | LoadedModel,
+    name: str,
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    reason: str,
+    *,
+    trust: bool,
+) -> CheckReport:
+    """Judge a weights file by what it stores; the `reason` says why it has no network."""
+    if not isinstance(model, str):
+        raise UsageError(f"--arch none goes with a weights file; {name} is a network already.")
+    return judge(name, measure_file(model, settings, f"there is no network: {reason}", trust=trust), settings, wanted)
 
 
 def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:

@@ -39,6 +39,9 @@ _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, from which the rest follo
 
 _IDLE_WITHOUT = {"drift": "a baseline (--baseline FILE)", "expectation": "an [[expect]] in the configuration"}
 
+NEED_NO_NETWORK = frozenset({"file", "stored"})
+"""What rules look at that a weights file shows by itself."""
+
 # These say themselves what could not be measured: a user who asks for them must not take silence for consent.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
 
@@ -63,6 +66,8 @@ def judge(
     terms = {
         name: terms_of(rule, settings, baseline) for name, rule in RULES.items() if name in wanted and name not in idle
     }
+    if measured.no_network and all(RULES[name].needs not in NEED_NO_NETWORK for name in wanted):
+        raise UsageError(f"No rule is left to check: each of those wanted needs a network, but {measured.no_network}.")
     if not terms:
         unmet = " and ".join(f"{name} needs {_IDLE_WITHOUT[name]}" for name in sorted(wanted & idle))
         raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
@@ -120,12 +125,15 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     return _failures_first(found)
 
 
-def refused(checkpoint: str, error: HookscopeError, wanted: AbstractSet[str]) -> CheckReport:
+def refused(
+    checkpoint: str, error: HookscopeError, wanted: AbstractSet[str], alone: CheckReport | None = None
+) -> CheckReport:
     """Report a checkpoint that could not be loaded, or not be checked to the end.
 
     Weights that do not fit the network fail the rule `architecture`, any other weights file that cannot be had fails
-    `integrity`; both whatever their level. All other rules are skipped. Where the rule is not wanted, or the error is
-    another one, its own exit code stands: a checkpoint that nothing is known of never passes.
+    `integrity`; both whatever their level. All other rules are skipped, but for those that `alone`, the verdict on the
+    file without its network, has judged. Where the rule is not wanted, or the error is another one, its own exit code
+    stands: a checkpoint that nothing is known of never passes.
     """
     broken, reason = "", "the check could not be made"
     if isinstance(error, MisfitError):
@@ -139,7 +147,11 @@ def refused(checkpoint: str, error: HookscopeError, wanted: AbstractSet[str]) ->
     if broken == "architecture" and "integrity" in wanted:
         outcomes["integrity"] = RuleOutcome("integrity", "pass")
     code = EXIT_DONE if broken == "architecture" and broken in wanted else error.exit_code
-    return CheckReport(checkpoint, tuple(outcomes.values()), error=str(error), error_code=code)
+    report = CheckReport(checkpoint, tuple(outcomes.values()), error=str(error), error_code=code)
+    if alone is None:
+        return report
+    outcomes |= {each.rule: each for each in alone.outcomes if each.rule != broken}
+    return replace(report, outcomes=tuple(outcomes.values()), warnings=alone.warnings, seconds=alone.seconds)
 
 
 def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
@@ -225,6 +237,8 @@ def _outcome(rule: str, found: Iterable[Finding]) -> RuleOutcome:
 def _missing(rule: Rule, measured: CheckMeasurements) -> str:
     """Return why a rule cannot be judged for want of measurements, in a sentence; "" if it can."""
     name, needs = rule.identifier, rule.needs
+    if measured.no_network and needs not in NEED_NO_NETWORK:
+        return measured.no_network
     if needs in ("file", "network"):
         return ""
     if needs != "stored":
@@ -242,11 +256,12 @@ def _unjudged(
 ) -> RuleOutcome:
     """Return what comes of a rule that cannot be judged: it is skipped.
 
-    The first of those off by default, which somebody asked for, objects instead, unless a pass that raised has said it.
+    The first of those off by default, which somebody asked for, objects instead, unless a pass that raised has said it,
+    or there is no network at all.
     """
     message = f"This rule cannot be judged: {reason.rstrip('.')}."
     said = any(finding.message == message for each in outcomes.values() for finding in each.findings)
-    if terms.rule.level != "off" or said or _error(measured):
+    if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
         return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
     return _outcome(terms.rule.identifier, _findings(terms, [Objection(WHOLE, message)]))
 

@@ -1,10 +1,11 @@
 """What a configuration file comes to: what to give a network, which rules to hold it to, and where they begin."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from hookscope.errors import UsageError
 from hookscope.results.findings import Level
 
 
@@ -61,6 +62,7 @@ class CheckSettings:
         batch_size: Inputs per forward pass.
         seed: Of noise and of everything else random.
         output_key: Which of several outputs holds the class scores; None for the only one.
+        classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
         rules, layers: What was changed, by identifier, and for some layers, where a later one goes over an earlier one.
@@ -73,7 +75,7 @@ class CheckSettings:
     allow_missing: tuple[str, ...] = ()
     allow_unexpected: tuple[str, ...] = ()
     images: tuple[Path, ...] = ()
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | str | None = None
     resize: str | None = None
     crop: str | None = None
     mean: str | None = None
@@ -84,6 +86,7 @@ class CheckSettings:
     batch_size: int = 8
     seed: int = 0
     output_key: str | None = None
+    classes: str | Path | Sequence[str] | Mapping[int, str] | None = None
     output_shape: tuple[int | str, ...] | None = None
     output_dtype: str | None = None
     loss: str = "projection"
@@ -94,3 +97,45 @@ class CheckSettings:
     expectations: tuple[Expectation, ...] = ()
     baseline: Path | None = None
     source: str = "defaults"
+
+
+# By the names of options, those of settings: how to load a network, and all of them.
+_LOADING = {
+    "arch": "arch",
+    "model_arg": "model_arguments",
+    "key": "key",
+    "allow_missing": "allow_missing",
+    "allow_unexpected": "allow_unexpected",
+}
+_SETTINGS = {
+    **_LOADING,
+    "images": "images",
+    "input_shape": "shape",
+    "input": "named",
+    "output_key": "output_key",
+    "classes": "classes",
+    **{name: name for name in ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")},
+}
+
+
+def loads_as_told(given: Mapping[str, Any]) -> bool:
+    """Tell whether any of the options says how to load a network."""
+    return any(given.get(name) for name in _LOADING)
+
+
+def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSettings:
+    """Return settings with options put over them, by the names of the command line; None and an empty list are none.
+
+    Pictures take the place of those in the configuration and of noise, and the shape of noise that of pictures. Raises
+    UsageError if both are given, or noise where the configuration says what a picture shows.
+    """
+    told = {name: given[name] for name in _SETTINGS if given.get(name) is not None and given[name] not in ([], ())}
+    if "input_shape" in told and "images" in told:
+        raise UsageError("--input-shape is the shape of noise: leave it out, or --images.")
+    if "input_shape" in told and settings.expectations:
+        raise UsageError(f"--input-shape is the shape of noise, but {settings.source} says what pictures show.")
+    changes: dict[str, Any] = {"shape": None} if "images" in told else {"images": ()} if "input_shape" in told else {}
+    for name, value in told.items():
+        paths = map(Path, value) if name == "images" else value
+        changes[_SETTINGS[name]] = tuple(paths) if isinstance(value, list | tuple) else value
+    return replace(settings, **changes)

@@ -37,6 +37,7 @@ def activations(
     batch_axis: options.BatchAxis = None,
     input: options.NamedInputs = None,  # noqa: A002 - the name of the option
     output_key: options.OutputKey = None,
+    classes: options.Classes = None,
     edit: options.Edits = None,
     batch_size: options.BatchSize = 8,
     grids: Annotated[bool, under.write("--grids/--no-grids", help="Draw feature-map grids.")] = True,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hookscope.cli import options
 from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar, report
-from hookscope.cli.options import Arch, Trust
 from hookscope.errors import HookscopeError, OutputError, UsageError, gravest
 from hookscope.text import safe_text, slug
 
@@ -40,7 +40,35 @@ def check(
             metavar="CHECKPOINT...", help="Weights files, folders of them or globs, or any other form of MODEL."
         ),
     ] = None,
-    arch: Arch = None,
+    arch: Annotated[
+        str | None,
+        under.model(
+            metavar="MODEL",
+            help="Network of the weights files; none: judge each file alone, by what it stores; default: inferred from "
+            "names and shapes.",
+        ),
+    ] = None,
+    model_arg: options.ModelArg = None,
+    key: options.Key = None,
+    allow_missing: options.AllowMissing = None,
+    allow_unexpected: options.AllowUnexpected = None,
+    output_key: options.OutputKey = None,
+    classes: options.Classes = None,
+    images: Annotated[
+        list[str] | None,
+        under.inputs(
+            metavar="PATH",
+            help="Run over this picture, tensor file, folder or glob instead of noise; repeatable.",
+        ),
+    ] = None,
+    input_shape: options.InputShape = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    max_pixels: options.MaxPixels = None,
+    batch_axis: options.BatchAxis = None,
+    input: options.NamedInputs = None,  # noqa: A002 - the name of the option
     config: Annotated[
         Path | None,
         under.rules(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml."),
@@ -78,7 +106,7 @@ def check(
             help="Memory limit for each checkpoint; default: nine tenths of the machine's memory, divided by --jobs.",
         ),
     ] = None,
-    trust: Trust = False,
+    trust: options.Trust = False,
     device: Annotated[str, under.run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "cpu",
     rules: Annotated[bool, under.rules("--rules", help="List the rules and exit.")] = False,
     explain: Annotated[
@@ -88,21 +116,24 @@ def check(
 ) -> int:
     """Load and run each CHECKPOINT, and check it by rules: corrupt, non-finite, half-loaded, dead, drifting?
 
-    The exit code is 1 if a checkpoint fails a rule; other codes mean that one could not be checked. Each checkpoint
-    runs in a separate process with limits.
+    Options go over the configuration. The exit code is 1 if a checkpoint fails a rule; other codes mean that one could
+    not be checked. Each checkpoint runs in a separate process with limits.
 
     \b
     hookscope check model.pt
     hookscope check 'checkpoints/*.safetensors' --jobs 2 --junit junit.xml
+    hookscope check training.ckpt --key ema --images photos/
     hookscope check model.pt --arch net.py:build --config configs/strict.toml --evidence evidence
     hookscope check checkpoints --evidence evidence --report report.html
     hookscope check model.pt --baseline baseline.json --update-baseline
     hookscope check --explain dead-channels
     """
+    given = locals()
     if rules or explain is not None or init:
         return _inform(rules, explain, init)
     from hookscope.checks.configuration import read_settings
     from hookscope.checks.judging import wanted_rules
+    from hookscope.checks.settings import with_options
     from hookscope.cli.check_workers import Checked, CheckJob, check_workers
     from hookscope.cli.checkpoints import find_checkpoints
 
@@ -110,7 +141,7 @@ def check(
         raise UsageError("Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`.")
     began = time.perf_counter()
     settings = read_settings(config, Path())
-    settings = replace(settings, arch=settings.arch if arch is None else arch, baseline=baseline or settings.baseline)
+    settings = with_options(replace(settings, baseline=baseline or settings.baseline), given)
     wanted = wanted_rules(settings, select or (), ignore or ())
     found = find_checkpoints(checkpoints)
     chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")

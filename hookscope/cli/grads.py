@@ -53,6 +53,7 @@ def grads(
         ),
     ] = None,
     output_key: options.OutputKey = None,
+    classes: options.Classes = None,
     layer: options.Layer = None,
     ops: options.Ops = False,
     repeats: options.Repeats = False,

@@ -17,7 +17,7 @@ def models(
     hookscope models mobilenet
     hookscope models 'vit_?_16'
     """
-    from hookscope.models.zoo import model_names
+    from hookscope.models.names import model_names
 
     for name in model_names(pattern):
         typer.echo(name)

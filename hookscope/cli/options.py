@@ -86,6 +86,14 @@ AllowUnexpected = Annotated[
         help="Names in the weights file that the network may lack, as a glob (head.*); repeatable.",
     ),
 ]
+Classes = Annotated[
+    str | None,
+    under.model(
+        metavar="FILE",
+        help="Names of the classes: a line each, or JSON (a list, or names by index); default: those that come with "
+        "the weights, or ImageNet's for a known network with 1000 classes.",
+    ),
+]
 ModelArg = Annotated[
     list[str] | None,
     under.model("--model-arg", metavar="NAME=VALUE", help="Keyword argument of the factory; repeatable."),

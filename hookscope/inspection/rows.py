@@ -20,6 +20,7 @@ from hookscope.results.labels import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
+from hookscope.text import counted
 
 # A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
 _DEAD_FRACTION = 0.5
@@ -323,16 +324,29 @@ def predictions(
     Raises:
         UsageError: If there is no such output.
     """
+    scores = _scores(output, len(indices), output_key)
+    if scores is None or (output_key is None and scores.shape[1] != len(categories)):
+        return []
+    return top_classes(scores, categories if scores.shape[1] == len(categories) else (), indices, 5)
+
+
+def unnamed_warning(
+    output: object, categories: Sequence[str], indices: Sequence[int], output_key: str | None = None
+) -> str:
+    """Return why predictions have no names though some are known, in a sentence; "" if that is not so."""
+    scores = _scores(output, len(indices), output_key) if categories else None
+    if scores is None or scores.shape[1] == len(categories):
+        return ""
+    known = counted(len(categories), "class name")
+    return f"The output has {counted(scores.shape[1], 'score')} per input, but {known} are known, so none is shown."
+
+
+def _scores(output: object, count: int, output_key: str | None) -> Tensor | None:
+    """Return what may be one row of logits per input, (N, K); None if there is no such thing."""
     if output_key is not None:
         floating = [Output(path, each) for path, each in tensors_in(output) if each.is_floating_point()]
         output = output_at(floating, output_key).tensor
-    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(indices):
-        return []
-    if output.shape[1] != len(categories):
-        if output_key is None:
-            return []
-        categories = ()
-    return top_classes(output, categories, indices, 5)
+    return output if isinstance(output, Tensor) and output.dim() == 2 and len(output) == count else None
 
 
 def top_classes(scores: Tensor, categories: Sequence[str], indices: Sequence[int], count: int) -> list[Prediction]:

@@ -17,7 +17,7 @@ from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import execution_order
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
-from hookscope.inspection.rows import Recorder, Row, predictions
+from hookscope.inspection.rows import Recorder, Row, predictions, unnamed_warning
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
@@ -71,6 +71,7 @@ class Run:
     rows: dict[Place, Row] = field(default_factory=dict)
     records: list[InputRecord] = field(default_factory=list)
     best: list[Prediction] = field(default_factory=list)
+    unnamed: str = ""  # why predictions have no names, once an output shows it
     verification: Verification | None = None
 
     def broken(self, raised: BaseException) -> Break:
@@ -81,7 +82,9 @@ class Run:
 
     def predict(self, output: object, places: Sequence[int]) -> None:
         """Note the best classes of a batch whose inputs have these positions in the run."""
-        self.best += predictions(output, self.inspected.info.categories, places, self.output_key)
+        categories = self.inspected.info.categories
+        self.best += predictions(output, categories, places, self.output_key)
+        self.unnamed = self.unnamed or unnamed_warning(output, categories, places, self.output_key)
 
     def notes(self) -> tuple[str, ...]:
         """Return what was done that is no cause for alarm: what is known of the network, and what is not seen of it."""
@@ -95,8 +98,9 @@ class Run:
     def warnings(self, own: Iterable[str] = ()) -> tuple[str, ...]:
         """Return what a reader must see, each sentence once, with `own` after those about the network."""
         verification = verification_warnings(self.verification, self.inspected.info.name)
+        unnamed = [self.unnamed] if self.unnamed else []
         everything = (*self.inspected.warnings, *own, *verification, *self.edits.warnings(), *self.queue.remarks)
-        return tuple(dict.fromkeys(everything))
+        return tuple(dict.fromkeys([*everything, *unnamed]))
 
 
 def _unseen(modules: Mapping[str, nn.Module]) -> list[str]:

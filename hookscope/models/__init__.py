@@ -1,15 +1,21 @@
 """Read the MODEL argument and load what it names.
 
-`hookscope.models.zoo` is not imported here: torchvision takes as long to import as torch, and a user's own network
-does without.
+Nothing is imported here until it is used: the names that MODEL accepts can be had without torch, and a user's own
+network without torchvision, which takes as long to import as torch.
 """
 
-from hookscope.models.construction import FileOptions, LoadedModel
-from hookscope.models.input_spec import example_shape
-from hookscope.models.python_source import load_function
-from hookscope.models.spec import build_on_meta, load_model, parse_model
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hookscope.models.classes import Classes, with_classes
+    from hookscope.models.construction import FileOptions, LoadedModel
+    from hookscope.models.input_spec import example_shape
+    from hookscope.models.python_source import load_function
+    from hookscope.models.spec import build_on_meta, load_model, parse_model
 
 __all__ = [
+    "Classes",
     "FileOptions",
     "LoadedModel",
     "build_on_meta",
@@ -17,4 +23,23 @@ __all__ = [
     "load_function",
     "load_model",
     "parse_model",
+    "with_classes",
 ]
+
+_HOMES = {
+    "classes": ("Classes", "with_classes"),
+    "construction": ("FileOptions", "LoadedModel"),
+    "input_spec": ("example_shape",),
+    "python_source": ("load_function",),
+    "spec": ("build_on_meta", "load_model", "parse_model"),
+}
+_HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_BY_NAME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hookscope.models' has no attribute {name!r}")
+    value: object = getattr(import_module(f"hookscope.models.{home}"), name)
+    globals()[name] = value
+    return value

@@ -8,14 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind, open_regular, read_weight_map
 from hookscope.checkpoints.isolation import read_verified
 from hookscope.errors import CheckpointError
+from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
 """What to do about a file that runs code, for messages."""
@@ -34,6 +35,7 @@ class Checkpoint:
         warnings: Sentences a reader must see, such as which tensors are not used.
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
         notes: Sentences about where in the file the weights are, and what else it holds.
+        categories: Names of classes by index that the file holds, of as many as one of its tensors has rows.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Checkpoint:
     warnings: tuple[str, ...] = ()
     module: nn.Module | None = None
     notes: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
 
 
 def looks_like_file(text: str) -> bool:
@@ -70,7 +73,9 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     if path in kinds:
         content = _read_verified(kinds, name, options)[path]
         weights, digest = weights_in(content, name, options.key), digest_of(path)
-        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, weights.notes)
+        categories, notes = _named_classes(content, weights.state, name)
+        notes = (*weights.notes, *notes)
+        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, notes, categories)
     contents = _read_verified(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
     joined, warnings = _joined(name, read_index(path), read)
@@ -78,6 +83,15 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in (path, *kinds))
     digest = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
     return Checkpoint(printable(path.name), weights.state, digest, warnings, notes=weights.notes)
+
+
+def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of classes in what a file holds, with a sentence; nothing if no tensor has as many rows."""
+    where, names = stored_classes(content)
+    shapes = (value.shape for value in state.values() if isinstance(value, Tensor))
+    if not names or not any(shape[:1] == (len(names),) for shape in shapes):
+        return (), ()
+    return names, (f"{name}: {counted(len(names), 'class name')} taken from its key '{where}'.",)
 
 
 def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:

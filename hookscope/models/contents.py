@@ -21,8 +21,9 @@ from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regula
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
-from hookscope.models.architecture import Candidate, recognise, state_shapes
+from hookscope.models.architecture import Candidate, nearest_network, recognise
 from hookscope.models.checkpoint import REMEDY, check_names, files_of, read_index
+from hookscope.models.known_networks import state_shapes
 from hookscope.models.locate_state_dict import Part, parts_of
 from hookscope.models.values import ValueReader, Values
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
@@ -63,6 +64,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         tensors.setdefault(part, []).extend(rows)
         shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in each["shapes"].items()})
     fitting, doubts = _architectures(shapes)
+    near = {part: "" if fitting[part] else nearest_network(each) for part, each in shapes.items() if each}
     alone = found.get(path, {})
     return CheckpointContents(
         name=path.name,
@@ -70,7 +72,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         producer=alone.get("producer", ""),
         byte_count=sum(file.stat().st_size for file in kinds),
         parts=tuple(
-            StoredPart(*part, tuple(rows), _common_prefix([row.key for row in rows]) if part[1] else "", fitting[part])
+            StoredPart(*part, tuple(rows), _prefix(part[1], rows), fitting[part], near.get(part, ""))
             for part, rows in sorted(tensors.items(), key=lambda item: not item[0][1])  # weights first
         ),
         entries=tuple(StoredEntry(*entry) for entry in alone.get("entries", ())),
@@ -154,10 +156,10 @@ def _architectures(
     return {part: known[frozenset(each.items())] for part, each in shapes.items()}, tuple(doubts)
 
 
-def _common_prefix(names: Sequence[str]) -> str:
-    """Return what all dotted names start with, of whole parts; "" for nothing, and for a single name."""
-    ordered = sorted(name.split(".") for name in names)
-    ends = zip(ordered[0], ordered[-1], strict=False) if len(names) > 1 else ()
+def _prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:
+    """Return what all dotted names of weights start with, of whole parts; "" for nothing, and for a single name."""
+    ordered = sorted(row.key.split(".") for row in rows)
+    ends = zip(ordered[0], ordered[-1], strict=False) if is_weights and len(rows) > 1 else ()
     return ".".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
 
 

@@ -78,6 +78,7 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
         module,
         "not loaded" if options.on_meta else chosen.origin,
         sha256=checkpoint.sha256 if checkpoint else None,
+        categories=checkpoint.categories if checkpoint else (),
         arguments=options.arguments,
     )
     return LoadedModel(module, info, default_preprocessing(module), chosen.warnings + misfits, notes=tuple(notes))

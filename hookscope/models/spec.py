@@ -12,6 +12,7 @@ from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, U
 from hookscope.models.checkpoint import REMEDY, Checkpoint, exists, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
+from hookscope.models.names import model_names
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weights import BuildOptions
@@ -42,8 +43,6 @@ def parse_model(text: str) -> ModelSpec:
     spec = _by_form(text)
     if spec is not None:
         return spec
-    from hookscope.models.zoo import model_names  # noqa: PLC0415 (torchvision takes as long to import as torch)
-
     name = text.removeprefix("torchvision:")
     known = model_names()
     if name.lower() in known[1:]:  # [0] is demo
@@ -150,7 +149,8 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     checkpoint = read_checkpoint(path, options.file)
     if network is None and (module := checkpoint.module) is not None:
         _check_complete(path, options)
-        info = model_info(checkpoint.name, module, checkpoint.name, sha256=checkpoint.sha256)
+        origin, categories = checkpoint.name, checkpoint.categories
+        info = model_info(origin, module, origin, sha256=checkpoint.sha256, categories=categories)
         return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings, notes=checkpoint.notes)
     network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
     arguments = {**recognised, **options.arguments}
@@ -186,9 +186,10 @@ def _network_of(
     if not candidates:
         if foreign := foreign_names(checkpoint.state):
             raise MisfitError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
+        near = architecture.nearest_network(shapes)
         raise ModelNotFoundError(
             f"{checkpoint.name} fits no network that hookscope knows; name its own with --arch, such as "
-            "--arch net.py:build."
+            f"--arch net.py:build.{near and f' Nearest: {near}.'}"
         )
     if len(candidates) > 1:
         models = ", ".join(each.model for each in candidates)

@@ -23,7 +23,7 @@ from hookscope.errors import (
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import REMEDY, DownloadError, fetch, is_cached, unreachable
-from hookscope.models.weights import BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.models.weights import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import exception_line, printable
 
@@ -112,7 +112,8 @@ def load_timm(name: str, options: BuildOptions) -> LoadedModel:
         build = partial(_build_trained, name, chosen.checkpoint, options)
     else:
         build = partial(build_timm, name, options.arguments, input_channels=options.input_channels)
-    describe = partial(_describe, name, is_trained)
+    count = options.arguments.get("num_classes", config.num_classes)
+    describe = partial(_describe, name, is_trained or (chosen.is_file and count == IMAGENET_CLASSES))
     return load_named(f"timm:{name}", chosen, options, build, describe, builder_loads=is_trained)
 
 
@@ -181,7 +182,7 @@ def _categories(module: nn.Module) -> tuple[str, ...]:
     return tuple(info.index_to_description(index) for index in range(info.num_classes()))
 
 
-def _describe(name: str, is_trained: bool, module: nn.Module) -> Description:
+def _describe(name: str, has_names: bool, module: nn.Module) -> Description:
     """Return what timm's own evaluation transforms do, and a warning where that cannot be had."""
     config = importlib.import_module("timm.data").resolve_model_data_config(module)
     built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
@@ -199,4 +200,4 @@ def _describe(name: str, is_trained: bool, module: nn.Module) -> Description:
         source=f"timm's configuration of {name}",
     )
     warnings = (border,) if config["crop_mode"] == "border" else ()
-    return preprocessing, _categories(module) if is_trained else (), warnings
+    return preprocessing, _categories(module) if has_names else (), warnings

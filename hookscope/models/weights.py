@@ -59,7 +59,7 @@ class BuildOptions:
             read = read_checkpoint(Path(self.weights), self.file)
         else:
             read = self.weights
-        return ChosenWeights(read.name, checkpoint=read, warnings=read.warnings, notes=read.notes)
+        return ChosenWeights(read.name, checkpoint=read, warnings=read.warnings, notes=read.notes, is_file=True)
 
     def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]") -> "ChosenWeights | None":
         """Return what "auto", "none" and a file stand for; None for the name of trained weights.
@@ -89,7 +89,7 @@ class ChosenWeights:
 
     `enum` is torchvision's trained weights, which also decide how their builder configures the network; `checkpoint` is
     None for random weights, and when nothing is loaded; `random` says that the network keeps the values it is built
-    with.
+    with, `is_file` that the weights come from a file of the user's.
     """
 
     origin: str
@@ -98,10 +98,13 @@ class ChosenWeights:
     random: bool = False
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    is_file: bool = False
 
 
 Description = tuple[Preprocessing, tuple[str, ...], tuple[str, ...]]
 """Of a network that is built: how an image becomes its input, class names by index, sentences a reader must see."""
+
+IMAGENET_CLASSES = 1000
 
 
 def load_named(
@@ -133,6 +136,12 @@ def load_named(
     if options.on_meta and not quantised:
         module = module.to("meta")
     preprocessing, categories, warnings = describe(module)
+    if chosen.checkpoint is not None and chosen.checkpoint.categories:
+        categories = chosen.checkpoint.categories
+    elif categories and chosen.is_file and chosen.enum is None and options.file.allow_missing:
+        categories = ()  # of a head that may be random
+    elif categories and chosen.is_file and chosen.enum is None:
+        notes.append(f"{chosen.origin}: has as many classes as ImageNet, and takes their names.")
     info = model_info(
         name,
         module,

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,20 +20,17 @@ from hookscope.errors import (
     HookscopeError,
     MisfitError,
     ModelError,
-    NothingMatchedError,
     UsageError,
-    nearest,
 )
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
 from hookscope.models.input_spec import set_input_channels
+from hookscope.models.names import DEMO
 from hookscope.models.statedict import fits
-from hookscope.models.weights import BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.models.weights import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import exception_line, printable
-
-DEMO = "demo"
 
 # torchvision trained its ResNet-3D and MViT weights on 16 frames; S3D and Swin3D take any number from 14 up, so these
 # get the same (our choice).
@@ -47,30 +43,6 @@ _FLOW_RESIZE = 384
 _RESERVED_ARGUMENTS = {"weights", "weights_backbone", "pretrained", "pretrained_backbone", "progress"}
 
 _KINDS: dict[str, InputKind] = {"detection": "detection", "video": "video", "optical_flow": "flow"}
-
-
-def model_names(pattern: str | None = None) -> list[str]:
-    """Return the names that MODEL accepts, `demo` first, then torchvision's sorted.
-
-    In `pattern` a plain word selects the names that contain it, a glob (`*?[]`) those it matches as a whole, both
-    whatever the case. One that begins with "timm:" selects among timm's instead, which are many and take seconds to
-    import. Raises NothingMatchedError if no name matches, UsageError if timm is asked for and missing.
-    """
-    names = [DEMO, *torchvision.models.list_models()]
-    if pattern is None:
-        return names
-    folded = pattern.lower()
-    if folded.startswith("timm:"):
-        from hookscope.models.timm_zoo import timm_names  # noqa: PLC0415 (an optional package, slow to import)
-
-        names = [f"timm:{name}" for name in timm_names()]
-    is_glob = any(c in folded for c in "*?[")
-    matching = [name for name in names if (fnmatchcase(name, folded) if is_glob else folded in name)]
-    if not matching:
-        raise NothingMatchedError(
-            f"No model name matches '{printable(pattern)}'.{nearest(pattern, names)} List all with `hookscope models`."
-        )
-    return matching
 
 
 def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
@@ -87,7 +59,8 @@ def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
             f"{chosen.enum} is not for pictures of {options.input_channels} channels; give a file or none."
         )
     build = partial(_build_with_weights, name, chosen, options)
-    describe = partial(_describe, name, chosen.enum)
+    has_names = chosen.is_file and options.arguments.get("num_classes", IMAGENET_CLASSES) == IMAGENET_CLASSES
+    describe = partial(_describe, name, chosen.enum, has_names)
     quantised, loads = name.startswith("quantized_"), chosen.enum is not None
     # The quantised builders switch the int8 engine for the whole process.
     with replaced(torch.backends.quantized, "engine", torch.backends.quantized.engine):
@@ -105,7 +78,9 @@ def load_demo(options: BuildOptions) -> LoadedModel:
     if chosen is None:
         raise UsageError(f"MODEL 'demo' has no weights '{printable(str(options.weights))}'; give auto, none or a file.")
     known = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
-    categories = tuple(known) if options.weights == "auto" and not chosen.random else ()
+    has_names = chosen.is_file or (options.weights == "auto" and not chosen.random)
+    is_imagenet = options.arguments.get("num_classes", IMAGENET_CLASSES) == IMAGENET_CLASSES
+    categories = tuple(known) if has_names and is_imagenet else ()
     # 224 pixels, mean and std as in the published network: MEAN_RGB and STDDEV_RGB of efficientnet_lite_builder.py in
     # tensorflow/tpu are 127 and 128 of 0-255. The first BatchNorm agrees: over the sample images its input varies 0.68
     # times as much as it was trained on, 3.4 times with ImageNet's. To resize to 224, bilinear, is our choice.
@@ -257,12 +232,18 @@ def _nothing_loaded() -> Iterator[None]:
         yield
 
 
-def _describe(name: str, enum: WeightsEnum | None, module: nn.Module) -> Description:
-    """Return preprocessing, and the class names of trained classifiers: others do not have one score per class."""
+def _describe(name: str, enum: WeightsEnum | None, has_names: bool, module: nn.Module) -> Description:
+    """Return preprocessing, and the class names of trained classifiers: others do not have one score per class.
+
+    Without `enum` they are ImageNet's, if the network is for that and `has_names`.
+    """
     family = torchvision.models.get_model_builder(name).__module__.split(".")[2]
     is_classifier = family not in ("detection", "segmentation", "optical_flow")
-    categories = tuple(enum.meta.get("categories") or ()) if enum and is_classifier else ()
-    enum = enum or torchvision.models.get_model_weights(name).DEFAULT
+    usual = torchvision.models.get_model_weights(name).DEFAULT
+    categories = tuple((enum or usual).meta.get("categories") or ()) if is_classifier and (enum or has_names) else ()
+    if enum is None and len(categories) != IMAGENET_CLASSES:  # of video, there are several sets of classes
+        categories = ()
+    enum = enum or usual
     return _preprocessing(_KINDS.get(family, "image"), enum, module), categories, ()
 
 

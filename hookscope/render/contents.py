@@ -68,23 +68,24 @@ def _facts(contents: CheckpointContents, weights: Sequence[StoredPart]) -> Table
     if len(weights) != 1:
         return _grid([*facts, *metadata])
     [part] = weights
-    return _grid([*facts, ("weights at", part.key), ("prefix", part.prefix), *metadata], part.architectures)
+    return _grid([*facts, ("weights at", part.key), ("prefix", part.prefix), *metadata], part)
 
 
 def _about(part: StoredPart) -> RenderableType:
     facts = [("weights at", part.key), ("holds", _total([part])), ("prefix", part.prefix)]
-    return Group(Text(), _grid(facts, part.architectures))
+    return Group(Text(), _grid(facts, part))
 
 
-def _grid(facts: Sequence[tuple[str, str]], fitting: Sequence[str] | None = None) -> Table:
-    """Return facts with their names, those that there are, and the networks that fit."""
+def _grid(facts: Sequence[tuple[str, str]], part: StoredPart | None = None) -> Table:
+    """Return facts with their names, those that there are, and of a part the networks that fit, or the nearest."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts:
         if value:
             grid.add_row(safe_line(name, style="bold"), safe_line(_cut(value)))
-    for position, text in enumerate(() if fitting is None else fitting or ("none known to hookscope",)):
+    near = f"; nearest: {part.nearest}" if part is not None and part.nearest else ""
+    for position, text in enumerate(part.architectures or (f"none known to hookscope{near}",) if part else ()):
         grid.add_row(safe_line("" if position else "fits", style="bold"), safe_line(text))
     return grid
 

@@ -151,6 +151,7 @@ class CheckMeasurements:
         gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
         origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
         unmeasured: By rule, in a sentence, why what it needs could not be measured.
+        no_network: Why a weights file was looked at alone, so that `stored` is all there is; "" otherwise.
         seconds: Time by phase: "load", "stored", "forward", "again", "gradients".
     """
 
@@ -164,6 +165,7 @@ class CheckMeasurements:
     gradients: Gradients | None = None
     origin_searched: bool = True
     unmeasured: Mapping[str, str] = field(default_factory=dict)
+    no_network: str = ""
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 

@@ -48,6 +48,7 @@ class StoredPart:
         tensors: In the file's order.
         prefix: What every name begins with: "module"; "" for nothing.
         architectures: The known networks whose names and shapes fit, with remarks; empty for none.
+        nearest: Where none fits, the known network that differs least, with what differs; "" if none is near.
     """
 
     key: str
@@ -55,6 +56,7 @@ class StoredPart:
     tensors: tuple[StoredTensor, ...]
     prefix: str = ""
     architectures: tuple[str, ...] = ()
+    nearest: str = ""
 
     @property
     def nonfinite_count(self) -> int:

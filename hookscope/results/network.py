@@ -17,7 +17,7 @@ class ModelInfo:
         weights: Origin for people: "ResNet34_Weights.IMAGENET1K_V1", "random, seed 0", "model.pt".
         sha256: Hex digest of the weights file; None when there is none.
         parameter_count: Elements over all parameters; a tied one counts once.
-        categories: Class names by index, when the weights come with them.
+        categories: Class names by index, as far as they come with the weights or were given.
         arguments: What the factory was called with (`--model-arg`).
     """
 

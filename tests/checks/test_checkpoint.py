@@ -15,9 +15,11 @@ from hookscope.checks.checkpoint import check_checkpoint, failing_rows
 from hookscope.checks.judging import wanted_rules
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
+from hookscope.models import load_model
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, CheckReport, Finding, RuleOutcome
 
+CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 SETTINGS = CheckSettings(shape=(2, 3, 16, 16))
 
 
@@ -244,3 +246,155 @@ def forward_of(network: Network) -> Activations:
     seen: list[CheckMeasurements] = []
     check_checkpoint(network, SETTINGS, frozenset({"forward"}), on_measured=seen.append)
     return seen[0].forward
+
+
+STORED = {"non-finite-parameter", "zero-parameter", "constant-parameter", "duplicate-parameter"}
+STORED |= {"batchnorm-variance", "dead-filter"}
+
+
+def judged(report: CheckReport) -> set[str]:
+    return {outcome.rule for outcome in report.outcomes if outcome.status not in ("off", "skipped")}
+
+
+def test_a_file_alone_is_judged_by_what_it_stores_and_says_why_the_rest_is_skipped(network: Network) -> None:
+    torch.save(network.state_dict(), "good.pt")
+    report = check("good.pt", arch="none")
+    assert report.exit_code == 0
+    assert judged(report) == STORED | {"integrity"}
+    reasons = {outcome.reason for outcome in report.outcomes if outcome.status == "skipped"}
+    assert reasons == {"there is no network: --arch none asks for none"}
+    torch.save(broken(network).state_dict(), "broken.pt")
+    assert failing(check("broken.pt", arch="none")) == {"batchnorm-variance": {"first.norm.running_var"}}
+    Path("cut.pt").write_bytes(Path("good.pt").read_bytes()[:-400])
+    assert failing(check("cut.pt", arch="none")).keys() == {"integrity"}
+
+
+def test_a_file_that_no_network_fits_never_passes_but_what_it_stores_is_judged(network: Network) -> None:
+    torch.save(network.state_dict(), "good.pt")
+    report = check("good.pt")
+    assert (report.exit_code, report.error_code) == (5, 5)
+    assert "fits no network" in report.error
+    assert judged(report) == STORED | {"integrity"}
+    torch.save(broken(network).state_dict(), "broken.pt")
+    report = check("broken.pt")
+    assert report.exit_code == 5
+    assert failing(report).keys() == {"batchnorm-variance"}
+    misfit = check("broken.pt", arch="resnet18")
+    assert misfit.exit_code == 1
+    assert failing(misfit).keys() == {"architecture", "batchnorm-variance"}
+
+
+def test_without_a_network_there_must_be_a_rule_left_to_judge_by(network: Network) -> None:
+    torch.save(network.state_dict(), "good.pt")
+    report = check("good.pt", arch="none", select=["forward", "non-finite-activation"])
+    assert report.exit_code == 2
+    assert "needs a network" in report.error
+    with pytest.raises(UsageError, match="need a name or a file"):
+        check(network, arch="none")
+    # Rules about gradients that a configuration turns on are skipped as well: --arch none was asked for.
+    Path("hookscope.toml").write_text("[rules]\nzero-gradient = 'fail'\n", encoding="utf-8")
+    assert check("good.pt", arch="none").exit_code == 0
+
+
+TWO_SETS = """
+import torch
+from torch import nn
+
+
+class Wide(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x, factor=1.0):
+        scores = self.head(self.conv(x).mean((2, 3))) * factor
+        return {"scores": scores, "other": scores + 1}
+"""
+
+
+@pytest.fixture
+def training() -> Path:
+    """A training checkpoint with two sets of weights, one of them broken, that need an argument and have surplus."""
+    Path("net.py").write_text(TWO_SETS, encoding="utf-8")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        convolution, head = nn.Conv2d(3, 6, 3), nn.Linear(6, 5)
+    good = {f"conv.{name}": each for name, each in convolution.state_dict().items()}
+    good |= {"head.weight": head.weight.detach(), "queue": torch.ones(2)}
+    torch.save({"model": good | {"head.weight": torch.full((5, 6), torch.nan)}, "ema": good}, "training.ckpt")
+    return Path("training.ckpt")
+
+
+def test_options_say_how_weights_are_loaded_and_what_they_are_run_on(training: Path) -> None:
+    Image.new("RGB", (40, 30), "red").save("red.png")
+    loading = {"arch": "net.py:Wide", "model_arg": "width=6", "key": "ema"}
+    loading |= {"allow_missing": "head.bias", "allow_unexpected": ["queue"]}
+    report = check(training, **loading, input_shape="3,3,8,8")  # type: ignore[arg-type]
+    report.raise_for_failure()
+    assert [record.shape for record in report.inputs] == [(3, 8, 8)] * 3
+    report = check(
+        training,
+        **loading,  # type: ignore[arg-type]
+        images="red.png",
+        resize=(12, 10),
+        crop="none",
+        mean=0.5,
+        std="none",
+        input={"factor": 0.0},
+        output_key="scores",
+    )
+    assert [(Path(record.name).name, record.shape) for record in report.inputs] == [("red.png", (3, 12, 10))]
+    assert failing(report).keys() == {"constant-output"}  # as a factor of 0 makes it
+    broken_set = check(training, **{**loading, "key": "model"})  # type: ignore[arg-type]
+    assert failing(broken_set)["non-finite-parameter"] == {"head.weight"}
+
+
+def test_options_go_over_the_configuration(training: Path) -> None:
+    Image.new("RGB", (20, 20)).save("black.png")
+    Path("hookscope.toml").write_text(
+        '[model]\narch = "net.py:Wide"\narguments = { width = 3 }\nkey = "model"\nallow-missing = ["head.bias"]\n'
+        'allow-unexpected = ["queue"]\n[input]\nimages = ["black.png"]\nresize = 8\ncrop = 8\n',
+        encoding="utf-8",
+    )
+    report = check(training, model_arg={"width": 6}, key="ema")
+    assert (report.passed, report.inputs[0].shape) == (True, (3, 8, 8))
+    assert check(training, model_arg={"width": 6}, key="ema", input_shape=(2, 3, 9, 9)).inputs[0].shape == (3, 9, 9)
+    with pytest.raises(UsageError, match="--input-shape is the shape of noise: leave it out, or --images"):
+        check(training, input_shape=(2, 3, 9, 9), images="black.png")
+    with Path("hookscope.toml").open("a", encoding="utf-8") as file:
+        file.write('[[expect]]\nimage = "black.png"\ntop1 = 0\n')
+    with pytest.raises(UsageError, match=r"but .*hookscope\.toml says what pictures show"):
+        check(training, input_shape=(2, 3, 9, 9))
+
+
+def test_expectations_name_classes_of_a_state_dict_that_is_recognised() -> None:
+    Path("hookscope.toml").write_text(
+        f'[rules]\nexpectation = "fail"\n[[expect]]\nimage = "{CAT.as_posix()}"\ntop1 = "Egyptian cat"\n',
+        encoding="utf-8",
+    )
+    torch.save(load_model("demo").module.state_dict(), "demo.pt")
+    check("demo.pt", select=["expectation"]).raise_for_failure()
+
+
+def test_expectations_take_class_names_from_a_file_that_must_fit_the_output(training: Path) -> None:
+    Image.new("RGB", (20, 20), "red").save("red.png")
+    Path("names.txt").write_text("ant\nbee\ncrane\ndove\nelk\n", encoding="utf-8")
+    Path("few.txt").write_text("ant\nbee\n", encoding="utf-8")
+    Path("hookscope.toml").write_text(
+        '[model]\narch = "net.py:Wide"\narguments = { width = 6 }\nkey = "ema"\nallow-missing = ["head.bias"]\n'
+        'allow-unexpected = ["queue"]\nclasses = "names.txt"\n[output]\nkey = "scores"\n'
+        '[[expect]]\nimage = "red.png"\ncontains = ["elk", "dove"]\n',
+        encoding="utf-8",
+    )
+    assert "expectation" not in failing(check(training))
+    with_names = check(training, classes={0: "fox", 1: "gnu", 2: "hen", 3: "ibis", 4: "jay"})
+    assert with_names.error_code == 2
+    assert "'elk', which the network does not have" in with_names.error
+    assert check(training, classes="missing.txt").error_code == 3
+
+
+def test_a_module_takes_no_options_that_load_one(network: Network) -> None:
+    with pytest.raises(UsageError, match="need a name or a file"):
+        check(network, key="ema")
+    assert check(network, input_shape=(2, 3, 12, 12)).inputs[0].shape == (3, 12, 12)

@@ -240,9 +240,10 @@ def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path:
     assert ended.code == 0
     assert ended.stderr == ""
     notes = record_of(tmp_path / "out")["notes"]
-    assert [note.split(":")[0] for note in notes] == ["m.pt"] * 3
+    assert [note.split(":")[0] for note in notes] == ["m.pt"] * 4
     shown = " ".join(ended.stdout.split())
-    for note, about in zip(notes, ("recognised as mnasnet0_5", "its key 'state_dict'", "'module.'"), strict=True):
+    told = ("recognised as mnasnet0_5", "its key 'state_dict'", "'module.'", "takes their names")
+    for note, about in zip(notes, told, strict=True):
         assert about in note
         assert shown.count(f"note: {note}") == 1
     assert record_of(tmp_path / "out")["warnings"] == []

@@ -88,7 +88,7 @@ def test_a_bug_keeps_its_traceback_and_has_an_exit_code_of_its_own(
     def raise_bug(_pattern: str | None) -> list[str]:
         raise bug
 
-    monkeypatch.setattr("hookscope.models.zoo.model_names", raise_bug)
+    monkeypatch.setattr("hookscope.models.names.model_names", raise_bug)
     ended = run("models")
     assert ended.code == 70
     assert bug.__name__ in ended.stderr
@@ -100,7 +100,7 @@ def test_an_interruption_is_no_bug(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     def interrupt(_pattern: str | None) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hookscope.models.zoo.model_names", interrupt)
+    monkeypatch.setattr("hookscope.models.names.model_names", interrupt)
     ended = run("models")
     assert (ended.code, ended.stdout, ended.stderr) == (130, "", "")
 

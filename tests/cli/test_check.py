@@ -17,10 +17,12 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 import torchvision
+import typer.main
 from PIL import Image
 from safetensors.torch import save_file
 
 from hookscope.checks.rules import RULES
+from hookscope.cli.app import app
 from hookscope.cli.checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
 from tests.cli.conftest import Ended, Run, names_below
@@ -255,6 +257,33 @@ def test_what_cannot_be_checked_has_its_own_exit_code(check: Run, checkpoint: st
     assert "could not be checked" in ended.stdout or "failed" in ended.stdout
     assert not any(line.startswith("::") for line in ended.stdout.splitlines())
     assert no_traceback(ended)
+
+
+def test_one_set_of_weights_is_chosen_and_run_over_the_pictures_that_are_named(check: Run, folder: Path) -> None:
+    state = torch.load(folder / "good.pt")
+    torch.save({"model": torch.load(folder / "broken.pt"), "ema": state}, folder / "training.ckpt")
+    Image.new("RGB", (70, 60), "teal").save(folder / "teal.png")
+    Image.linear_gradient("L").convert("RGB").save(folder / "grey.png")
+    refused = check("training.ckpt", columns=200)
+    assert refused.code == 2
+    assert "choose with --key" in refused.stdout
+    pictures = ("--images", "teal.png", "--images", "gr*.png", "--resize", 48, "--crop", "32x40")
+    ended = check("training.ckpt", "--key", "ema", *pictures, "--format", "json")
+    assert ended.code == 0
+    assert [(each["name"], each["shape"]) for each in report_of(ended)["inputs"]] == [
+        ("teal.png", [3, 32, 40]),
+        ("grey.png", [3, 32, 40]),
+    ]
+    assert check("training.ckpt", "--key", "model", *pictures).code == 1
+
+
+def test_check_takes_the_options_of_activations_that_load_a_model_or_prepare_its_input() -> None:
+    def options_under(command: str, *headings: str) -> set[str]:
+        parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+        return {each.name for each in parameters if getattr(each, "rich_help_panel", None) in headings}
+
+    taken = options_under("activations", "Model", "Input")
+    assert taken - options_under("check", "Model", "Input") == {"weights", "batch_size"}
 
 
 def test_weights_of_another_network_fail_the_check(check: Run) -> None:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from hookscope.errors import ModelNotFoundError
-from hookscope.models import architecture
-from hookscope.models.architecture import Candidate, adapt, recognise, state_shapes
+from hookscope.models import architecture, known_networks
+from hookscope.models.architecture import Candidate, adapt, nearest_network, recognise, state_shapes
 from hookscope.models.construction import silenced_known_warnings, skipped_initialisation
 from hookscope.models.input_spec import set_input_channels
 from hookscope.models.timm_zoo import names_in, published, timm_names
@@ -120,10 +120,27 @@ def test_demo_is_recognised() -> None:
     assert (candidate.model, candidate.arguments, candidate.input_channels) == ("demo", {"num_classes": 3}, 1)
 
 
+def test_the_nearest_network_is_named_with_what_differs(all_shapes: dict[str, Shapes]) -> None:
+    whole = all_shapes["resnet18"]
+    cut = {name: shape for name, shape in whole.items() if name != "fc.bias"}
+    assert recognise(cut) == ()
+    assert nearest_network(cut) == f"resnet18: {len(whole) - 1} of {len(whole)} names and shapes; missing 'fc.bias'"
+    wrapped = {f"module.{name}": shape for name, shape in cut.items()}
+    assert nearest_network(wrapped) == nearest_network(cut)
+    reshaped = cut | {"fc.bias": (7,), "more": (2,)}
+    assert nearest_network(reshaped) == (
+        f"resnet18: {len(whole) - 1} of {len(whole)} names and shapes; of another shape 'fc.bias'; unknown to it 'more'"
+    )
+    without_counters = {name: shape for name, shape in cut.items() if not name.endswith("num_batches_tracked")}
+    assert nearest_network(without_counters).startswith("resnet18: 101 of 102 names")
+    some = {name: shape for name, shape in whole.items() if name.startswith("layer1")}
+    assert nearest_network(some) == ""  # of 122 it has 24
+
+
 def test_slow_networks_take_less_than_three_seconds_of_one_processor(all_shapes: dict[str, Shapes]) -> None:
     recognise(all_shapes["alexnet"])  # what torch imports on first use
     for name in ("deeplabv3_resnet101", "efficientnet_v2_l"):
-        architecture._parameters.clear()  # as in a process of its own
+        known_networks._parameters.clear()  # as in a process of its own
         started = time.process_time()
         recognise(all_shapes[name])
         assert time.process_time() - started < 3

@@ -9,7 +9,7 @@ from torch import nn
 
 from hookscope.models import LoadedModel, build_on_meta, load_model
 from hookscope.models.construction import skipped_initialisation
-from hookscope.models.zoo import model_names
+from hookscope.models.names import model_names
 from hookscope.results.inputs import Preprocessing
 from tests.models.saved import tensors_of
 

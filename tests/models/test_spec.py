@@ -12,8 +12,8 @@ from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models import FileOptions, build_on_meta, load_model, parse_model
 from hookscope.models.architecture import Candidate
 from hookscope.models.construction import seeded
+from hookscope.models.names import model_names
 from hookscope.models.spec import ModelSpec
-from hookscope.models.zoo import model_names
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 

@@ -18,7 +18,7 @@ from hookscope.errors import CheckpointError, ModelNotFoundError, NothingMatched
 from hookscope.inputs import load_input
 from hookscope.models import build_on_meta, load_model, timm_zoo
 from hookscope.models.download import cached_file
-from hookscope.models.zoo import model_names
+from hookscope.models.names import model_names
 from tests.models.hostile import Call
 
 from .conftest import Server

@@ -32,6 +32,8 @@ def test_facts_come_first_and_only_those_that_there_are() -> None:
         "kind torch · torch.save, zip format 3",
         "fits none known to hookscope",
     ]
+    near = StoredPart("", True, (stored("a"),), nearest="one: 2 of 3")
+    assert lines(contents(part=near))[2] == "fits none known to hookscope; nearest: one: 2 of 3"
     part = StoredPart("ema", True, (stored("a"),), prefix="module", architectures=("one: …", "two: …"))
     more = contents(part=part, metadata={"format": "pt"})
     assert [line.split() for line in lines(more)[2:7]] == [
@@ -145,7 +147,15 @@ def test_json_holds_everything_in_full() -> None:
     part = StoredPart("ema", True, (stored("a", nans=1, infs=2),), "", ("one",))
     document = json.loads(contents(part=part, metadata={"k": "v" * 5000}).to_json())
     assert document["parts"] == [
-        {"key": "ema", "is_weights": True, "tensors": 1, "prefix": "", "architectures": ["one"], "nonfinite_count": 3}
+        {
+            "key": "ema",
+            "is_weights": True,
+            "tensors": 1,
+            "prefix": "",
+            "architectures": ["one"],
+            "nearest": "",
+            "nonfinite_count": 3,
+        }
     ]
     assert document["tensors"] == [
         {

@@ -14,7 +14,8 @@ _BEFORE_RULES = """\
 # file. The same tables may stand in pyproject.toml, below [tool.hookscope].
 
 [model]
-# The network, if names and shapes in the checkpoint do not tell: a name, FILE.py:NAME or package.module:NAME.
+# The network, if names and shapes in the checkpoint do not tell: a name, FILE.py:NAME or package.module:NAME; "none"
+# judges the file alone, by what it stores.
 #arch = "resnet18"
 # What the function that builds it is called with.
 #arguments = { num_classes = 10 }
@@ -23,6 +24,8 @@ _BEFORE_RULES = """\
 # What the file need not have, and what the network need not know: globs over names.
 #allow-missing = ["fc.*"]
 #allow-unexpected = ["head.*"]
+# Names of the classes, a line each or JSON, if they do not come with the weights.
+#classes = "classes.txt"
 
 [input]
 # Pictures, tensor files and folders to run the network on. Without any it is run on two inputs of noise: enough for

@@ -20,6 +20,7 @@ from hookscope.inputs import (
     load_batches,
     named_batch,
     noise_batch,
+    parse_shape,
     preprocessing_from_options,
     read_named,
     to_device,
@@ -27,7 +28,7 @@ from hookscope.inputs import (
     without_named_frame,
 )
 from hookscope.inspection.network import inspected_network
-from hookscope.models import FileOptions, LoadedModel, example_shape, load_model
+from hookscope.models import FileOptions, LoadedModel, example_shape, load_model, with_classes
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import one_line
@@ -70,7 +71,7 @@ def prepare(
             pictures is empty, or it is not known what input the network takes.
     """
     began = time.perf_counter()
-    loaded = _load(model, settings, trust=trust)
+    loaded = with_classes(_load(model, settings, trust=trust), settings.classes)
     try:
         if device is not None:
             loaded.module.to(device)
@@ -122,12 +123,10 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
 
 def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Preprocessing) -> tuple[int, ...]:
     if settings.shape is not None:
-        return settings.shape
+        return parse_shape(settings.shape)
     known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
     if known is None:
-        raise UsageError(
-            f"{loaded.info.name} has an unknown input shape: give pictures or the shape of noise in the configuration."
-        )
+        raise UsageError(f"{loaded.info.name} has an unknown input shape: give --images, or --input-shape for noise.")
     return (max(_NOISE_INPUTS, known[0]), *known[1:])
 
 

@@ -28,8 +28,9 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     """The names and shapes in the file are those of the network.
 
     Every name and shape of the network must be in the file, and nothing else. Half a checkpoint, one saved from another
-    version of the code, or weights of another network break it. Nothing else can be checked then, so the check fails
-    whatever the level. Name the network with --arch, or what may differ with allow_missing and allow_unexpected.
+    version of the code, or weights of another network break it. Only what the file stores can be judged then, and the
+    check fails whatever the level. Name the network with --arch, or what may differ with --allow-missing and
+    --allow-unexpected; --arch none asks for no network.
     """
     return iter(())  # likewise
 

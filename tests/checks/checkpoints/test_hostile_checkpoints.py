@@ -16,6 +16,7 @@ from junitparser import JUnitXml
 
 from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import wanted_rules
+from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings
 from hookscope.cli.checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
@@ -124,11 +125,13 @@ def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Check
         return
     message = message_of(report)
     fails = [rule["rule"] for rule in report["rules"] if rule["status"] == "fail"]
-    others = {rule["status"] for rule in report["rules"] if rule["rule"] not in ("integrity", "architecture")}
-    assert others <= {"skipped", "off"}
-    if MISFIT in message:  # weights that do not fit have been read, and fail the check
+    others = [rule for rule in report["rules"] if rule["rule"] not in ("integrity", "architecture")]
+    judged = {rule["rule"] for rule in others if rule["status"] not in ("skipped", "off")}
+    if MISFIT in message:  # weights that do not fit have been read, and fail the check; so what they hold is judged
         assert (report["exit_code"], fails, case.code) == (1, ["architecture"], 3)
+        assert {RULES[name].needs for name in judged} == {"stored"}
     else:
+        assert not judged
         assert (report["exit_code"], fails) == (case.code, ["integrity"])
     assert len(message.splitlines()) == 1
     assert len(message) < 1500

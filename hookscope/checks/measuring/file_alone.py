@@ -1,0 +1,124 @@
+"""Measure what a weights file stores where there is no network to put it into."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from hookscope.checks.measuring.stored import stored_tensors
+from hookscope.checks.settings import CheckSettings
+from hookscope.errors import CheckpointError, UsageError
+from hookscope.models import FileOptions, parse_model
+from hookscope.models.checkpoint import exists, read_checkpoint
+from hookscope.results.check import CheckMeasurements
+from hookscope.results.network import ModelInfo
+from hookscope.text import printable
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+# The eps of torch's BatchNorm unless another is given, which a state dict does not hold.
+_EPS = 1e-5
+
+
+class BatchNorm(_BatchNorm):
+    """What holds a running mean and variance."""
+
+    eps = _EPS
+
+
+class Convolution(_ConvNd):
+    """What holds a kernel: a weight with axes beyond output and input channels. One group, as none are stored."""
+
+    groups = 1
+
+
+class Linear(nn.Linear):
+    """What holds a matrix with a bias for each of its rows."""
+
+
+def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool = False) -> CheckMeasurements:
+    """Measure the tensors of a weights file, without a network: no rule that needs one can be judged, for the `reason`.
+
+    Raises:
+        UsageError: If `path` is no weights file but another form of MODEL.
+        HookscopeError: As `read_checkpoint` raises it.
+    """
+    began = time.perf_counter()
+    if parse_model(path).form != "weights":
+        raise UsageError(f"--arch none goes with a weights file; MODEL '{printable(path)}' is a network.")
+    if not exists(path):
+        raise CheckpointError(f"{printable(path)} does not exist.")
+    read = read_checkpoint(Path(path), FileOptions(trust, settings.key))
+    loaded = time.perf_counter()
+    stored, unread = stored_tensors(as_named(read.state))
+    parameters = sum(each.element_count for each in stored if each.role == "parameter")
+    broken = any(each.nan_count or each.inf_count for each in stored)
+    return CheckMeasurements(
+        ModelInfo(f"{read.name} (no network)", "(no network)", read.name, False, read.sha256, parameters),
+        stored,
+        None,
+        unmeasured={"non-finite-parameter": " ".join(unread)} if unread and not broken else {},
+        no_network=reason,
+        warnings=(*read.notes, *read.warnings, *unread),
+        seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},
+    )
+
+
+def as_named(state: Mapping[str, Any]) -> nn.Module:
+    """Return modules that hold the tensors of a state dict as its names and shapes say, enough for `stored_tensors`.
+
+    Beside a running mean and variance stands a BatchNorm; a "weight" with three axes or more is a kernel, one with two
+    a matrix, if a bias for each row stands beside it; all else is nothing in particular, as an embedding without a bias
+    is. What is not floating-point, and all that is named as BatchNorm's statistics or a mask, counts as a buffer.
+    """
+    owners: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in _distinct(_tensors(state)):
+        prefix, _, leaf = name.rpartition(".")
+        owners.setdefault(prefix, {})[leaf if prefix else name] = tensor
+    root = nn.Module()
+    for prefix, held in owners.items():
+        module = _module(held)
+        for leaf, tensor in held.items():
+            is_buffer = leaf in _STATISTICS or "mask" in leaf.lower()
+            is_parameter = not is_buffer and (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
+            kept: dict[str, Any] = module._parameters if is_parameter else module._buffers  # noqa: SLF001 - any name
+            kept[leaf] = tensor
+        root._modules[prefix] = module  # noqa: SLF001 - likewise; named_modules joins the names again
+    return root
+
+
+def _tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors by name; those that int8 modules pack into a tuple by their places in it."""
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, tuple | list):
+            yield from ((f"{name}[{at}]", each) for at, each in enumerate(value) if isinstance(each, Tensor))
+
+
+def _distinct(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor, the same object under all names of the same elements in memory: they are tied."""
+    seen: dict[object, Tensor] = {}
+    for name, tensor in tensors:
+        stored = tensor.layout is torch.strided and not tensor.is_quantized and tensor.numel() > 0
+        where = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if stored else name
+        yield name, seen.setdefault(where, tensor)
+
+
+def _module(held: Mapping[str, Tensor]) -> nn.Module:
+    """Return an empty module of the class that `stored_tensors` should take these tensors to belong to."""
+    weight, bias = held.get("weight"), held.get("bias")
+    kind: type[nn.Module] = nn.Module
+    if {"running_mean", "running_var"} <= held.keys():
+        kind = BatchNorm
+    elif weight is not None and (bias is None or bias.shape == weight.shape[:1]):
+        # A transposed kernel, whose outputs are on axis 1, is only known by its bias.
+        kind = Convolution if weight.dim() > 2 else Linear if weight.dim() == 2 and bias is not None else nn.Module
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    return module

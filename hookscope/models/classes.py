@@ -1,0 +1,143 @@
+"""Names of classes: out of a file of them, or what a checkpoint holds beside its weights. All of it is unknown text."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hookscope.checkpoints.fileformat import open_regular
+from hookscope.errors import CheckpointError, InputError, UsageError
+from hookscope.models.construction import LoadedModel
+from hookscope.text import counted, printable
+
+Classes = str | Path | Sequence[str] | Mapping[int, str]
+"""What names classes: a file, names in their order, or names by index."""
+
+# Where training scripts, torchvision's ImageFolder, Hugging Face and OpenMMLab keep them, the least doubtful first.
+_KEYS = (
+    *("class_to_idx", "idx_to_class", "id2label", "label2id", "class_names", "classnames", "class_labels"),
+    *("CLASSES", "classes", "categories"),
+)
+_AROUND = ("meta", "config", "hyper_parameters", "hparams", "model_config", "extra")
+
+# Our choices: more than any classifier has, longer than any name; a file of so many names is smaller still.
+_MOST_CLASSES = 100_000
+_LONGEST_NAME = 200
+_MOST_BYTES = 2**24
+
+
+def with_classes(loaded: LoadedModel, classes: Classes | None) -> LoadedModel:
+    """Return a network with the names of its classes, in place of those it came with; unchanged for None.
+
+    Raises InputError if a file cannot be read or does not name classes, UsageError if the names given do not.
+    """
+    if classes is None:
+        return loaded
+    if isinstance(classes, str | Path):
+        path = Path(classes)
+        names = read_classes(path)
+        loaded = replace(
+            loaded, notes=(*loaded.notes, f"{counted(len(names), 'class name')} from {printable(path.name)}.")
+        )
+    else:
+        try:
+            names = _by_index(classes)
+        except ValueError as error:
+            raise UsageError(f"classes do not name the network's classes: {error}.") from error
+    return replace(loaded, info=replace(loaded.info, categories=names))
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """Return the names of classes in a file, by index: a name on each line, or JSON.
+
+    JSON is a list of names, names by index from 0 (each a text, or a list that ends in it, as Keras' ImageNet index has
+    it), indices by name, or an object that holds one of these as `stored_classes` finds it. Raises InputError if the
+    file cannot be read or holds no such thing.
+    """
+    shown = printable(str(path))
+    try:
+        with open_regular(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise InputError(f"{shown} is over the limit of {_MOST_BYTES} bytes for a file of class names.")
+        return _parsed(content.decode("utf-8-sig"), is_json=path.suffix.lower() == ".json")
+    except CheckpointError as error:  # as `open_regular` raises it, which says why
+        raise InputError(f"Class names cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(str(error))
+        raise InputError(f"{shown} does not name classes: {reason}. Give a name on each line, or JSON.") from error
+
+
+def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:
+    """Return the names in the text of a file; ValueError says why there are none."""
+    document: Any = None
+    if is_json or text.lstrip()[:1] in ("{", "["):
+        try:
+            document = json.loads(text)
+        except ValueError:
+            if is_json:
+                raise
+    if isinstance(document, dict) and (found := stored_classes(document)[1]):
+        return found
+    return _by_index(text.rstrip().split("\n") if document is None else document)
+
+
+def stored_classes(content: object) -> tuple[str, tuple[str, ...]]:
+    """Return where a checkpoint names its classes, "meta.CLASSES", and their names by index; ("", ()) if nowhere.
+
+    Looked at are the usual keys at the top, and in dicts of settings there. Whatever is not names, of as many classes
+    as there are indices, is passed over.
+    """
+    if not isinstance(content, dict):
+        return "", ()
+    around = [(f"{key}.", dict.get(content, key)) for key in _AROUND]
+    places = [("", content), *((prefix, held) for prefix, held in around if isinstance(held, dict))]
+    for prefix, held in places:
+        for key in _KEYS:
+            found = dict.get(held, key)
+            try:
+                if isinstance(found, dict | list | tuple) and (names := _by_index(found)):
+                    return f"{prefix}{key}", names
+            except ValueError:
+                continue
+    return "", ()
+
+
+def _by_index(found: object) -> tuple[str, ...]:
+    """Return names by index, safe to show; ValueError says why something is not names of classes."""
+    if isinstance(found, dict | list | tuple) and len(found) > _MOST_CLASSES:
+        raise ValueError(f"{len(found):,} entries are over the limit of {_MOST_CLASSES:,} classes")
+    if isinstance(found, Mapping):
+        pairs = [*dict.items(found)] if isinstance(found, dict) else [*found.items()]
+        if pairs and all(_is_index(index) for _, index in pairs):
+            pairs = [(index, name) for name, index in pairs]
+        by_index = {_index(index): name for index, name in pairs}
+        absent = next((index for index in range(len(pairs)) if index not in by_index), None)
+        if absent is not None:
+            raise ValueError(f"class {absent} of {len(pairs)} has no name")
+        found = [by_index[index] for index in range(len(pairs))]
+    if not isinstance(found, list | tuple) or not found:
+        raise ValueError("there are no names in it")
+    return tuple(_names(found))
+
+
+def _names(found: Iterable[object]) -> Iterable[str]:
+    for index, each in enumerate(found):
+        name = each[-1] if isinstance(each, list | tuple) and each else each
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"class {index} has no name")
+        yield printable(name.strip(), _LONGEST_NAME)
+
+
+def _is_index(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _index(key: object) -> int:
+    """Return an index that may be written as text, as JSON's keys are."""
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10:
+        return int(key)
+    if not _is_index(key):
+        raise ValueError(f"{printable(repr(key) if isinstance(key, str) else type(key).__name__, 80)} is no index")
+    return key  # type: ignore[return-value]  # as was just seen

@@ -1,0 +1,52 @@
+"""The names that MODEL accepts, without importing torch or torchvision: that takes seconds."""
+
+import re
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+
+from hookscope.errors import NothingMatchedError, nearest
+from hookscope.text import printable
+
+DEMO = "demo"
+
+# How torchvision's source registers a network: by the name of its builder, or another one.
+_REGISTERED = re.compile(r'^@register_model\((?:name="(\w+)")?\)$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
+
+
+def model_names(pattern: str | None = None) -> list[str]:
+    """Return the names that MODEL accepts, `demo` first, then torchvision's sorted.
+
+    In `pattern` a plain word selects the names that contain it, a glob (`*?[]`) those it matches as a whole, both
+    whatever the case. One that begins with "timm:" selects among timm's instead, which are many and take seconds to
+    import. Raises NothingMatchedError if no name matches, UsageError if timm is asked for and missing.
+    """
+    names = [DEMO, *_torchvision_names()]
+    if pattern is None:
+        return names
+    folded = pattern.lower()
+    if folded.startswith("timm:"):
+        from hookscope.models.timm_zoo import timm_names  # noqa: PLC0415 (an optional package, slow to import)
+
+        names = [f"timm:{name}" for name in timm_names()]
+    is_glob = any(c in folded for c in "*?[")
+    matching = [name for name in names if (fnmatchcase(name, folded) if is_glob else folded in name)]
+    if not matching:
+        raise NothingMatchedError(
+            f"No model name matches '{printable(pattern)}'.{nearest(pattern, names)} List all with `hookscope models`."
+        )
+    return matching
+
+
+def _torchvision_names() -> list[str]:
+    """Return what `torchvision.models.list_models()` does, from its source; where that is not there, ask it."""
+    package = find_spec("torchvision")
+    folders = package.submodule_search_locations if package is not None else None
+    files = [file for folder in folders or () for file in Path(folder, "models").rglob("*.py")]
+    found = (_REGISTERED.finditer(file.read_text(encoding="utf-8")) for file in files)
+    names = sorted(each[1] or each[2] for matches in found for each in matches)
+    if not names:
+        from torchvision.models import list_models  # noqa: PLC0415 (slow to import)
+
+        names = list_models()
+    return names

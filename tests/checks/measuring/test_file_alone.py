@@ -1,0 +1,107 @@
+"""A weights file without its network: what its names and shapes tell is what the network itself would."""
+
+import math
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from hookscope.checks.measuring import measure_file
+from hookscope.checks.measuring.file_alone import as_named
+from hookscope.checks.measuring.stored import stored_tensors
+from hookscope.checks.settings import CheckSettings
+from hookscope.errors import UsageError
+from hookscope.results.check import StoredValues
+
+
+def alone(state: dict[str, Tensor]) -> dict[str, StoredValues]:
+    return {each.name: each for each in stored_tensors(as_named(state))[0]}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit_b_32", "swin_t", "fcn_resnet50", "convnext_tiny"])
+def test_values_of_a_file_are_measured_as_those_of_its_network_are(name: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        options = {"weights_backbone": None} if name == "fcn_resnet50" else {}
+        network = torchvision.models.get_model(name, **options)
+    known = stored_tensors(network)[0]
+    found = alone(network.state_dict())
+    assert set(found) == {each.name for each in known}
+    for each in known:
+        told = found[each.name]
+        assert told == replace(each, kind=told.kind, role=told.role, filter_count=told.filter_count)
+        assert told.filter_count in (each.filter_count, None)
+        assert told.role == each.role or not each.name.endswith(("weight", "bias", "running_mean", "running_var"))
+
+
+def test_dead_filters_are_counted_along_the_axis_of_the_outputs() -> None:
+    up, down, dense = nn.ConvTranspose2d(4, 6, 3), nn.Conv2d(6, 4, 3, bias=False), nn.Linear(4, 3)
+    with torch.no_grad():
+        up.weight[:, 5] = 0  # (inputs, outputs, H, W): an output channel of a transposed convolution
+        up.weight[2] = 0  # an input channel, which is no filter
+        down.weight[1] = 0
+        dense.weight[2] = 0
+    layers = {"up": up, "down": down, "dense": dense, "words": nn.Embedding(5, 4, padding_idx=0)}
+    found = alone({f"{at}.{name}": each for at, layer in layers.items() for name, each in layer.state_dict().items()})
+    assert found["down.weight"].zero_filters == (1,)
+    assert found["dense.weight"].zero_filters == (2,)
+    assert found["up.weight"].filter_count is None  # only its bias shows that it is transposed
+    assert found["words.weight"].filter_count is None
+
+
+def test_a_variance_of_zero_beside_a_mean_is_seen() -> None:
+    norm = nn.BatchNorm2d(3)
+    norm.running_var[1] = 0
+    norm.running_mean[1] = 0.5
+    norm.running_var[2] = 0
+    found = alone({f"bn.{name}": each for name, each in norm.state_dict().items()})
+    assert found["bn.running_var"].means_without_variance == (1,)
+
+
+def test_no_name_hides_another() -> None:
+    names = [
+        "",
+        ".",
+        ".weight",
+        "weight",
+        "a",
+        "a.",
+        "a.b",
+        "a..b",
+        "forward",
+        "training",
+        "_parameters.x",
+        "a.forward",
+    ]
+    state = {name: torch.full((2,), float(number)) for number, name in enumerate(names)}
+    assert {name: each.max for name, each in alone(state).items()} == {name: float(n) for n, name in enumerate(names)}
+
+
+def test_tied_weights_are_measured_once_and_copies_are_twins() -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    found = alone({"in.weight": weight, "out.weight": weight.view(2, 3), "copy.weight": weight.clone()})
+    assert found.keys() == {"in.weight", "copy.weight"}
+    assert found["in.weight"].aliases == ("out.weight",)
+    assert found["copy.weight"].twin_of == "in.weight"
+
+
+def test_masks_are_buffers_and_packed_weights_are_looked_into() -> None:
+    state = {"mask": torch.full((2, 2), -math.inf).triu(1), "packed": (torch.ones(2), None), "n": torch.tensor(1)}
+    found = alone(state)  # type: ignore[arg-type] - as int8 files have it
+    assert (found["mask"].role, found["n"].role, found["packed[0]"].role) == ("buffer", "buffer", "parameter")
+
+
+def test_the_record_says_that_there_is_no_network(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save({"model": OrderedDict(w=torch.ones(2, 3)), "ema": OrderedDict(w=torch.zeros(5))}, path)
+    measured = measure_file(str(path), CheckSettings(key="ema"), "there is none")
+    assert (measured.model.name, measured.model.parameter_count) == ("w.pt (no network)", 5)
+    assert (measured.forward, measured.no_network) == (None, "there is none")
+    with pytest.raises(UsageError, match="--key"):
+        measure_file(str(path), CheckSettings(), "there is none")
+    with pytest.raises(UsageError, match="--arch none goes with a weights file"):
+        measure_file("resnet18", CheckSettings(), "there is none")

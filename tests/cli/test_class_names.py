@@ -1,0 +1,38 @@
+"""The names of classes that commands show: whose they are, and what is said where they do not fit."""
+
+from pathlib import Path
+
+import torch
+
+from hookscope.models import load_model
+from tests.cli.conftest import CAT, Run
+
+
+def test_predictions_of_a_state_dict_have_names_from_the_network_the_file_or_the_option(
+    run: Run, tmp_path: Path
+) -> None:
+    torch.save(load_model("demo").module.state_dict(), tmp_path / "demo.pt")
+    quick = ("--layer", "_fc", "--no-grids", "--no-verify", "--out", tmp_path / "run")
+    recognised = run("activations", tmp_path / "demo.pt", CAT, *quick)
+    assert recognised.code == 0
+    assert "Egyptian cat" in recognised.stdout
+    assert "takes their names" in " ".join(recognised.stdout.split())
+    (tmp_path / "names.txt").write_text("\n".join(f"number {index}" for index in range(1000)), encoding="utf-8")
+    named = run("activations", tmp_path / "demo.pt", CAT, *quick, "--classes", tmp_path / "names.txt")
+    assert "number 285" in named.stdout
+    (tmp_path / "few.json").write_text('["cat", "dog"]', encoding="utf-8")
+    few = run("activations", tmp_path / "demo.pt", CAT, *quick, "--classes", tmp_path / "few.json")
+    shown = " ".join(few.stderr.replace("│", " ").split())
+    assert "The output has 1,000 scores per input, but 2 class names are known, so none is shown." in shown
+    wrong = run("activations", "demo", CAT, *quick, "--classes", CAT)
+    assert (wrong.code, "does not name classes: it is not UTF-8" in wrong.stderr) == (3, True)
+
+
+def test_a_target_is_named_by_the_classes_of_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 2)\n", "utf-8")
+    (tmp_path / "names.json").write_text('{"cat": 0, "dog": 1}', encoding="utf-8")
+    model = (f"{tmp_path / 'net.py'}:build", "--loss", "ce", "--target", "dog")
+    ended = run("grads", *model, "--classes", tmp_path / "names.json", "--out", tmp_path / "run")
+    assert ended.code == 0
+    assert "dog" in ended.stdout
+    assert run("grads", *model, "--out", tmp_path / "run").code == 2

@@ -1,0 +1,175 @@
+"""Names of classes, from files and out of checkpoints: what every form means, and what is refused or passed over."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from hookscope.errors import InputError, UsageError
+from hookscope.models import LoadedModel, load_model, with_classes
+from hookscope.models.classes import read_classes, stored_classes
+from hookscope.models.construction import loaded_module
+
+NAMES = ("ant", "bee", "crane")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lines.txt", "ant\nbee\ncrane"),
+        ("windows.txt", "\ufeffant\r\nbee \r\ncrane\r\n\r\n"),
+        ("list.json", json.dumps(NAMES)),
+        ("list.txt", json.dumps(NAMES)),
+        ("index.json", '{"1": "bee", "0": "ant", "2": "crane"}'),
+        ("keras.json", '{"0": ["n01", "ant"], "1": ["n02", "bee"], "2": ["n03", "crane"]}'),
+        ("folders.json", '{"crane": 2, "ant": 0, "bee": 1}'),
+        ("config.json", '{"model_type": "vit", "id2label": {"0": "ant", "1": "bee", "2": "crane"}}'),
+        ("meta.json", '{"meta": {"CLASSES": ["ant", "bee", "crane"]}}'),
+    ],
+)
+def test_every_form_of_a_file_gives_the_names_by_index(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_classes(tmp_path / name) == NAMES
+
+
+def test_lines_that_look_like_json_are_lines(tmp_path: Path) -> None:
+    (tmp_path / "tokens.txt").write_text("[UNK]\n{x}\n", encoding="utf-8")
+    assert read_classes(tmp_path / "tokens.txt") == ("[UNK]", "{x}")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.txt", b"", "class 0 has no name"),
+        ("gap.txt", b"ant\n\nbee", "class 1 has no name"),
+        ("gap.json", b'{"0": "ant", "2": "bee"}', "class 1 of 2 has no name"),
+        ("twice.json", b'{"ant": 0, "bee": 0}', "class 1 of 2 has no name"),
+        ("numbers.json", b"[1, 2]", "class 0 has no name"),
+        ("words.json", b'{"ant": "bee"}', "'ant' is no index"),
+        ("cut.json", b'["ant", ', "Expecting value"),
+        ("deep.json", b"[" * 100_000, "recursion"),
+        ("latin.txt", b"caf\xe9", "not UTF-8"),
+        ("many.txt", b"a\n" * 100_001, "over the limit of 100,000"),
+        ("large.txt", b"a" * (2**24 + 1), "over the limit of 16777216 bytes"),
+    ],
+)
+def test_a_file_that_does_not_name_classes_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=says) as caught:
+        read_classes(tmp_path / name)
+    assert len(str(caught.value).splitlines()) == 1
+    assert name in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        read_classes(tmp_path / "missing.txt")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(InputError, match="not a"):
+        read_classes(tmp_path / "fifo")
+
+
+def test_names_are_made_safe_and_cut(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_bytes(b"\x1b[31mred\n::error::x\n" + b"y" * 1000 + b"\n")
+    red, error, long = read_classes(tmp_path / "names.txt")
+    assert (red, len(long)) == (r"\x1b[31mred", 200)
+    assert not error.startswith("::")
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ({"class_to_idx": {"crane": 2, "ant": 0, "bee": 1}}, "class_to_idx"),
+        ({"idx_to_class": {0: "ant", 1: "bee", 2: "crane"}}, "idx_to_class"),
+        ({"classes": ["ant", "bee", "crane"]}, "classes"),
+        ({"classes": 3, "class_names": NAMES}, "class_names"),
+        ({"hyper_parameters": {"class_names": [*NAMES]}}, "hyper_parameters.class_names"),
+        ({"classes": torch.ones(3)}, ""),
+        ({"classes": [0, 1, 2]}, ""),
+        ({"classes": []}, ""),
+        ({"classes": ["a"] * 100_001}, ""),
+        ({"id2label": {0: "ant", 2: "bee"}}, ""),
+        ({"config": "ant"}, ""),
+        ([*NAMES], ""),
+    ],
+)
+def test_a_checkpoint_tells_its_classes_under_the_usual_keys_or_not_at_all(content: Any, where: str) -> None:
+    assert stored_classes(content) == (where, NAMES if where else ())
+
+
+def loaded(tmp_path: Path, content: Any, **options: Any) -> LoadedModel:
+    torch.save(content, tmp_path / "w.pt")
+    return load_model(str(tmp_path / "w.pt"), **options)
+
+
+def resnet(classes: int) -> dict[str, torch.Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        return torchvision.models.resnet18(num_classes=classes).state_dict()
+
+
+def test_names_come_out_of_the_checkpoint_of_a_recognised_network(tmp_path: Path) -> None:
+    found = loaded(tmp_path, {"state_dict": resnet(3), "classes": [*NAMES]})
+    assert found.info.categories == NAMES
+    assert any("3 class names taken from its key 'classes'" in note for note in found.notes)
+    other = loaded(tmp_path, {"state_dict": resnet(5), "classes": [*NAMES]})
+    assert other.info.categories == ()  # nothing in the file has three rows
+    of_its_own = loaded(tmp_path, {"state_dict": resnet(1000), "classes": [f"c{number}" for number in range(1000)]})
+    assert of_its_own.info.categories[285] == "c285"
+
+
+def test_names_come_out_of_the_checkpoint_of_ones_own_network(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 3)\n", "utf-8")
+    content = {"model": nn.Linear(4, 3).state_dict(), "class_to_idx": {name: at for at, name in enumerate(NAMES)}}
+    assert loaded(tmp_path, content, arch=f"{tmp_path / 'net.py'}:build").info.categories == NAMES
+
+
+def test_a_recognised_network_with_imagenets_classes_has_their_names(tmp_path: Path) -> None:
+    known = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
+    found = loaded(tmp_path, resnet(1000))
+    assert found.info.categories == known
+    assert any("takes their names" in note for note in found.notes)
+    assert loaded(tmp_path, resnet(1000), arch="resnet18").info.categories == known
+    assert loaded(tmp_path, resnet(999)).info.categories == ()
+    assert load_model("resnet18", weights="none").info.categories == ()
+
+
+def test_demo_has_its_names_in_a_file_too(tmp_path: Path) -> None:
+    own = load_model("demo")
+    found = loaded(tmp_path, own.module.state_dict())
+    assert found.info.categories == own.info.categories
+    assert found.info.categories[285] == "Egyptian cat"
+    ten = load_model("demo", weights="none", model_arguments=["num_classes=10"])
+    assert loaded(tmp_path, ten.module.state_dict()).info.categories == ()
+
+
+def test_timms_classifiers_have_imagenets_names_in_a_file_too(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    with torch.random.fork_rng(devices=[]):
+        state = timm.create_model("mobilenetv3_small_050").state_dict()
+        ten = timm.create_model("mobilenetv3_small_050", num_classes=10).state_dict()
+    found = loaded(tmp_path, state, arch="timm:mobilenetv3_small_050")
+    assert "Egyptian cat" in found.info.categories[285]
+    assert loaded(tmp_path, ten, arch="timm:mobilenetv3_small_050").info.categories == ()
+
+
+def test_segmentation_detection_and_video_have_no_names_of_imagenet(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        state = torchvision.models.video.r3d_18().state_dict()
+    assert loaded(tmp_path, state, arch="r3d_18").info.categories == ()
+
+
+def test_given_names_win_and_may_be_a_list_a_mapping_or_a_file(tmp_path: Path) -> None:
+    network = loaded_module(nn.Linear(4, 3))
+    (tmp_path / "names.txt").write_text("ant\nbee\ncrane\n", encoding="utf-8")
+    for given in ([*NAMES], NAMES, dict(enumerate(NAMES)), tmp_path / "names.txt", str(tmp_path / "names.txt")):
+        assert with_classes(network, given).info.categories == NAMES
+    assert with_classes(network, None) is network
+    with pytest.raises(UsageError, match="class 1 has no name"):
+        with_classes(network, ["ant", ""])

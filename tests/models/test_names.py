@@ -1,0 +1,31 @@
+"""The names that MODEL accepts, and that listing them does not load torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torchvision
+
+from hookscope.models import names
+
+
+def test_the_names_are_demo_and_all_that_torchvision_lists() -> None:
+    assert names.model_names() == ["demo", *torchvision.models.list_models()]
+
+
+def test_where_its_source_is_not_there_torchvision_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "rglob", lambda *_: iter(()))
+    assert names.model_names() == ["demo", *torchvision.models.list_models()]
+
+
+def test_listing_names_imports_neither_torch_nor_torchvision() -> None:
+    script = (
+        "import sys; from hookscope.cli.app import app\n"
+        "try: app(['models', 'resnet1*'])\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'torchvision', 'numpy'} & sys.modules.keys())"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split()[0] == "resnet101"
+    assert ended.stdout.splitlines()[-1] == "set()"
