@@ -133,6 +133,13 @@ def test_statistics_as_they_start_are_skipped() -> None:
     )
 
 
+def test_layers_that_never_run_are_skipped_with_the_reason() -> None:
+    net = nn.Identity()
+    net.unused = trained(nn.BatchNorm2d(2))
+    found = outcome(measure_network(net, pictures(4), wanted=WANTED))
+    assert (found.status, found.reason) == ("skipped", "No BatchNorm was seen to run, as in TorchScript.")
+
+
 def test_noise_is_skipped() -> None:
     given = replace(prepared(trained(nn.BatchNorm2d(2)), (pictures(4),)), is_noise=True)
     found = outcome(measure(given, CheckSettings(), WANTED))
