@@ -66,19 +66,20 @@ class BatchNormInputs:
 
     def reason_to_skip(self, input_count: int, *, is_noise: bool) -> str:
         """Return why nothing can be judged, in a sentence; "" if something can."""
-        if not self.norms:
-            return "No BatchNorm stores statistics."
-        if is_noise:
-            return "The input is noise, which BatchNorm was not trained on: give pictures."
-        if input_count < FEWEST_INPUTS:
-            return f"{FEWEST_INPUTS} pictures are the fewest to tell by, {input_count} {_were(input_count)} given."
-        if all(_as_they_start(norm) for norm in self.norms.values()):
-            return "All statistics of BatchNorm are as they start: mean 0, variance 1."
-        if not self.seen:
-            return "No BatchNorm was seen to run, as in TorchScript."
-        if all(moments.value_count < FEWEST_VALUES for moments in self.seen.values()):
-            return f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures."
-        return ""
+        few = f"{input_count} {_were(input_count)} given"
+        reasons = {
+            "No BatchNorm stores statistics.": not self.norms,
+            "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
+            f"{FEWEST_INPUTS} pictures are the fewest to tell by, {few}.": input_count < FEWEST_INPUTS,
+            "All statistics of BatchNorm are as they start: mean 0, variance 1.": all(
+                map(_as_they_start, self.norms.values())
+            ),
+            "No BatchNorm was seen to run, as in TorchScript.": not self.seen,
+            f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures.": all(
+                moments.value_count < FEWEST_VALUES for moments in self.seen.values()
+            ),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def with_statistics(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
