@@ -290,6 +290,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     tokens: str | None = None,
     sanity: Literal["none", "quick", "full"] = "quick",
     output_key: str | None = None,
+    classes: Classes | None = None,
     weights: str = "auto",
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
@@ -343,10 +344,11 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     """
     from hookscope.attribution.running import run_attribution
     from hookscope.inspection.session import open_session
+    from hookscope.models import with_classes
 
     began = time.perf_counter()
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    loaded = _load(model, weights, arch, model_arg, reading, device, dtype, seed)
+    loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
     session = open_session(
         loaded,
         images,

@@ -59,6 +59,7 @@ def attribute(
         under.looks(help="Check whether the maps can be believed: not at all, on the first batch, or on all inputs."),
     ] = "quick",
     output_key: options.OutputKey = None,
+    classes: options.Classes = None,
     weights: options.Weights = "auto",
     arch: options.Arch = None,
     model_arg: options.ModelArg = None,

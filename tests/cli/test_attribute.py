@@ -223,6 +223,14 @@ def test_quiet_says_nothing_and_an_earlier_run_is_replaced(command: Run, tmp_pat
     assert len(list((tmp_path / "out/maps").iterdir())) == 1
 
 
+def test_targets_have_the_names_of_a_file(command: Run, tmp_path: Path, network: Path) -> None:
+    (tmp_path / "names.txt").write_text("painted\nblank\n", encoding="utf-8")
+    paint(tmp_path / "a.png", (40, 40), (8, 8, 20, 20))
+    given = ("attribute", f"{network}:painted", "a.png", *AS_THEY_ARE, "--json")
+    ended = command(*given, "--classes", "names.txt", "--target", "blank", cwd=tmp_path)
+    assert [each["target"]["label"] for each in json.loads(ended.stdout)["maps"]] == ["blank"]
+
+
 def test_several_inputs_have_an_overview_each(command: Run, tmp_path: Path, network: Path) -> None:
     for number in range(3):
         paint(tmp_path / f"{number}.png", (40 + number, 40), (8, 8, 20, 20))
