@@ -168,8 +168,8 @@ def test_the_terminal_has_a_finding_a_table_and_the_pictures_path(demo: tuple[En
     ended, _ = demo
     assert (ended.code, ended.stderr) == (0, "")
     text = " ".join(ended.stdout.split())
-    assert "cat.jpg, Egyptian cat 0.41: half of the grad-cam map lies in" in text
-    assert "Egyptian cat 8.780 0.41 _swish#1 7x7" in text
+    assert "cat.jpg, Egyptian cat 0.39: half of the grad-cam map lies in" in text
+    assert "Egyptian cat 9.060 0.39 _swish#1 7x7" in text
     assert "_swish#1 (ReLU6, 7x7): last spatial output" in text
     last = ended.stdout.splitlines()[-1]
     assert last.startswith("hookscope-runs/attribute-demo-cat/overview.png is the picture; 2 overlays, 2 maps, ")

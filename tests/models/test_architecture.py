@@ -292,7 +292,7 @@ def test_every_timm_network_names_the_layer_that_takes_the_picture() -> None:
 def test_timm_is_not_asked_about_a_torchvision_checkpoint(
     all_shapes: dict[str, Shapes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(architecture, "_timm_networks", None)
+    monkeypatch.setattr(architecture, "timm_networks", None)
     assert models(recognise(all_shapes["resnet50"])) == ["resnet50"]  # timm has one of equal names and shapes
 
 
@@ -307,7 +307,8 @@ def test_running_out_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelNotFoundError, match=r"\d+ of timm's networks were not compared, as 0 s had passed"):
         recognise(timm_shapes("test_vit"))
     clock = iter([0.0, 0.0, 99.0])  # enough for one
-    monkeypatch.setattr(architecture, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for module in (architecture, known_networks):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(architecture, "TIMM_SECONDS", 20.0)
     first = next(name for name in timm_names() if timm.get_pretrained_cfg(name).first_conv == "stem.0")
     (candidate,) = recognise(timm_shapes(first))
