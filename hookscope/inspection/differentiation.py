@@ -19,7 +19,7 @@ from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch
-from hookscope.inspection.failures import failure_message, locate, reraise_internal
+from hookscope.inspection.failures import failure_message, locate, reraise_internal, reraise_of_own_loss
 from hookscope.inspection.gradient_rows import Gradient, GradientRecorder, merge_gradients
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
@@ -236,6 +236,7 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         except HookscopeError:
             raise
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
+            reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(raised), None, raised)
         if expected is not None and not _same(expected, float(value.value.detach())):
             run.captured.watch.give_up_copies()

@@ -16,6 +16,8 @@ from hookscope.text import exception_line
 
 # The rooms whose code runs inside the model's, in hooks: what is raised there is no error of the model.
 _HOOKSCOPES_OWN = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("hooks", "inspection", "statistics"))
+# Losses that are given by name.
+_LOSSES = f"{Path(__file__).parent / 'losses'}{os.sep}"
 
 
 def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
@@ -49,6 +51,25 @@ def reraise_internal(error: BaseException) -> BaseException:
             raise error
         trace = trace.tb_next
     return error
+
+
+def reraise_of_own_loss(error: BaseException, output: object) -> None:
+    """Raise the error again if it comes out of a loss of ours that was given ordinary numbers: then it is ours.
+
+    Tensors without data or elements, of subclasses and of dtypes that torch does not compute with are the model's.
+    """
+    if not is_out_of_memory(error) and all(map(_is_ordinary, (each for _, each in tensors_in(output)))):
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename.startswith(_LOSSES):
+                raise error
+            trace = trace.tb_next
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor or tensor.is_meta or tensor.is_nested or tensor.is_quantized or not tensor.numel():
+        return False
+    return tensor.layout == torch.strided and (tensor.dtype.itemsize > 1 or not tensor.is_floating_point())
 
 
 def failure_message(model: str, failure: Failure, error: BaseException, phase: str = "forward") -> str:

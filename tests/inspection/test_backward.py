@@ -559,6 +559,16 @@ def test_a_loss_that_raises_is_one_sentence() -> None:
         inspect_gradients(chain(2, 2), torch.ones(1, 2), broken)
 
 
+def test_a_named_loss_that_cannot_take_what_the_model_returns_is_the_models_error() -> None:
+    with pytest.raises(PassError, match="The loss raised IndexError"):
+        inspect_gradients(chain(2, 2)[:1].append(NoClasses()), torch.ones(1, 2), "logit")
+
+
+class NoClasses(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :0]
+
+
 class Explodes(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, x: Tensor, _error: BaseException) -> Tensor:  # type: ignore[override]
