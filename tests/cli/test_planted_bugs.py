@@ -41,7 +41,7 @@ class Net(nn.Module):
 """
 
 # Code that runs while the model does, or on what it returned.
-ROOMS = ("hooks.", "inspection.", "statistics.")
+ROOMS = ("hookscope.hooks.", "hookscope.inspection.", "hookscope.statistics.")
 # One calls the loss, which may be the user's; the others put back what the model's objects held, which may refuse it.
 NOT_OURS = {
     "hookscope.inspection.differentiation._loss_of",
@@ -50,8 +50,9 @@ NOT_OURS = {
 }
 
 COMMANDS = (
-    ("activations", "planted.py:Net", "picture.npy", "--layer", "*"),
-    ("grads", "planted.py:Net", "picture.npy", "--layer", "*", "--inputs"),
+    (ROOMS, ("activations", "planted.py:Net", "picture.npy", "--layer", "*")),
+    (ROOMS, ("grads", "planted.py:Net", "picture.npy", "--layer", "*", "--inputs")),
+    (("hookscope.attribution.",), ("attribute", "planted.py:Net", "picture.npy", "--top", "2")),
 )
 
 
@@ -99,10 +100,9 @@ def planted(function: FunctionType) -> Iterator[None]:
         function.__code__ = sound
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_bug_in_any_function_is_ours(run: Run, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("rooms", "command"), COMMANDS, ids=lambda each: each[0])
+def test_a_bug_in_any_function_is_ours(run: Run, rooms: tuple[str, ...], command: tuple[str, ...]) -> None:
     run(*command, "--out", "first")  # loads what is loaded when it is needed
-    rooms = tuple(f"hookscope.{room}" for room in ROOMS)
     modules = [module for name, module in sys.modules.items() if name.startswith(rooms)]
     codes: dict[int, list[str]] = {}
     for number, function in enumerate(called_by(run, command, modules)):
