@@ -287,17 +287,13 @@ def observing() -> "OperationMode[Any] | None":
 def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Observe the operations of a network's modules for the length of a `with` block.
 
-    Inside modules that hold no code of the network's the mode is off: torch's calls would only take longer, and some
-    of its layers ask whether a mode is on, and then run other kernels.
+    Inside layers of torch's that ask whether a mode is on, and then run other kernels, it is off. In others it stays
+    on: hooks that switch it cost as much as it does.
 
     Args:
         mode: What observes.
         modules: All modules of the network by name.
     """
-    with_own: set[str] = set()  # names of modules that have operations, and of those around them
-    for name, module in modules.items():
-        if has_own_operations(module):
-            with_own.update({"", name}, (name[:at] for at, letter in enumerate(name) if letter == "."))
     mode.names.update((id(module), name) for name, module in modules.items())
     attached: list[MutableMapping[Any, Any]] = []
     key: Any = object()
@@ -316,7 +312,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
                 attach(module, Hook(_enter, mode, calling), Hook(_leave, mode))
             elif name and name.rpartition(".")[0] in off:
                 off.add(name)
-            elif name not in with_own and _computes(module):
+            elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
                 off.add(name)
                 attach(module, Hook(mode.take_off), Hook(mode.put_on))
                 module._forward_hooks_always_called[key] = True
@@ -329,10 +325,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
             hooks.pop(key, None)
 
 
-def _computes(module: nn.Module) -> bool:
-    """Tell whether a module of torch's calls more than the modules in it."""
-    forward = type(module).forward
-    return _code_of(forward) is not None and forward not in (nn.Module.forward, nn.Sequential.forward)
+_ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
 
 
 def _names_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:

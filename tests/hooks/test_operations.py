@@ -246,21 +246,6 @@ def test_operations_after_a_layer_of_torchs_own_that_raised_are_seen() -> None:
     assert [each.layer for each in observed(network, X)] == ["(model):mul"]
 
 
-def test_the_mode_is_off_inside_layers_of_torchs_own_wherever_they_are() -> None:
-    seen = []
-
-    def spied(*_: object) -> None:
-        seen.append(torch._C._len_torch_function_stack())
-
-    layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4)])
-    network = Written(lambda net, x: net.layers[1](net.layers[0][1](net.layers[0](x))) * 2, layers=layers)
-    with capture(network, {}, clone, operations=everything()):
-        for each in (layers[0][0], layers[0][1], layers[1]):
-            each.register_forward_pre_hook(spied)
-        network(torch.rand(1, 4))
-    assert seen == [0, 0, 0, 0]
-
-
 def test_nothing_is_left_on_the_network_or_the_thread_whatever_happens() -> None:
     network = Written(lambda net, x: net.inner(x).no_such_method(), inner=Residual())
     before = [{name: dict(held) for name, held in vars(each).items() if "hooks" in name} for each in network.modules()]
