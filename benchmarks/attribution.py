@@ -15,7 +15,6 @@ import hookscope
 from benchmarks.comparing import Ready, over_first, ready, timeable
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import seeded
-from benchmarks.same_work import failed
 from benchmarks.timing import CLOCKS, Run, interleaved
 
 Map = NDArray[np.float32]
@@ -85,8 +84,8 @@ def _counted(way: str) -> Measurement:
             found.append((_WAYS[way](model, layer, picture, index)(), expected, way))
         except Exception:  # noqa: BLE001 - a peer may raise anything
             missing += 1
-    work = _judged(found) if found else failed(RuntimeError("no map"))
-    work = Work("same" if not work.wrong and not missing else "differs", len(_CASES), work.wrong, missing)
+    wrong = _judged(found).wrong
+    work = Work("differs" if wrong or missing else "same", len(_CASES), wrong, missing)
     return Measurement(f"{len(_CASES)} layers", way, None, "×", None, work)
 
 

@@ -76,7 +76,7 @@ def run_attribution(
     if method not in get_args(Method):
         raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
     if targets and top is not None:
-        raise UsageError("Give either targets or how many of the best to explain (--target or --top).")
+        raise UsageError("--target and --top are both given: give either targets or how many of the best.")
     if layers and not looks_at_layers(method):
         raise UsageError(f"--method {method} looks at the picture itself: leave out --layer.")
     if top is not None and top < 1:

@@ -300,7 +300,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
 
     def attach(module: nn.Module, before: Hook, after: Hook) -> None:
         # Without handles, which would cost more than the hooks do.
-        attached.extend((module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called))
+        attached.extend((module._forward_pre_hooks, module._forward_hooks))
         module._forward_pre_hooks[key], module._forward_hooks[key] = before, after
 
     naming = modules[""].register_forward_pre_hook(Hook(_name_inputs, mode.hooks, _names_of(modules)), with_kwargs=True)
@@ -315,6 +315,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
             elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
                 off.add(name)
                 attach(module, Hook(mode.take_off), Hook(mode.put_on))
+                attached.append(module._forward_hooks_always_called)
                 module._forward_hooks_always_called[key] = True
         _push(mode)
         yield

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-# "/home/ada/net.py(15): forward", innermost first.
+# "net.py(15): forward", with the file's whole path, innermost first.
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.MULTILINE)
 # torch writes "1 - x" as "torch.neg(x) + 1", in a definition of `sub` that is in no file.
 _DEFINED = re.compile(r"^def (\w+)\(", re.MULTILINE)

@@ -3,7 +3,6 @@
 One photograph is in memory at a time, and two overlays on it.
 """
 
-import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import InputRecord, Photograph, Region
 from hookscope.runs.attributions import SCHEMA_VERSION, StoredPicture, attributions_to_dict
 from hookscope.runs.directory import new_run
+from hookscope.runs.serialize import provenance_to_dict
 from hookscope.text import counted, safe_text, slug, strict_json
 
 _PAGE_SIDE = 1600  # of the photograph that the page shows; our choice, sharp on any screen
@@ -92,13 +92,7 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
         record: dict[str, Any] = {
             "verb": "attribute",
             "command": command,
-            "versions": dict(provenance.versions),
-            "platform": platform.platform(),
-            "threads": provenance.threads,
-            "patterns": list(provenance.patterns),
-            "preprocessing": asdict(provenance.preprocessing),
-            "named_inputs": dict(provenance.named_inputs),
-            "unusable_inputs": list(provenance.unusable_inputs),
+            **provenance_to_dict(provenance),
             "pictures": [asdict(each) for each in pictures],
             **provenance.settings,
             **{name: value for name, value in document.items() if name != "schema_version"},

@@ -61,12 +61,17 @@ def sanity_line(result: Attributions) -> Text:
 def check_text(check: SanityCheck) -> str:
     """Return what a check measured: "deleting the top 10 % 0.41 → 0.06 (random 0.38)"."""
     if check.name == "deletion":
-        before, *others = (f"{value:.2f}" for value in check.compared_with)
+        before, *others = map(_digits, check.compared_with)
         random = f" (random {others[0]})" if others else ""
-        return f"deleting the top 10 % {before} → {check.value:.2f}{random}"
+        return f"deleting the top 10 % {before} → {_digits(check.value)}{random}"
     if check.name == "completeness":
         return f"completeness gap {check.value * 100:.1f} %"
     return f"{check.name} {_RHO} {check.value:.2f}"
+
+
+def _digits(value: float) -> str:
+    """Return a probability with two digits that say something: "0.41", "0.0127"."""
+    return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.3g}"
 
 
 def attribution_warnings(result: Attributions) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Write the run directory of a result: tables, grids, plots, tensors, and `run.json` last."""
 
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -84,13 +83,7 @@ def save_run(
         record = {
             "verb": "grads" if isinstance(result, Gradients) else "activations",
             "command": command,
-            "versions": dict(provenance.versions),
-            "platform": platform.platform(),
-            "threads": provenance.threads,
-            "patterns": list(provenance.patterns),
-            "preprocessing": asdict(provenance.preprocessing),
-            "named_inputs": dict(provenance.named_inputs),
-            "unusable_inputs": list(provenance.unusable_inputs),
+            **serialize.provenance_to_dict(provenance),
             "grids": [asdict(grid) for grid in drawn],
             **{name: value for name, value in conversion.result_dict(result).items() if name not in _IN_FILES},
             **provenance.settings,

@@ -6,6 +6,7 @@ level ("q05"), a distribution is a histogram, and a loss that is NaN or infinite
 
 import json
 import math
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ from hookscope.results.distribution import histogram
 from hookscope.results.gradients import Gradients, LossRecord
 from hookscope.results.grids import Grid
 from hookscope.results.network import ModuleRow
+from hookscope.results.provenance import Provenance
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import plain, strict_json
 
@@ -130,6 +132,19 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
         "losses": None if comparison.losses is None else list(map(_json_number, comparison.losses)),
         "row_count": comparison.row_count,
         "changes": [as_json(change) | {"l2_ratio": change.l2_ratio} for change in comparison.changes],
+    }
+
+
+def provenance_to_dict(provenance: Provenance) -> dict[str, Any]:
+    """Return what `run.json` says of how a run was made, pictures and further options apart."""
+    return {
+        "versions": dict(provenance.versions),
+        "platform": platform.platform(),
+        "threads": provenance.threads,
+        "patterns": list(provenance.patterns),
+        "preprocessing": asdict(provenance.preprocessing),
+        "named_inputs": dict(provenance.named_inputs),
+        "unusable_inputs": list(provenance.unusable_inputs),
     }
 
 

@@ -27,17 +27,6 @@ CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 attribute = partial(hookscope.attribute, sanity="none")
 
 
-@pytest.fixture
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return Small()
-
-
-@pytest.fixture
-def pictures() -> Tensor:
-    return torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.fixture(scope="module")
 def vit() -> nn.Module:
     torch.manual_seed(0)
