@@ -51,8 +51,8 @@ def diff(
             "--fail-over",
             metavar="CONDITION",
             help="Exit with 1 if a row or the output is beyond it: 'rel>1e-3', 'layer4*:cosine<0.99', "
-            "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output kl, top1, top5. "
-            "Repeatable.",
+            "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output "
+            "kl, top1, top5. Repeatable.",
         ),
     ] = None,
     weights: options.Weights = "auto",
