@@ -58,7 +58,7 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
                 )
             if counting is None:
                 counting = _counting(data, subject.info.categories, scores.shape[1])
-            counting.add(batch.records, scores.float().cpu())
+            counting.add(batch.records, (scores.float() if scores.itemsize < 4 else scores).cpu())
     return counting.result() if counting else None
 
 
@@ -106,7 +106,7 @@ def classes_of(
         return {label: (index,) for index, label in enumerate(in_order)}, f"folders in sorted order: {first}"
     wrong = next(label for label in labels if label not in known)
     names = "its names of classes are not known (--classes FILE)" if not categories else "none is called so"
-    hint = nearest(wrong, categories) if categories else ""
+    hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
     raise UsageError(
         f"The label '{printable(wrong, 80)}' is no class of the network, which has"
         f" {class_count:,} classes: {names}, indices are 0 to {class_count - 1}, and"
