@@ -11,7 +11,7 @@ import pytest
 
 import hookscope
 from hookscope.errors import InputError, OutputError, UsageError
-from hookscope.render.attribution_text import attribution_warnings, finding_of, sanity_line
+from hookscope.render.attribution_text import finding_of, sanity_line
 from hookscope.render.overview import draw_overview
 from hookscope.results.attributions import AttributionMap, Target
 from hookscope.results.inputs import Photograph, Region
@@ -36,12 +36,6 @@ def test_the_sanity_line_has_every_check_with_its_verdict() -> None:
     assert sanity_line(RESULT).plain == (
         f"sanity: weights {RHO} 0.07 ok · class {RHO} 0.91 failed · deleting the top 10 % 0.41 → 0.06 (random 0.38) ok"
     )
-
-
-def test_a_check_that_failed_is_a_warning_with_its_meaning_once() -> None:
-    meaning = f"The sanity check 'class' failed. {SANITY[1].meaning}"
-    assert attribution_warnings(RESULT) == ("A warning.", meaning)
-    assert attribution_warnings(replace(RESULT, warnings=(SANITY[1].meaning,))) == (SANITY[1].meaning,)
 
 
 def test_it_prints_as_a_finding_and_a_table() -> None:
