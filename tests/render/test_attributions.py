@@ -61,7 +61,7 @@ def test_json_has_everything_but_the_values() -> None:
     document = json.loads(RESULT.to_json())
     assert document["maps"][1] == {
         "input_index": 0,
-        "target": {"label": "tabby - tiger cat", "score": -0.5, "index": None, "probability": None},
+        "target": {"label": "tabby - tiger cat", "score": -0.5, "index": None, "probability": None, "box": None},
         "layer": "layer4",
         "padding": [0, 0],
         "shape": [4, 4],
