@@ -170,7 +170,9 @@ class _Counting:
             heappushpop(self.worst, wrong)
 
     def _name(self, index: int) -> str:
-        return self.categories[index] if self.categories else f"class {index}"
+        if self.categories:
+            return self.categories[index]
+        return next((label for label, indices in self.classes.items() if index in indices), f"class {index}")
 
     def result(self) -> LabelledResult:
         """Return what has been counted."""

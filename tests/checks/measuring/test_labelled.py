@@ -71,6 +71,12 @@ def test_the_accuracy_is_that_of_a_plain_loop(network: nn.Module, squares: Path)
     assert [each.mistaken_for for each in accuracy.classes] == ["green", "red", "white", "blue"]
 
 
+def test_without_names_of_classes_a_class_is_called_by_its_label(network: nn.Module, squares: Path) -> None:
+    accuracy = accuracy_of(network, squares, classes=None)
+    assert accuracy.mapping == "folders in sorted order: 'blue' is class 0"
+    assert [each.mistaken_for for each in accuracy.classes] == ["green", "red", "white", "blue"]
+
+
 def test_the_worst_pictures_are_those_of_which_the_network_is_surest(network: nn.Module, squares: Path) -> None:
     pictures, classes = read_squares(squares)
     with torch.no_grad():
