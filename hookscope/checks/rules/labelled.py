@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, limit, rule
+from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, are, limit, rule
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
@@ -75,7 +75,7 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             thin.append(each)
     known = f"of {counted(len(found.classes), 'label')}"
     if failing:
-        words = f"{len(failing):,} {known} {'is' if len(failing) == 1 else 'are'} right less often than the limit"
+        words = f"{len(failing):,} {known} {are(len(failing))} right less often than the limit"
         yield Objection(WHOLE, f"{words}, {_exact(least)}: {_listed(failing)}.")
     if thin:
         needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
@@ -108,10 +108,11 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     if drop > most:
         label, worst = pairs.lost.most_common(1)[0]
         before, now = pairs.before, pairs.before - lost + gained
+        were = "was" if before == 1 else "were"
         words = (
-            f"Of {counted(count, 'picture')} of the baseline {before:,} were right, {before / count:.1%}, and {now:,}"
-            f" are, {now / count:.1%}: {lost:,} lost and {gained:,} gained, a loss of {drop:.1%} (limit {_exact(most)};"
-            f" McNemar's exact test: p = {p:.2g})"
+            f"Of {counted(count, 'picture')} of the baseline {before:,} {were} right, {before / count:.1%}, and {now:,}"
+            f" {are(now)}, {now / count:.1%}: {lost:,} lost and {gained:,} gained, a loss of {drop:.1%}"
+            f" (limit {_exact(most)}; McNemar's exact test: p = {p:.2g})"
         )
         most_lost = f" Most are lost of '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:
@@ -154,7 +155,7 @@ def _paired(baseline: Sequence[BaselineClass], now: LabelledResult) -> _Pairs:
         from hookscope.checks.baseline import RENEW
 
         raise UsageError(f"The baseline does not fit: none of its labelled pictures is in the data. {RENEW}")
-    remarks = [f"{absent:,} {'is' if absent == 1 else 'are'} not in the data"] if absent else []
+    remarks = [f"{absent:,} {are(absent)} not in the data"] if absent else []
     remarks += [f"{relabelled:,} {'has' if relabelled == 1 else 'have'} another label"] if relabelled else []
     return _Pairs(compared, before, lost, gained, remarks)
 
