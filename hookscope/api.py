@@ -678,10 +678,11 @@ def report(run: str | Path | Activations | Gradients | Attributions, out: str | 
             return report(run.save(Path(folder) / "run"), out)
     target = default_report_path(Path(run)) if out is None else Path(out)
     check_report_target(target)
-    if read_record(Path(run)).get("verb") == "attribute":
-        page = attributions_html(read_attributions(Path(run)))
-    else:
-        page = report_html(read_run(Path(run)))
+    verb = read_record(Path(run)).get("verb")
+    if verb == "diff":
+        raise UsageError("A run of `hookscope diff` has no page: its plot, diff.csv and diff.json hold all there is.")
+    is_of_maps = verb == "attribute"
+    page = attributions_html(read_attributions(Path(run))) if is_of_maps else report_html(read_run(Path(run)))
     write_report(target, page)
     return target
 

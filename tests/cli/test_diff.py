@@ -73,6 +73,7 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     document = json.loads((tmp_path / "o" / "diff.json").read_text("utf-8"))
     assert float(rows[0]["relative_l2"]) == document["rows"][0]["measures"]["relative_l2"]
     assert document["births"][0]["layer"] == "conv"
+    assert "has no page: its plot, diff.csv and diff.json" in run("report", "o").stderr
     record = record_of(tmp_path / "o")
     assert (record["verb"], record["way"]) == ("diff", "lockstep")
     with Image.open(tmp_path / "o" / "difference_over_depth.png") as picture:
