@@ -105,6 +105,20 @@ class BatchNormInput:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputSignature:
+    """What tells one output from another whose statistics are the same, over all inputs.
+
+    Attributes:
+        quantiles: At `QUANTILE_LEVELS`, exact ones of each input's finite values by itself, averaged over the inputs
+            (all values of a batch together where axis 0 does not count its inputs); None if no value is finite.
+        sketch: See `hookscope.statistics.sketch`, (256,), with zeros in place of NaN and Inf; None if sums overflow.
+    """
+
+    quantiles: tuple[float, ...] | None
+    sketch: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputValues:
     """One tensor that the network returned, over several forward passes.
 
@@ -148,6 +162,9 @@ class CheckMeasurements:
             magnitude of each channel over all inputs, (C,) float32.
         batch_norms: What each BatchNorm with stored statistics was given, in execution order; empty if no rule wanted
             it, or nothing can be told by it (see `unmeasured`).
+        signatures: Of the modules' outputs by label, for a baseline; empty if there is none, and none is to be written.
+        weights_precision: The narrowest floating dtype that holds all parameters exactly: "bfloat16"; "" if there are
+            no signatures.
         gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
         origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
         unmeasured: By rule, in a sentence, why what it needs could not be measured.
@@ -162,6 +179,8 @@ class CheckMeasurements:
     channel_peaks: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     batch_norms: tuple[BatchNormInput, ...] = ()
     outputs: tuple[OutputValues, ...] = ()
+    signatures: Mapping[str, OutputSignature] = field(default_factory=dict)
+    weights_precision: str = ""
     gradients: Gradients | None = None
     origin_searched: bool = True
     unmeasured: Mapping[str, str] = field(default_factory=dict)

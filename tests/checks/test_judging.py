@@ -195,8 +195,8 @@ def dead_where(*layers: tuple[str, RuleSettings], rule: RuleSettings | None = No
     """Return the level and place of each dead rectifier under these settings."""
     some = tuple(LayerSettings(pattern, {"dead-channels": each}) for pattern, each in layers)
     settings = CheckSettings(rules={} if rule is None else {"dead-channels": rule}, layers=some)
-    found = objections(judged(DEAD, settings, wanted_rules(settings, ["dead-channels"])))
-    return [(level, where) for _, level, where in found]
+    found = judged(DEAD, settings, wanted_rules(settings, ["dead-channels"])).findings
+    return [(each.level, ", ".join(each.places)) for each in found]
 
 
 def test_by_default_all_rules_are_wanted_but_those_that_are_off() -> None:
@@ -229,8 +229,8 @@ def test_a_selected_rule_that_is_off_fails() -> None:
 
 
 def test_a_selected_rule_that_is_on_keeps_its_level() -> None:
-    assert dead_where() == [("warn", "early.relu"), ("warn", "late.relu")]
-    assert dead_where(rule=RuleSettings("fail")) == [("fail", "early.relu"), ("fail", "late.relu")]
+    assert dead_where() == [("warn", "early.relu, late.relu")]
+    assert dead_where(rule=RuleSettings("fail")) == [("fail", "early.relu, late.relu")]
 
 
 @pytest.mark.parametrize("option", ["--select", "--ignore"])
@@ -293,7 +293,7 @@ def test_what_the_network_returns_is_a_layer_by_its_type() -> None:
 
 def test_a_later_limit_keeps_an_earlier_level() -> None:
     layers = [("relu", RuleSettings("fail")), ("relu", RuleSettings(limits={"max_fraction": 0.9}))]
-    assert dead_where(*layers) == [("fail", "early.relu"), ("fail", "late.relu")]
+    assert dead_where(*layers) == [("fail", "early.relu, late.relu")]
 
 
 def test_a_rule_that_is_on_for_some_layers_only_is_wanted_and_silent_elsewhere() -> None:
