@@ -21,6 +21,7 @@ from hookscope.errors import (
     UsageError,
     gravest,
 )
+from hookscope.render.check_report import level_counts
 from hookscope.results.check import RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.network import Failure
@@ -289,6 +290,27 @@ def test_what_the_network_returns_is_a_layer_by_its_type() -> None:
     for pattern, count in (("type:Net", 0), ("type:Linear", 1)):
         settings = CheckSettings(layers=(LayerSettings(pattern, {"repeatability": accepted}),))
         assert len(judged(changed, settings).findings) == count
+
+
+def test_one_cause_is_one_finding_that_names_the_first_and_counts_what_follows() -> None:
+    names = [f"conv{number}.weight" for number in range(5)]
+    broken = replace(HEALTHY, stored=tuple(stored(name, nan_count=2) for name in names))
+    report = judged(broken, wanted=frozenset({"non-finite-parameter"}))
+    (finding,) = report.findings
+    assert (finding.where, finding.followed_by) == (names[0], tuple(names[1:]))
+    assert finding.message == (
+        "'conv0.weight' (Conv2d) holds 2 NaN and 0 Inf in 48 values (limit 0). 4 more tensors follow: 'conv1.weight',"
+        " 'conv2.weight', 'conv3.weight' and 1 more."
+    )
+    assert level_counts(report.findings) == "1 failure"
+
+
+def test_what_is_to_mend_in_each_weight_is_a_finding_each() -> None:
+    empty = replace(HEALTHY, stored=tuple(stored(name, zero_count=48) for name in ("a.weight", "b.weight")))
+    assert [each.where for each in judged(empty, wanted=frozenset({"zero-parameter"})).findings] == [
+        "a.weight",
+        "b.weight",
+    ]
 
 
 def test_a_later_limit_keeps_an_earlier_level() -> None:

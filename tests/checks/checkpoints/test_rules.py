@@ -238,9 +238,9 @@ PAIRS = [
         "its share of dead channels went from 0 to 0.1",
         WHATEVER_THE_VALUES,
     ),
-    # The gradient is passed back through these weights.
+    # The gradient is passed back through these weights, to what they are given.
     Pair(
-        "drift of twins at first",
+        "drift of twins at middle.0",
         (scale("middle.1.weight", 1.15), scale("middle.1.weight", 1.05)),
         "the L2 norm of its gradient",
         WHATEVER_THE_VALUES,

@@ -8,20 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of, baseline_text, read_baseline
 from hookscope.checks.rules import RULES
-from hookscope.checks.rules.drift import require_fit
 from hookscope.checks.rules.rule import terms_of
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
-from hookscope.errors import UsageError
-from hookscope.inputs import load_batches, noise_batch
+from hookscope.inputs import load_batches
 from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.findings import Finding
-from hookscope.results.network import Failure
 from tests.checks.measurements import inspected
 from tests.networks import TORCHVISION, Network
 
@@ -363,86 +359,6 @@ def test_the_demo_network_drifts_after_a_training_step(
     assert path.stat().st_size < 200_000
 
 
-# --- copies in half precision ---
-
-HALVES = {
-    "float16": lambda network, inputs: (network.half(), inputs.half()),
-    "bfloat16": lambda network, inputs: (network.bfloat16(), inputs.bfloat16()),
-    "weights in float16": lambda network, inputs: (network.half().float(), inputs),
-    "weights in bfloat16": lambda network, inputs: (network.bfloat16().float(), inputs),
-}
-HALVED = ("resnet18", "mobilenet_v2", "squeezenet1_1", "swin", "vit")
-
-
-def standardised(name: str) -> tuple[nn.Module, Tensor]:
-    """Return a network whose BatchNorm stores what the input has, as training leaves it."""
-    network, inputs = built(TORCHVISION[name])
-    norms = [each for each in network.modules() if isinstance(each, nn.BatchNorm2d)]
-    for norm in norms:
-        norm.momentum = None
-        norm.train()
-    with torch.no_grad():
-        network(torch.cat([inputs, inputs.flip(-1)]))
-        for each in network.modules():
-            if isinstance(each, nn.Linear) and not each.weight.any():  # a head as it starts
-                nn.init.normal_(each.weight, std=0.02)
-    return network.eval(), inputs
-
-
-@pytest.mark.parametrize("name", HALVED)
-def test_a_copy_in_half_precision_is_no_drift_but_a_changed_one_is(name: str) -> None:
-    network, inputs = standardised(name)
-    baseline = baseline_of(inspected(network, inputs))
-    for half in HALVES.values():
-        assert findings(baseline, inspected(*half(copy.deepcopy(network), inputs))) == []
-        changed, given = half(copy.deepcopy(network), inputs)
-        weighted = {label: each for label, each in changed.named_modules() if isinstance(each, nn.Conv2d | nn.Linear)}
-        label, last = [*weighted.items()][-1]
-        with torch.no_grad():
-            last.weight.copy_(last.weight.flip(0))  # the classes in another order
-        (found,) = findings(baseline, inspected(changed, given))
-        assert found.where == label
-
-
-def test_errors_that_grow_from_layer_to_layer_are_no_drift_but_a_leap_is() -> None:
-    network = nn.Sequential(*[nn.Identity() for _ in range(4)])
-    values = torch.randn(1, 4096, generator=torch.Generator().manual_seed(0))
-    noise = torch.randn(1, 4096, generator=torch.Generator().manual_seed(1))
-
-    def moved(*shares: float) -> Baseline:
-        """Return the baseline of layers that were each this far from what they are now."""
-        rows = {
-            f"{at}": baseline_of(inspected(nn.Sequential(nn.Identity()), values + share * noise)).rows[1]
-            for at, share in enumerate(shares)
-        }
-        whole = baseline_of(inspected(network, values))
-        kept = tuple(replace(rows[row.label], label=row.label) for row in whole.rows if row.label in rows)
-        return replace(
-            whole, weights_precision="bfloat16", rows=(*kept, *(r for r in whole.rows if r.label not in rows))
-        )
-
-    measured = replace(inspected(network, values), weights_precision="float32")
-    assert findings(moved(0.08, 0.12, 0.18, 0.27), measured) == []
-    (found,) = findings(moved(0.04, 0.05, 0.4, 0.4), measured)
-    assert found.places == ("2", "3")
-    same_precision = replace(moved(0.08, 0.12, 0.18, 0.27), weights_precision="float32")
-    (found,) = findings(same_precision, measured)
-    assert found.places == ("0", "1", "2", "3")
-
-
-def test_one_layer_in_another_dtype_than_the_network_drifts() -> None:
-    class Narrow(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.half()
-
-    torch.manual_seed(0)
-    first = chain(nn.Linear(5, 5), *SIX[:5])
-    baseline = baseline_of(inspected(first, VALUES))
-    first.u = Narrow()
-    (found,) = findings(with_row(baseline, "u", kind="Narrow"), inspected(first, VALUES))
-    assert "its dtype went from float32 to float16" in found.message
-
-
 # --- one cause is one finding ---
 
 
@@ -465,115 +381,3 @@ def test_inputs_that_were_prepared_in_another_way_are_said_to_be_the_cause() -> 
     assert found.where == "z"
     assert "; what the network is given differs already, by 0.5" in found.message
     assert "look at how inputs are read and prepared." in found.message
-
-
-# --- which baselines do not fit ---
-
-
-def misfit(baseline: Baseline, measured: CheckMeasurements) -> str:
-    with pytest.raises(UsageError) as raised:
-        require_fit(baseline, measured)
-    message = str(raised.value)
-    assert raised.value.exit_code == 2
-    assert message.isprintable()
-    assert message.startswith("The baseline does not fit: ")
-    assert message.endswith("Write it anew with --update-baseline.")
-    return message
-
-
-def vision(name: str, **options: object) -> CheckMeasurements:
-    torch.manual_seed(0)
-    return inspected(torchvision.models.get_model(name, weights=None, **options).eval(), torch.ones(1, 3, 64, 64))
-
-
-def test_a_baseline_of_another_class_does_not_fit() -> None:
-    message = misfit(baseline_of(vision("resnet18")), vision("squeezenet1_1"))
-    assert "it is of ResNet (ResNet), and this is SqueezeNet (SqueezeNet)" in message
-
-
-@pytest.mark.parametrize(("one", "other"), [("resnet18", "resnet34"), ("shufflenet_v2_x0_5", "shufflenet_v2_x1_0")])
-def test_a_baseline_of_another_architecture_of_the_same_class_does_not_fit(one: str, other: str) -> None:
-    message = misfit(baseline_of(vision(one)), vision(other))
-    assert "layers have the name, type and shape that it says, so it is of another network" in message
-
-
-def test_another_head_is_drift_and_no_misfit() -> None:
-    network, inputs = torchvision.models.resnet18().eval(), torch.ones(1, 3, 64, 64)
-    baseline = baseline_of(inspected(network, inputs))
-    network.fc = nn.Linear(512, 10)
-    found = findings(baseline, inspected(network, inputs))
-    assert [finding.places for finding in found] == [("fc", "(model)")]
-    assert "its shape went from 1x1000 to 1x10" in found[0].message
-
-
-def test_a_baseline_of_another_batch_size_does_not_fit() -> None:
-    network = chain(*SIX)
-    baseline = baseline_of(inspected(network, torch.ones(2, 5)))
-    again = inspected(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)])
-    inputs = tuple(replace(each, name="tensor", steps=()) for each in again.forward.inputs)
-    again = replace(again, forward=replace(again.forward, inputs=inputs))
-    assert "only 0 of 7 layers have the name, type and shape" in misfit(baseline, again)
-
-
-def noise(shape: tuple[int, ...], seed: int) -> CheckMeasurements:
-    return inspected(chain(nn.ReLU()), noise_batch(shape, seed))
-
-
-def picture(path: Path, **options: object) -> CheckMeasurements:
-    preprocessing = replace(load_model("demo").preprocessing, **options)  # type: ignore[arg-type]
-    return inspected(chain(nn.ReLU()), load_batches([path], preprocessing))
-
-
-@pytest.mark.parametrize(
-    ("shape", "seed", "says"),
-    [
-        ((2, 3, 8, 8), 1, "input 1 was prepared by 'standard normal noise, seed 0', and now by 'standard"),
-        ((2, 3, 8, 9), 0, "input 1 was 3x8x8, and is 3x8x9"),
-        ((1, 3, 8, 8), 0, "it was made with 2 inputs, and this run has 1"),
-    ],
-)
-def test_noise_of_another_seed_size_or_number_does_not_fit(shape: tuple[int, ...], seed: int, says: str) -> None:
-    assert says in misfit(baseline_of(noise((2, 3, 8, 8), 0)), noise(shape, seed))
-
-
-def test_another_picture_of_the_same_name_does_not_fit(tmp_path: Path) -> None:
-    other = tmp_path / "cat.jpg"
-    other.write_bytes((CAT.parent / "rocket.jpg").read_bytes())
-    message = misfit(baseline_of(picture(CAT)), picture(other))
-    assert "input 1 was 'cat.jpg' (sha256 586b6d319e8e…), and is 'cat.jpg' (sha256 " in message
-
-
-def test_the_same_picture_under_another_name_fits(tmp_path: Path) -> None:
-    other = tmp_path / "renamed.jpg"
-    other.write_bytes(CAT.read_bytes())
-    assert findings(baseline_of(picture(CAT)), picture(other)) == []
-
-
-def test_another_preparation_of_the_picture_does_not_fit() -> None:
-    message = misfit(baseline_of(picture(CAT)), picture(CAT, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)))
-    assert "input 1 was prepared by 'normalised by mean 0.498" in message
-    assert "and now by 'normalised by mean 0.5, 0.5, 0.5" in message
-
-
-def test_gradients_of_another_loss_do_not_fit() -> None:
-    network = chain(nn.Linear(5, 5))
-    message = misfit(baseline_of(inspected(network, VALUES, "sum")), inspected(network, VALUES, "projection"))
-    assert "its gradients are of the loss 'sum, no target, eval', and these are of 'projection" in message
-
-
-def test_a_baseline_with_gradients_does_not_fit_a_run_that_takes_none() -> None:
-    network = chain(nn.Linear(5, 5))
-    baseline = baseline_of(inspected(network, VALUES, "sum"))
-    plain = inspected(network, VALUES)
-    assert "it holds gradients, and this run takes none, because no rule about gradients is on" in misfit(
-        baseline, plain
-    )
-    require_fit(baseline, replace(plain, unmeasured={"zero-gradient": "The backward pass raised."}))
-
-
-def test_a_run_that_broke_off_is_not_taken_for_another_network() -> None:
-    measured = inspected(chain(*SIX), VALUES)
-    failure = Failure("y", "ReLU", ("1x5",), "ValueError: no")
-    broken = replace(measured.forward, rows=measured.forward.rows[:1], inputs=(), failure=failure)
-    require_fit(baseline_of(measured), replace(measured, forward=broken))
-    require_fit(baseline_of(measured), replace(measured, forward=None))
