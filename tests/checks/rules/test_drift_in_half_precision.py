@@ -77,6 +77,16 @@ def test_errors_that_grow_from_layer_to_layer_are_no_drift_but_a_leap_is() -> No
     assert found.places == ("0", "1", "2", "3")
 
 
+def test_values_that_vanish_in_float16_are_no_drift_there() -> None:
+    """Behind a layer scale of 1e-6, as ConvNeXt starts; the smallest number of float16 is 6e-8."""
+    values = 1e-8 * torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
+    measured = replace(inspected(chain(nn.Identity()), values * 0), weights_precision="float16")
+    baseline = baseline_of(inspected(chain(nn.Identity()), values))
+    assert findings(replace(baseline, weights_precision="float32"), measured) == []
+    (found,) = findings(baseline_of(inspected(chain(nn.Identity()), values * 100)), measured)
+    assert found.where == "z"
+
+
 def test_one_layer_in_another_dtype_than_the_network_drifts() -> None:
     class Narrow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
