@@ -162,14 +162,15 @@ class CheckMeasurements:
             magnitude of each channel over all inputs, (C,) float32.
         batch_norms: What each BatchNorm with stored statistics was given, in execution order; empty if no rule wanted
             it, or nothing can be told by it (see `unmeasured`).
-        signatures: Of the modules' outputs by label, for a baseline; empty if there is none, and none is to be written.
-        weights_precision: The narrowest floating dtype that holds all parameters exactly: "bfloat16"; "" if there are
-            no signatures.
         gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
         origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
         unmeasured: By rule, in a sentence, why what it needs could not be measured.
         no_network: Why a weights file was looked at alone, so that `stored` is all there is; "" otherwise.
         seconds: Time by phase: "load", "stored", "forward", "again", "gradients".
+        signatures: Of the modules' outputs by label, and of what the network is given by "", for a
+            baseline; empty if there is none, and none is to be written.
+        weights_precision: The narrowest floating dtype that holds all parameters exactly: "bfloat16"; "" if there are
+            no signatures.
     """
 
     model: ModelInfo
@@ -179,14 +180,14 @@ class CheckMeasurements:
     channel_peaks: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     batch_norms: tuple[BatchNormInput, ...] = ()
     outputs: tuple[OutputValues, ...] = ()
-    signatures: Mapping[str, OutputSignature] = field(default_factory=dict)
-    weights_precision: str = ""
     gradients: Gradients | None = None
     origin_searched: bool = True
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     no_network: str = ""
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    signatures: Mapping[str, OutputSignature] = field(default_factory=dict)
+    weights_precision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,12 +136,12 @@ def measure(
         {label: each.float().cpu().numpy() for label, each in peaks.items()},
         norms.results(),
         found.outputs,
-        signatures.results() if signatures else {},
-        weights_precision(subject.network) if signatures else "",
         found.gradients,
         unmeasured=found.unmeasured,
         warnings=tuple(dict.fromkeys(sentences)),
         seconds={"load": prepared.load_seconds, **found.seconds},
+        signatures=signatures.results() if signatures else {},
+        weights_precision=weights_precision(subject.network) if signatures else "",
     )
 
 
