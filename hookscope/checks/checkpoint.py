@@ -29,7 +29,7 @@ from hookscope.models import LoadedModel
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.results.grids import Grid
-from hookscope.runs.directory import new_run
+from hookscope.runs.directory import OVERVIEW, new_run
 from hookscope.runs.serialize import checks_to_json
 
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: the cause is
@@ -132,7 +132,7 @@ def _with_evidence(
     settings: CheckSettings,
     measured: CheckMeasurements | None,
 ) -> CheckReport:
-    """Write `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; whole or not at all.
+    """Write an overview, `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; all or nothing.
 
     Where that fails, the checkpoint could not be checked to the end. `folder` is nothing yet, empty, or earlier
     evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without `prepared` and
@@ -146,12 +146,20 @@ def _with_evidence(
     grids: Sequence[Grid] = ()
     try:
         with new_run(folder, "--evidence") as run:
-            (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
+            seen = None
             if rows and prepared is not None and forward is not None:
+                seen = measure_layers(prepared, settings, sorted({row.label for row in rows[:_MOST_DRAWN]}))
+            _draw_overview(run.path, told, forward, rows, seen)
+            (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
+            if seen is not None and forward is not None:
                 forward = replace(forward, rows=rows, uncalled=())
                 (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
-                grids = _draw(run.path, prepared, settings, forward)
-            entries = {"layers": [row.label for row in rows], "grids": [asdict(grid) for grid in grids]}
+                grids = _draw(run.path, seen, forward)
+            entries = {
+                "overview": OVERVIEW,
+                "layers": [row.label for row in rows],
+                "grids": [asdict(grid) for grid in grids],
+            }
             run.finish({"verb": "check", "checkpoint": told.checkpoint, **entries})
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
@@ -169,7 +177,18 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
     return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
 
 
-def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Activations) -> list[Grid]:
+def _draw_overview(
+    folder: Path, report: CheckReport, forward: Activations | None, rows: Sequence[LayerRow], seen: Activations | None
+) -> None:
+    from hookscope.render.overviews.checks import draw_check  # noqa: PLC0415 (most checkpoints pass)
+
+    labels = {row.label for row in rows}
+    maps = [each for each in (() if seen is None else seen.map_summaries) if each.label in labels]
+    first = [each for each in maps if each.input_index == 0]
+    draw_check(report, () if forward is None else forward.rows, rows, first).save(folder / OVERVIEW, compress_level=6)
+
+
+def _draw(folder: Path, seen: Activations, forward: Activations) -> list[Grid]:
     from hookscope.render.grids import draw_for_run, encode_png, grid_name  # noqa: PLC0415 (likewise)
     from hookscope.render.plot_axes import figure_png  # noqa: PLC0415 (likewise)
     from hookscope.render.plots import activation_histograms  # noqa: PLC0415 (likewise)
@@ -179,7 +198,6 @@ def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Ac
     figure = activation_histograms(rows, forward.model.name)
     (folder / "plots" / "histograms.png").write_bytes(figure_png(figure))
     labels = {row.label for row in rows}
-    seen = measure_layers(prepared, settings, sorted(labels))
     maps = [each for each in seen.feature_maps if each.label in labels]
     if maps:
         (folder / "grids").mkdir()
