@@ -135,12 +135,12 @@ def last_line(saved: "SavedRun | SavedAttributions", input_count: int, grids_for
 
     if not isinstance(saved, SavedRun):
         return saved.last_line
-    cut = f" for the first {grids_for} of {input_count} inputs" if grids_for < input_count else ""
+    cut = f" for the first {grids_for} of {input_count} inputs (--grids-for)" if grids_for < input_count else ""
     count = len(saved.grids)
     grids = [f"{counted(count, 'grid')}{cut}"] if count else []
-    hint = " (fewer with --layer or --grids-for, none with --no-grids)" if count > _MANY_GRIDS else ""
+    hint = " (fewer with --layer, none with --no-grids)" if count > _MANY_GRIDS else ""
     others = f"{', '.join([*grids, *saved.files])} and run.json are beside it"
-    return f"{safe_text(str(saved.overview))} is the picture; {others}{hint if count else ''}"
+    return f"{safe_text(str(saved.overview))} is the picture; {others}{hint}"
 
 
 def report_all(failures: Sequence[HookscopeError]) -> int:

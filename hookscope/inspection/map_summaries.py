@@ -57,10 +57,11 @@ def summarise_maps(
         return None
     channel_count, *size = maps.shape[1:]
     # A norm of 1 takes ten times as long as that of 2.
-    strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=torch.float32)  # (n, C)
+    wide = torch.promote_types(maps.dtype, torch.float32)
+    strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
     channels = strength.nan_to_num(-1.0, math.inf).argmax(1)
     strongest = torch.cat([each.index_select(0, channels[place : place + 1]) for place, each in enumerate(maps)])
-    means, strongest = maps.mean(1, dtype=torch.float32), strongest.float()
+    means, strongest = maps.mean(1, dtype=wide).float(), strongest.float()
     step = -(-max(size) // _LONGEST_SIDE)
     if step > 1:
         means, strongest = (functional.avg_pool2d(each, step, ceil_mode=True) for each in (means, strongest))

@@ -177,7 +177,7 @@ def _input_lines(result: Activations, index: int) -> list[Line]:
             best = prediction.classes[:3]
             lines += [(f"{name}  {probability_text(share)}", TEXT, INK) for name, share in best]
     if not any(each.input_index == index for each in result.map_summaries):
-        lines.append(("No layer has maps: values without height and width.", SMALL, DIM))
+        lines.append(("No maps: no layer here puts out values with height and width.", SMALL, DIM))
     return lines
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from PIL import Image, ImageDraw
 
-from hookscope.render.lettering import drawable, font, line_height
-from hookscope.render.overviews.sheet import DIM, INK, INNER, MARGIN, NAME, PAPER, SMALL, TEXT, Block, Colour
+from hookscope.render.lettering import font, line_height
+from hookscope.render.overviews.sheet import DIM, INK, INNER, MARGIN, NAME, PAPER, SMALL, TEXT, Block, Colour, in_font
 
 # Okabe and Ito 2008, "Color Universal Design", as in the plots.
 BLUE, ORANGE, VERMILION, GREY = (0, 114, 178), (230, 159, 0), (213, 94, 0), (118, 118, 118)
@@ -127,7 +127,7 @@ class Chart:
     def _write_head(self, image: Image.Image, top: int) -> None:
         """Write the title on the left, and the key to colours and marks on the right."""
         pen, drawn = ImageDraw.Draw(image), font(TEXT)
-        pen.text((MARGIN, top), drawable(self.title, 100), INK, font(NAME))
+        pen.text((MARGIN, top), in_font(self.title), INK, font(NAME))
         key: list[tuple[str, Colour, Shape | Mark]] = [(each.name, each.colour, each.shape) for each in self.series]
         key += [(mark.name, mark.colour, mark.mark) for mark in self.marks if mark.places]
         key += [("fails", _GROUND, "area")] if self.ground else []
@@ -141,13 +141,14 @@ class Chart:
         pen, drawn = ImageDraw.Draw(image), font(SMALL)
         for words, height in ticks:
             pen.text((MARGIN + _AXIS - 8 - drawn.getlength(words), top + height - 5), words, DIM, drawn)
+        left = 0.0
         for letter, place in self.letters:
-            left = MARGIN + self._x(place) - drawn.getlength(letter) / 2
+            left = max(left + drawn.getlength(letter) + 5, MARGIN + self._x(place) - drawn.getlength(letter) / 2)
             pen.text((left, top - line_height(SMALL) + 1), letter, INK, drawn)
         taken: list[tuple[float, float]] = []
         top += _PLOT_HEIGHT + 8
         for place, name in _blocks(self.names) if self.names else ():
-            words = drawable(name, 24)
+            words = in_font(name, 24)
             left = MARGIN + self._x(place)
             right = left + drawn.getlength(words)
             if right <= MARGIN + INNER and all(right + 10 < other[0] or left > other[1] + 10 for other in taken):

@@ -39,9 +39,9 @@ def draw_gradients(result: Gradients) -> Image.Image:
     failing = {each.where for each in result.verdicts if each.level == "fail"}
     blocks = [text_block(_heading(result)), _verdict_block(result)]
     if outputs:
-        blocks.append(_flow("Gradient of the loss with respect to each layer's output", outputs, failing))
+        blocks.append(_flow("Gradient of the loss by each layer's output", outputs, failing))
     if result.parameters:
-        blocks.append(_flow("Gradient of the loss with respect to each parameter", result.parameters, failing))
+        blocks.append(_flow("Gradient of the loss by each parameter", result.parameters, failing))
     return draw_sheet(blocks)
 
 

@@ -21,6 +21,9 @@ Line = tuple[str, int, Colour]
 
 _LONGEST_TEXT = 400  # characters
 
+# Signs that sentences of ours hold and the font lacks.
+_SPELLED = str.maketrans({"‖": "||", "·": "-", "×": "x", "…": "...", "≥": ">=", "≤": "<="})
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -51,15 +54,20 @@ def text_block(lines: Sequence[Line], left: int = MARGIN, width: int = INNER) ->
     return Block(sum(text_height(*line, width) for line in lines), draw)
 
 
+def in_font(text: str, limit: int = _LONGEST_TEXT) -> str:
+    """Return a text in letters that the font has, the middle left out if it is long."""
+    return drawable(text.translate(_SPELLED), limit)
+
+
 def text_height(text: str, size: int, _colour: Colour, width: int) -> int:
     """Return how high a line of text is, broken where it must."""
-    return len(wrap([drawable(text, _LONGEST_TEXT)], size, width, "")) * line_height(size)
+    return len(wrap([in_font(text)], size, width, "")) * line_height(size)
 
 
 def write(pen: ImageDraw.ImageDraw, lines: Sequence[Line], top: int, left: int, width: int) -> int:
     """Write lines of text, each broken where it must; return where the next one would begin."""
     for text, size, colour in lines:
-        for pieces in wrap([drawable(text, _LONGEST_TEXT)], size, width, ""):
+        for pieces in wrap([in_font(text)], size, width, ""):
             pen.text((left, top), "".join(pieces), colour, font(size))
             top += line_height(size)
     return top
@@ -67,7 +75,7 @@ def write(pen: ImageDraw.ImageDraw, lines: Sequence[Line], top: int, left: int, 
 
 def fitting(text: str, size: int, width: int) -> str:
     """Return text that `write` writes on one line of a width; "..." stands for the middle of a longer one."""
-    shown = whole = drawable(text, _LONGEST_TEXT)
+    shown = whole = in_font(text)
     for kept in range(len(whole) - 1, 3, -1):
         if text_width([shown], size) <= width:
             break
