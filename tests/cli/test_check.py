@@ -222,9 +222,10 @@ def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(che
     assert "2 checkpoints: 1 failed, 1 passed" in text
     assert 'id="checkpoint=net.py-Sound&amp;rule=integrity"' in text
     shown = [base64.b64decode(each) for each in re.findall(r'src="data:image/png;base64,([^"]+)"', text)]
-    kept = [path.read_bytes() for folder in ("grids", "plots") for path in sorted(evidence.glob(f"*/{folder}/*.png"))]
+    pictures = ("overview.png", "grids/*.png", "plots/*.png")
+    kept = [path.read_bytes() for pattern in pictures for path in sorted(evidence.glob(f"*/{pattern}"))]
     assert shown == kept
-    assert len(shown) >= 2
+    assert len(shown) >= 3
     assert f'alt="Feature maps of {PLANTED}: Conv2d, ' in text
     assert names_below(tmp_path) >= {"report.html"}
     assert not [name for name in names_below(tmp_path) if name.startswith(".report")]

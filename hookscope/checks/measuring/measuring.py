@@ -162,7 +162,7 @@ def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence
     modules = inspected_network(prepared.loaded).modules
     patterns = [_pattern_of(label, modules) for label in labels]
     try:
-        return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, **_options(settings))
+        return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, summaries=True, **_options(settings))
     except ForwardError as error:
         return error.inspection
 
