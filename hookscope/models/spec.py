@@ -156,7 +156,8 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     arguments = {**recognised, **options.arguments}
     loaded = _load_network(network, replace(options, weights=checkpoint, arguments=arguments, input_channels=channels))
     name = f"{checkpoint.name} ({loaded.info.name})"
-    return replace(loaded, info=replace(loaded.info, name=name), notes=(*notes, *loaded.notes))
+    notes = (*notes, *loaded.notes)
+    return replace(loaded, info=replace(loaded.info, name=name), notes=notes, beside=checkpoint.beside)
 
 
 def _network_of(

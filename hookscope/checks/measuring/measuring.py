@@ -20,6 +20,7 @@ from hookscope.checks.measuring.nonfinite_origin import locate_origin
 from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.measuring.stored import stored_tensors
+from hookscope.checks.measuring.training_state import copy_values, optimiser_values
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs, of_modules
 from hookscope.checks.settings import CheckSettings
@@ -94,6 +95,8 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
     norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
     with found.timed("stored"):
         stored, unread = stored_tensors(subject.network)
+        optimisers = optimiser_values(loaded.beside) if "optimizer-state" in wanted else ()
+        copies = copy_values(loaded.beside) if "averaged-weights" in wanted else ()
     found.warnings += unread
     if unread and not any(each.nan_count or each.inf_count for each in stored):
         found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
@@ -133,6 +136,8 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         found.outputs,
         found.gradients,
         unmeasured=found.unmeasured,
+        optimisers=optimisers,
+        copies=copies,
         warnings=tuple(dict.fromkeys(sentences)),
         seconds={"load": prepared.load_seconds, **found.seconds},
     )
