@@ -172,10 +172,10 @@ def spread_beyond_chance(values: Tensor) -> float | None:
     for begin in range(0, outputs, step):
         piece = filters[begin : begin + step].float()
         squares = piece * piece
-        row_sums.append(piece.sum(1).double().cpu())
-        row_squares.append(squares.sum(1).double().cpu())
-        column_sums += piece.sum(0).double().cpu()
-        column_squares += squares.sum(0).double().cpu()
+        row_sums.append(piece.sum(1).cpu().double())
+        row_squares.append(squares.sum(1).cpu().double())
+        column_sums += piece.sum(0).cpu().double()
+        column_squares += squares.sum(0).cpu().double()
         fourth += float(torch.linalg.vector_norm(squares) ** 2)
         count += int(torch.count_nonzero(piece))
     if count < _FEWEST_FOR_SPREAD:
