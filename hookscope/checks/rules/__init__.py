@@ -11,6 +11,7 @@ from hookscope.checks.rules import (
     batch_norm,
     forward,
     gradients,
+    labelled,
     learning,
     references,
     stored,
@@ -20,7 +21,10 @@ from hookscope.checks.rules import (
 from hookscope.checks.rules.rule import Limit, Rule
 from hookscope.errors import UsageError, nearest
 
-_FILES = (stored, weights, training_state, forward, batch_norm, activations, references, gradients, learning)
+_FILES = (
+    *(stored, weights, training_state),
+    *(forward, batch_norm, activations, references, labelled, gradients, learning),
+)
 
 RULES: Mapping[str, Rule] = {
     each.identifier: each for file in _FILES for each in vars(file).values() if isinstance(each, Rule)
