@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from hookscope.checks.rules import (
     activations,
     batch_norm,
+    drift,
+    expectations,
     forward,
     gradients,
     labelled,
     learning,
-    references,
     stored,
     training_state,
     weights,
@@ -23,7 +24,7 @@ from hookscope.errors import UsageError, nearest
 
 _FILES = (
     *(stored, weights, training_state),
-    *(forward, batch_norm, activations, references, labelled, gradients, learning),
+    *(forward, batch_norm, activations, expectations, labelled, drift, gradients, learning),
 )
 
 RULES: Mapping[str, Rule] = {

@@ -62,7 +62,7 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
-@rule("dead-channels", "warn", "forward", ("non-finite-activation",))
+@rule("dead-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "max_fraction",
     0.8,
@@ -86,7 +86,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             yield from _above(terms, share, row, f"of its {row.activation.channel_count} {what}")
 
 
-@rule("dead-layer", "fail", "forward", ("non-finite-activation",))
+@rule("dead-layer", "fail", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "min_values",
     1024,
@@ -114,7 +114,7 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
             yield Objection(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
-@rule("quiet-channels", "warn", "forward", ("non-finite-activation",))
+@rule("quiet-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "below",
     3e-3,
@@ -145,7 +145,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         yield from _above(terms, _quiet_share(peaks, row, below), row, f"of its {peaks.size} {what}")
 
 
-@rule("saturated-activation", "warn", "forward", ("non-finite-activation",))
+@rule("saturated-activation", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "max_fraction",
     0.8,
