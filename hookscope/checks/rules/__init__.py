@@ -24,7 +24,7 @@ from hookscope.errors import UsageError, nearest
 
 _FILES = (
     *(stored, weights, training_state),
-    *(forward, batch_norm, activations, expectations, labelled, drift, gradients, learning),
+    *(forward, batch_norm, activations, expectations, drift, labelled, gradients, learning),
 )
 
 RULES: Mapping[str, Rule] = {
