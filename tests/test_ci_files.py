@@ -81,7 +81,7 @@ def test_the_commands_of_the_snippets_have_only_options_that_check_has() -> None
     commands = [*values(SNIPPETS / "gitlab.yml")["check-weights"]["script"], *re.findall(r"options\+=\((.*)\)", script)]
     given = {word for command in commands for word in shlex.split(command) if word.startswith("--")}
     assert {"--junit", "--sarif", "--report", "--evidence", "--config", "--baseline"} <= given
-    assert given - {"--data"} <= known
+    assert given <= known
 
 
 def test_inputs_reach_the_shell_as_variables_only() -> None:
