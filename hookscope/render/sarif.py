@@ -10,7 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 from hookscope.errors import gravest
-from hookscope.render.check_report import finding_text, readable, repository_file, skipped_rules, untold_error
+from hookscope.render.check_report import (
+    accuracy_line,
+    finding_text,
+    readable,
+    repository_file,
+    skipped_rules,
+    untold_error,
+)
 from hookscope.results.check import CheckReport
 from hookscope.results.findings import Level
 from hookscope.text import counted, plain
@@ -135,8 +142,9 @@ class _Told:
         location = _location(self.file or self.instead)
         if self.report.error:
             yield _notification("error", self._named(self.report.error), location)
-        for warning in self.report.warnings:
-            yield _notification("note", self._named(warning), location)
+        data = accuracy_line(self.report)
+        for note in ([f"data: {data}"] if data else []) + [*self.report.warnings]:
+            yield _notification("note", self._named(note), location)
         for reason, rules in skipped_rules(self.report).items():
             yield _notification("note", self._named(f"skipped {rules}: {reason}"), location)
 

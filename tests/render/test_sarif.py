@@ -18,6 +18,7 @@ from tests.render.checked import (
     FAILED,
     HOSTILE,
     KILLED,
+    LABELLED,
     LONG_NAME,
     PASSING,
     SKIPPING,
@@ -159,6 +160,12 @@ def test_a_clean_run_says_so() -> None:
         "models/skipping.pt: skipped expectation: No expectation is configured.",
         "models/skipping.pt: skipped drift: No baseline was given.",
     ]
+
+
+def test_what_became_of_labelled_pictures_is_a_note() -> None:
+    [note] = sarif(LABELLED)["invocations"][0]["toolExecutionNotifications"]
+    assert note["level"] == "note"
+    assert note["message"]["text"].startswith(f"{LABELLED.checkpoint}: data: 15 of 20 labelled pictures are classified")
 
 
 def test_findings_alone_do_not_make_a_run_unsuccessful() -> None:
