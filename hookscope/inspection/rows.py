@@ -122,7 +122,7 @@ class Recorder:
             self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
         if self.grids_for and self.lists(call):
             self.keep((call.layer, call.call, slot), tensor, axis)
-        return self.reducer.reduce(tensor, axis)
+        return self.reducer.reduce(tensor, axis, self.indices)
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
         """Clone the slices that belong to the inputs to be drawn, if there are any."""

@@ -177,7 +177,7 @@ def run_forward(
     collector = TensorCollector(_input_count(session), on_progress)
     if save_tensors:
         options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
-    options["on_batch"] = collector.end_batch
+    options |= {"on_batch": collector.end_batch, "sketches": True}
     report = reporter(session, on_error)
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
@@ -230,6 +230,7 @@ def run_backward(
         "on_tensor": collector.collect if save_tensors else None,
         "on_batch": collector.end_batch,
         "judged": True,
+        "sketches": True,
     }
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     collector.end()  # gradients of parameters come last

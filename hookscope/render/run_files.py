@@ -20,6 +20,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS, Provenance
 from hookscope.runs import serialize
 from hookscope.runs.directory import new_run
+from hookscope.runs.sketches import write_sketches
 from hookscope.text import safe_text
 
 MOST_HISTOGRAMS = 12
@@ -33,7 +34,7 @@ class SavedRun(NamedTuple):
 
     folder: Path
     grids: tuple[Grid, ...]
-    files: tuple[str, ...]  # everything else but `run.json` and the pictures of the inputs
+    files: tuple[str, ...]  # everything else for people but `run.json` and the pictures of the inputs
 
 
 def save_result(result: Activations | Gradients | Attributions, path: str | Path, **options: Any) -> Any:
@@ -77,6 +78,7 @@ def save_run(
     with new_run(Path(path)) as run:
         drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
         files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
+        write_sketches(run.path, result)
         if result.tensors:
             _write_tensors(run.path / tensor_file, result.tensors)
             files.append(tensor_file)

@@ -38,7 +38,9 @@ _ENTRIES = (
 )
 _GRADIENTS = ("gradients", "parameters")
 _ROWS = ("rows", "uncalled")
-_STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram")]
+_STATISTICS = [
+    each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram", "sketch")
+]
 
 # Fields of results that no file of JSON has.
 _NOT_IN_JSON = ("feature_maps", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance", "unlisted")

@@ -26,7 +26,7 @@ from hookscope.render.html import report_html
 from hookscope.runs.reading import read_run
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
 
-TABLES = {"run.json", "layers.csv", "layers.json"}
+TABLES = {"run.json", "layers.csv", "layers.json", "sketches.safetensors"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
 
 
@@ -172,7 +172,13 @@ def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Pat
     assert any("resized from 300x451 to 256x384" in step for step in picture["steps"])
     assert any("centre crop 224x224" in step for step in picture["steps"])
     assert sorted(record["files"]) == sorted(
-        [*(grid["path"] for grid in record["grids"]), *record["thumbnails"], "layers.csv", "layers.json"]
+        [
+            *(grid["path"] for grid in record["grids"]),
+            *record["thumbnails"],
+            "layers.csv",
+            "layers.json",
+            "sketches.safetensors",
+        ]
     )
 
 

@@ -132,6 +132,7 @@ RUN_FILES = {
     "gradients.csv",
     "gradients.json",
     "parameters.csv",
+    "sketches.safetensors",
     "plots",
     "plots/gradient-flow.png",
     "plots/gradient-histograms.png",
