@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hookscope.results.attributions import Attributions, Method
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
+    from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
     from hookscope.results.network import ModuleTable
 
@@ -372,6 +373,122 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     )
 
 
+def diff(  # noqa: D417 - those of `activations` are described there
+    a: Model,
+    b: Model = "same",
+    images: Images = (),
+    *,
+    layer: Texts = (),
+    ops: bool = False,
+    map: Texts = (),  # noqa: A002 - the name of the option
+    reference: Literal["float64"] | None = None,
+    shadow: bool = False,
+    fail_over: Texts = (),
+    weights: str = "auto",
+    weights_b: str | None = None,
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    trust: bool = False,
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    classes: Classes | None = None,
+    batch_size: int = 8,
+    device: str = "auto",
+    device_b: str | None = None,
+    dtype: Dtype | None = None,
+    dtype_b: Dtype | None = None,
+    autocast_b: Literal["bfloat16", "float16"] | None = None,
+    mode_b: Literal["eval", "train"] = "eval",
+    threads_b: int | None = None,
+    edit_b: Texts | Sequence[Edit] = (),
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+    on_error: OnError | None = None,
+) -> Differences:
+    """Say how two models differ on the same inputs, layer by layer, and where the difference begins.
+
+        >>> import hookscope
+        >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_bn1:output:scale(1.1)")
+        >>> result.births[0].layer
+        '_bn1'
+
+    Both run side by side, and only the layer at hand is held. Modules are left as they were, where they are. Arguments
+    that are not described here are those of `activations`.
+
+    Args:
+        a: As `model` for `activations`.
+        b: Likewise, or "same": A once more, in another way. Of a module that is a copy.
+        layer: Layers of A whose rows are shown.
+        map: Layers that belong together, "encoder.*=backbone.*", where names do not tell.
+        reference: "float64": also run A's weights in float64, and measure the error of each side.
+        shadow: Also run each layer of B on A's input: that tells what the layer itself adds.
+        fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
+        weights_b: As `weights`, for B; None for those of A.
+        device_b: As `device`, for B, and so is `dtype_b`; None for where A is, and what.
+        autocast_b: Run B under autocast to this dtype.
+        mode_b: "train" runs B with batch statistics and dropout as in training.
+        threads_b: Threads that B computes with on the CPU.
+        edit_b: Changes to inputs or outputs of B's layers: "layer3:output:zero(channels=3)".
+
+    Returns:
+        The differences: `result["layer3.0.conv1"]` is a row, `result.births` says where differences begin.
+
+    Raises:
+        HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
+    """
+    from hookscope.differences.running import Ways, run_diff
+    from hookscope.inspection.session import open_session
+    from hookscope.models import with_classes
+
+    began = time.perf_counter()
+    if threads_b is not None and threads_b < 1:
+        raise UsageError(f"--threads-b {threads_b} is not possible: give 1 or more.")
+    reading = _file_options(trust, key, allow_missing, allow_unexpected)
+    loaded = with_classes(_load(a, weights, arch, model_arg, reading, device, dtype, seed), classes)
+    if not isinstance(b, str | Path):
+        other = _load(
+            b, weights_b or "auto", None, (), _file_options(False, None, (), ()), device_b or "auto", dtype_b, 0
+        )
+    elif b == "same" and not isinstance(a, str | Path):
+        other = _another_way(loaded, weights_b, device_b, dtype_b)
+    else:
+        wanted = (weights_b or weights, arch, model_arg, reading, device_b or device, dtype_b or dtype, seed)
+        other = _load(a if b == "same" else b, *wanted)
+    session = open_session(
+        loaded,
+        images,
+        _texts(input),
+        began=began,
+        seed=seed,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    )
+    ways = [] if autocast_b is None else [f"autocast to {autocast_b}"]
+    ways += ["train mode"] * (mode_b == "train") + ([] if threads_b is None else [f"threads: {threads_b}"])
+    ways += [f"edit {each}" for each in _texts(edit_b)]
+    return run_diff(
+        session,
+        with_classes(other, classes),
+        ways_b=Ways(mode_b, autocast_b, threads_b, _texts(edit_b), tuple(ways)),
+        layers=_texts(layer),
+        ops=ops,
+        maps=_texts(map),
+        reference=reference is not None,
+        shadow=shadow,
+        fail_over=_texts(fail_over),
+        batch_size=batch_size,
+        on_progress=on_progress,
+        on_error=on_error,
+    )
+
+
 def layers(
     model: Model,
     *,
@@ -588,6 +705,21 @@ def _load(
     )
     move_to(loaded, where, dtype)
     return loaded
+
+
+def _another_way(loaded: LoadedModel, weights: str | None, device: str | None, dtype: str | None) -> LoadedModel:
+    """Return a copy of a module on another device or in another dtype."""
+    from hookscope.inspection.device import choose_device, move_to
+    from hookscope.models.construction import copied
+
+    if weights is not None:
+        raise UsageError(
+            "--weights-b is for a model given by name: load them into a second module, and give that as B."
+        )
+    other = copied(loaded)
+    if device is not None or dtype is not None:
+        move_to(other, choose_device(device or _device(loaded)), dtype)
+    return other
 
 
 def _file_options(trust: bool, key: str | None, allow_missing: Texts, allow_unexpected: Texts) -> FileOptions:

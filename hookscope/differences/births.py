@@ -50,7 +50,7 @@ def with_origins(rows: Sequence[DifferenceRow], eps: float) -> tuple[tuple[Diffe
         origin = _origin(row, total, limit, single, first_seen=first_seen)
         if not first_seen and exceeds(total, limit):
             first_seen = True
-            if row.added is None:
+            if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.input_relative_l2, limit):
                 births.append(_first_birth(row, limit, total or 0.0, layers))
         judged.append(replace(row, limit=limit, origin=origin))
     if any(row.added is not None for row in rows):
@@ -89,10 +89,15 @@ def _has_parts(layer: str, layers: set[str]) -> bool:
 
 
 def _shadowed_births(rows: Sequence[DifferenceRow], first: Sequence[Birth], eps: float) -> list[Birth]:
-    """Return every layer that adds a difference by itself; a module around another one only if its parts add none."""
+    """Return the layers that add a difference by themselves, at their first calls that do.
+
+    A module around others is among them only if these add none.
+    """
     layers = {row.layer for row in rows}
-    found = [Birth(row.layer, row.label, _has_parts(row.layer, layers), _added(row)) for row in _adding(rows, eps)]
-    return [*first, *found]
+    births = {each.layer: each for each in first}
+    for row in _adding(rows, eps):
+        births.setdefault(row.layer, Birth(row.layer, row.label, _has_parts(row.layer, layers), _added(row)))
+    return [*births.values()]
 
 
 def _adding(rows: Sequence[DifferenceRow], eps: float) -> list[DifferenceRow]:

@@ -27,7 +27,7 @@ class Strand(Generic[Stop]):
 
     Attributes:
         done: Whether the function has returned or raised.
-        breaks_off: Every pause raises, until the function itself takes this back.
+        breaks_off: Every breakable pause raises, until the function itself takes this back.
         result: What it returned.
         error: What it raised.
     """
@@ -74,13 +74,13 @@ class Strand(Generic[Stop]):
             raise error
         return result
 
-    def pause(self, stop: Stop) -> None:
+    def pause(self, stop: Stop, *, breakable: bool = True) -> None:
         """Wait, inside the function, until the strand is resumed.
 
         Raises:
-            AbandonedError: If it never will be, or `breaks_off`.
+            AbandonedError: If it never will be, or `breaks_off` and the pause is `breakable`.
         """
-        if self._abandoned or self.breaks_off:
+        if self._abandoned or (breakable and self.breaks_off):
             raise AbandonedError
         self._stop = stop
         self._stopped.release()
@@ -93,7 +93,7 @@ class Strand(Generic[Stop]):
                 self._outcome = (None, error)
             self._stopped.release()
             self._go.acquire()
-        if self._abandoned or self.breaks_off:
+        if self._abandoned or (breakable and self.breaks_off):
             raise AbandonedError
 
     def abandon(self) -> None:

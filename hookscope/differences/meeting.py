@@ -13,7 +13,6 @@ from torch import Tensor
 from hookscope.differences.lockstep import Strand
 from hookscope.differences.measures import Sums, coarser, comparable, plain, squares_by_channel
 from hookscope.differences.party import Finished, Key, Party, Ready, Seen, Stop
-from hookscope.hooks.pytree import tensors_in
 from hookscope.text import exception_line
 
 # Above this share of A's norm the channels of a difference are looked at. Our choice: below, it is mostly rounding.
@@ -229,7 +228,7 @@ class Meeting:
         """Run B's layer on A's input."""
         call = key[:2]
         if key[2] == 0:
-            given = self.parties[0].inputs_of(a.layer)
+            given = self.parties[0].kept_of(a.layer)
             if given is None or b.layer not in self.parties[1].hooked:
                 return
             try:
@@ -260,10 +259,7 @@ def _run_alone(party: Party, seen: Seen, given: tuple[tuple[Any, ...], dict[str,
             return type(value)(map(moved, value))
         return {name: moved(each) for name, each in value.items()} if type(value) is dict else value
 
-    args, kwargs = moved(given[0]), moved(given[1])
-    module = party.hooked[seen.layer]
-    with torch.no_grad(), party.hooks_paused(), party.casting():
-        return [tensor for _, tensor in tensors_in(module(*args, **kwargs))]
+    return party.run_alone(seen.layer, moved(given[0]), moved(given[1]))
 
 
 def _meeting_place(a: Tensor, b: Tensor) -> torch.device:

@@ -17,7 +17,7 @@ from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.operations import OperationChoice
-from hookscope.hooks.pytree import tensors_given
+from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.selection import default_layers, owned_parameters
 from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import PlacedEdits
@@ -86,7 +86,8 @@ class Party:
         partner: The key of A for a call of this network; None if it has none.
         autocast: The dtype of autocast; None for none.
         threads: Of the thread that it runs in; None for as many as torch takes.
-        keeps_inputs: Keep a copy of what each layer was given until it returns, for `inputs_of`.
+        keeps: What is kept of each call until it returns: a copy of its inputs, as they were before any hook, or
+            whether autocast was on.
         batch: What it runs over next; None ends it.
         shown: What it has shown in all batches, in order, by (layer, call, which).
         passed_through: Those that were an input unchanged in every batch.
@@ -103,7 +104,7 @@ class Party:
     mode: Mode = "eval"
     autocast: torch.dtype | None = None
     threads: int | None = None
-    keeps_inputs: bool = False
+    keeps: Literal["inputs", "autocast", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     batch: Batch | None = None
     rewinds: bool = False
@@ -146,7 +147,7 @@ class Party:
 
     def _next(self, strand: Strand[Stop], state: Preserved, *, is_first: bool) -> bool:
         """Run over the batch that comes next; tell whether there was one."""
-        strand.pause(Ready())
+        strand.pause(Ready(), breakable=False)
         batch, self.batch = self.batch, None
         if batch is None or self.captured is None:
             return False
@@ -158,7 +159,11 @@ class Party:
         self._counts.clear()
         self._given.clear()
         self.recorder.start(batch.indices)
-        finished = self._forward(batch, strand)
+        if strand.breaks_off:  # before it has begun
+            strand.breaks_off = False
+            finished = Finished(error=AbandonedError())
+        else:
+            finished = self._forward(batch, strand)
         del batch
         for seen in self.captured.restart():
             if seen.value is not None:
@@ -191,8 +196,8 @@ class Party:
         with torch.autocast(device, self.autocast, cache_enabled=False):
             yield
 
-    def inputs_of(self, layer: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return what the latest call of a layer was given, as it was before the call, and forget it."""
+    def kept_of(self, layer: str) -> Any:
+        """Return what was kept of the latest call of a layer, and forget it; None if nothing was."""
         given = self._given.get(layer)
         return given.pop() if given else None
 
@@ -219,9 +224,9 @@ class Party:
         handles: list[RemovableHandle] = []
         try:
             for name, module in self.hooked.items():
-                if self.keeps_inputs:
-                    keeps = Hook(self._keep, name)
-                    handles.append(module.register_forward_pre_hook(keeps, with_kwargs=True))
+                if self.keeps and name in self.selected:
+                    keep = Hook(self._keep_inputs if self.keeps == "inputs" else self._keep_autocast, name)
+                    handles.append(module.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
                 if vars(module).get("inplace") is True and not [*module.children()]:
                     before = Hook(self._before_overwriting, strand, name)
                     handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -230,21 +235,41 @@ class Party:
             for handle in handles:
                 handle.remove()
 
-    @contextmanager
-    def hooks_paused(self) -> Iterator[None]:
-        """Neither wait nor count for the length of a block, in which a layer is run besides."""
+    def run_alone(self, layer: str, args: Any, kwargs: Any) -> list[Tensor]:
+        """Run one layer besides, where the network waits, and leave no trace of it; return what tensors it returns.
+
+        What the layer keeps in buffers, and random numbers that it draws, are as they were afterwards.
+        """
+        module = self.hooked[layer]
+        device = torch.device(self.inspected.placed[0])
+        is_cast, dtype = self.kept_of(layer) or (False, None)
+        buffers = [(each, each.clone()) for each in module.buffers()]
         self._is_paused = True
         try:
-            with nullcontext() if self.captured is None else self.captured.detached():
-                yield
+            with (
+                torch.no_grad(),
+                torch.autocast(device.type, dtype, enabled=is_cast, cache_enabled=False),
+                torch.random.fork_rng([device] if device.type == "cuda" else []),
+                nullcontext() if self.captured is None else self.captured.detached(),
+            ):
+                return [tensor for _, tensor in tensors_in(module(*args, **kwargs))]
         finally:
             self._is_paused = False
+            with torch.no_grad():
+                for buffer, values in buffers:
+                    buffer.copy_(values)
 
-    def _keep(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._is_paused:
-            return
-        copies = tree_map_only(Tensor, torch.clone, (args, kwargs))
-        self._given[layer] = [*self._given.get(layer, [])[-3:], copies]  # calls inside others, unless they raised
+    def _keep_inputs(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._is_paused:
+            self._keep(layer, tree_map_only(Tensor, torch.clone, (args, kwargs)))
+
+    def _keep_autocast(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        if not self._is_paused:
+            device = torch.device(self.inspected.placed[0]).type
+            self._keep(layer, (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
+
+    def _keep(self, layer: str, what: Any) -> None:
+        self._given[layer] = [*self._given.get(layer, [])[-3:], what]  # calls inside others, unless they raised
 
     def _before_overwriting(self, strand: Strand[Stop], layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._is_paused:

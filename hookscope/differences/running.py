@@ -1,12 +1,11 @@
 """Compare two networks on the same inputs: batches in, differences out, and nothing of either network changed."""
 
-import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
-from torch import nn
 
 from hookscope.differences.alignment import CallKey, Pairing, align, match_names
 from hookscope.differences.births import with_origins
@@ -26,6 +25,7 @@ from hookscope.inspection.run import choose
 from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
+from hookscope.models.construction import copied
 from hookscope.results.differences import Differences, Side
 from hookscope.results.inputs import InputRecord
 from hookscope.text import exception_line
@@ -60,7 +60,6 @@ def run_diff(
     session: Session,
     other: LoadedModel,
     *,
-    ways: Ways,
     ways_b: Ways,
     layers: Sequence[str],
     ops: bool,
@@ -82,19 +81,20 @@ def run_diff(
         ModelError: If a network raised, with `on_error` on every input.
     """
     conditions = [parse_condition(text) for text in fail_over]
-    if shadow and "train" in (ways.mode, ways_b.mode):
+    if shadow and ways_b.mode == "train":
         raise UsageError("--shadow runs layers of B twice, which eval mode alone allows: leave out --mode-b train.")
     a, b = inspected_network(session.loaded), inspected_network(_separate(session.loaded, other))
     warnings = [*_warnings("A", a), *_warnings("B", b), *_different_inputs(session.loaded, other)]
     report = reporter(session, on_error)
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     parties = [
-        _party("A", a, queue, session.seed, ways, layers=layers, ops=ops, keeps_inputs=shadow),
-        _party("B", b, queue, session.seed, ways_b, ops=ops),
+        _party("A", a, queue, session.seed, Ways(), layers=layers, ops=ops, keeps="inputs" if shadow else ""),
+        _party("B", b, queue, session.seed, ways_b, ops=ops, keeps="autocast" if shadow else ""),
     ]
     if reference:
-        parties.append(_party("The reference", _in_float64(a), queue, session.seed, ways, layers=layers, ops=ops))
-        parties[-1].autocast = None
+        parties.append(
+            _party("The reference", _in_float64(session.loaded, a), queue, session.seed, Ways(), layers=layers, ops=ops)
+        )
     outputs = Outputs([each.inspected for each in parties], may_differ=bool(layers))
     began = time.perf_counter()
     ran = _Ran()
@@ -123,7 +123,7 @@ def run_diff(
         warnings.append(outputs.remark)
     found = outputs.results()
     return Differences(
-        a=Side(a.info, *a.placed, ways.texts),
+        a=Side(a.info, *a.placed),
         b=Side(b.info, *b.placed, ways_b.texts),
         way="lockstep",
         inputs=tuple(ran.records),
@@ -150,7 +150,7 @@ def _party(
     *,
     layers: Sequence[str] = (),
     ops: bool = False,
-    keeps_inputs: bool = False,
+    keeps: Literal["inputs", "autocast", ""] = "",
 ) -> Party:
     recorder = Recorder(0, None, None)
     selected, operations, placed = choose(inspected, queue, layers, ways.edits, recorder, ops=ops)
@@ -166,31 +166,20 @@ def _party(
         mode=ways.mode,
         autocast=getattr(torch, ways.autocast) if ways.autocast else None,
         threads=ways.threads,
-        keeps_inputs=keeps_inputs,
+        keeps=keeps,
     )
 
 
-def _separate(loaded: LoadedModel, other: LoadedModel) -> nn.Module | LoadedModel:
+def _separate(loaded: LoadedModel, other: LoadedModel) -> LoadedModel:
     """Return the other network, as a copy if it has modules of the first."""
     own = {id(module) for module in loaded.module.modules()}
-    if not any(id(module) in own for module in other.module.modules()):
-        return other
-    return replace(other, module=_copied(other.module, other.info.name))
+    return copied(other) if any(id(module) in own for module in other.module.modules()) else other
 
 
-def _copied(module: nn.Module, name: str) -> nn.Module:
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:
-        raise UsageError(
-            f"{name} cannot be copied to be run beside itself: {exception_line(error)}. Give two separate models."
-        ) from error
-
-
-def _in_float64(inspected: InspectedNetwork) -> InspectedNetwork:
+def _in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNetwork:
     """Return a copy of a network with its weights in float64."""
     try:
-        module = _copied(inspected.network, inspected.info.name).double()
+        module = copied(replace(loaded, module=inspected.network)).module.double()
     except (RuntimeError, TypeError) as error:
         raise ModelError(
             f"{inspected.info.name} cannot run in float64 on {inspected.placed[0]}: {exception_line(error)}. "

@@ -12,8 +12,10 @@ from PIL import Image
 from hookscope.errors import LayerNotFoundError, OutputError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
 from hookscope.render.attribution_files import save_attributions
+from hookscope.render.difference_files import save_differences
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attributions import Attributions
+from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
@@ -37,8 +39,10 @@ class SavedRun(NamedTuple):
     files: tuple[str, ...]  # everything else for people but `run.json` and the pictures of the inputs
 
 
-def save_result(result: Activations | Gradients | Attributions, path: str | Path, **options: Any) -> Any:
-    """Write the run directory of any result: see `save_run` and `save_attributions` for options and errors."""
+def save_result(result: Activations | Gradients | Attributions | Differences, path: str | Path, **options: Any) -> Any:
+    """Write the run directory of any result: see `save_run`, `save_attributions` and `save_differences`."""
+    if isinstance(result, Differences):
+        return save_differences(result, path, **options)
     if isinstance(result, Attributions):
         return save_attributions(result, path, **options)
     return save_run(result, path, **options)
