@@ -17,9 +17,11 @@ from hookscope.differences.measures import Sums, coarser, comparable, plain
 from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
+from hookscope.inspection.session import package_versions
 from hookscope.results.differences import DifferenceRow, Differences, Measures, OutputDifference, Side
 from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord
+from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.provenance import Provenance
 from hookscope.results.sketches import NORM_ERROR, RESOLUTION, estimated_cosine, estimated_distance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.runs.reading import StoredRun, read_record, read_run, refusal
@@ -93,6 +95,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         notes=((_ESTIMATED,) if estimated else ()) + _verbs(one, other),
         seed=one.run.result.seed,
         timings={"compare": time.perf_counter() - began},
+        provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
     )
 
 

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from hookscope.differences.alignment import Call, align, match_names
 from hookscope.differences.measures import Sums, coarser, comparable, plain
+from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.inspection.session import package_versions
 from hookscope.models import FileOptions, LoadedModel
 from hookscope.models.checkpoint import exists, read_checkpoint
-from hookscope.results.differences import Differences, Match, Side, Unmatched, WeightDifference
+from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched, WeightDifference
+from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
+from hookscope.results.provenance import Provenance
 from hookscope.text import counted, printable
 
 # Of batch normalisation, which are no parameters.
@@ -58,7 +62,7 @@ def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  
     return Weights(info, tensors, read.warnings, read.notes)
 
 
-def compare_weights(a: Weights, b: Weights, maps: Sequence[str] = ()) -> Differences:
+def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
     """Compare two sets of weights.
 
     Tensors are paired by name, after `maps` and without prefixes of wrappers, and what is left in its order, by shapes.
@@ -67,16 +71,18 @@ def compare_weights(a: Weights, b: Weights, maps: Sequence[str] = ()) -> Differe
         a: Of A; `b` likewise.
         b: Of B.
         maps: As for `--map`, over names of tensors.
+        fail_over: Conditions for `exceeded`, whose patterns are over names of tensors.
 
     Returns:
         A row for each pair in `weights`, whether they differ or not, and what has no partner in `unmatched`.
 
     Raises:
         NothingMatchedError: If no tensor of A has a partner in B.
-        UsageError: If a map is malformed.
-        LayerNotFoundError: If a map matches nothing.
+        UsageError: If a map or a condition is malformed, or it is about what only a run has.
+        LayerNotFoundError: If a map or a condition matches nothing.
     """
     began = time.perf_counter()
+    conditions = [parse_condition(text) for text in fail_over]
     shapes_a, shapes_b = ({name: (tuple(each.shape),) for name, each in side.tensors.items()} for side in (a, b))
     named = match_names(shapes_a, shapes_b, maps)
     aligned, _ = align(_calls(shapes_a), _calls(shapes_b), named)
@@ -101,6 +107,7 @@ def compare_weights(a: Weights, b: Weights, maps: Sequence[str] = ()) -> Differe
         way="weights",
         weights=tuple(rows),
         unmatched=tuple(alone),
+        exceeded=exceeded(conditions, [_as_row(at, each) for at, each in enumerate(rows)], ()),
         warnings=(
             *(f"A: {text}" for text in a.warnings),
             *(f"B: {text}" for text in b.warnings),
@@ -108,7 +115,14 @@ def compare_weights(a: Weights, b: Weights, maps: Sequence[str] = ()) -> Differe
         ),
         notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
         timings={"compare": time.perf_counter() - began},
+        provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
     )
+
+
+def _as_row(at: int, row: WeightDifference) -> DifferenceRow:
+    """Return what conditions can be held against."""
+    forms = (row.shape, row.shape_b, row.dtype, row.dtype_b)
+    return DifferenceRow(at, row.name, row.name, row.dtype, row.name_b, row.dtype_b, row.matched, *forms, row.measures)
 
 
 def _tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

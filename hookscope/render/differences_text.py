@@ -9,6 +9,7 @@ from rich.text import Text
 
 from hookscope.render.columns import Column, classes_text, draw_table, number_text, probability_text, safe_line
 from hookscope.render.terminal import note_lines
+from hookscope.render.weights_text import gradients_answer, weights_answer, weights_table, without_gradients
 from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
 from hookscope.text import counted, shape_text
 
@@ -26,11 +27,16 @@ def differences_summary(result: Differences, *, width: int, full: bool = False) 
     """Yield what the command prints: the answer, the rows, and what has no partner."""
     yield note_lines(result.notes)
     yield from _title(result)
-    for sentence in answer(result):
+    for sentence in answer(result) if result.way != "weights" else weights_answer(result):
         yield safe_line(sentence, overflow="fold")
     yield from _predictions(result, full=full)
     if result.rows:
         yield _table(result, width, full=full)
+    if (weights := weights_table(result, width, full=full)) is not None:
+        yield weights
+    if result.gradients:
+        yield safe_line(gradients_answer(result), style="bold", overflow="fold")
+        yield _table(without_gradients(result), width, full=full)
     yield from _unmatched(result, full=full)
     yield from _exceeded(result, full=full)
 
@@ -84,7 +90,8 @@ def _small(result: Differences) -> str:
     if worst is None or worst.measures is None:
         return "No row could be compared."
     if not worst.measures.relative_l2:
-        return f"A and B are equal, bit for bit, in {counted(len(rows), 'row')}."
+        sure = "bit for bit" if worst.measures.standard_error is None else "as far as their sketches tell"
+        return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
     amount = number_text(worst.measures.relative_l2, 3)
     return f"A and B differ no more than by rounding: relative L2 at most {amount}, at {worst.label}."
 
@@ -106,10 +113,10 @@ def _growth(result: Differences) -> str:
 
 def _output(output: OutputDifference) -> str:
     name = f"Output {output.slot}" if output.slot else "Output"
-    if output.measures is None:
+    if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
-    parts = [f"relative L2 {number_text(output.measures.relative_l2, 3)}"]
-    if output.measures.max_abs:
+    parts = [] if output.measures is None else [f"relative L2 {number_text(output.measures.relative_l2, 3)}"]
+    if output.measures is not None and output.measures.max_abs:
         parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}")
     if output.top1 is not None:
         parts.insert(0, f"the same best class for {output.top1} of {counted(output.input_count, 'input')}")

@@ -115,7 +115,7 @@ def test_wrapped_renamed_and_mapped_tensors_find_their_partners() -> None:
     ordered = compare_weights(held(state), held(renamed))
     assert (row(ordered, "conv.weight").name_b, row(ordered, "conv.weight").matched) == ("stem.weight", "order")
     assert (row(ordered, "head.bias").name_b, row(ordered, "norm.bias").matched) == ("fc.bias", "name")
-    mapped = compare_weights(held(state), held(renamed), ["conv.*=stem.*", "head.*=fc.*"])
+    mapped = compare_weights(held(state), held(renamed), maps=["conv.*=stem.*", "head.*=fc.*"])
     assert (row(mapped, "head.bias").name_b, row(mapped, "head.bias").matched) == ("fc.bias", "map")
     for found in (wrapped, ordered, mapped):
         assert len(found.weights) == len(state)
@@ -127,7 +127,7 @@ def test_nothing_in_common_is_an_error_and_so_is_a_map_of_nothing() -> None:
     with pytest.raises(NothingMatchedError, match=r"No tensor of A .* has a partner in B"):
         compare_weights(held({"a": torch.ones(3)}), held({"b": torch.ones(4)}))
     with pytest.raises(LayerNotFoundError, match="matches no layer of A"):
-        compare_weights(held({"a": torch.ones(3)}), held({"b": torch.ones(3)}), ["q*=b*"])
+        compare_weights(held({"a": torch.ones(3)}), held({"b": torch.ones(3)}), maps=["q*=b*"])
 
 
 def test_values_that_are_not_finite_show() -> None:
