@@ -468,15 +468,19 @@ def diff(  # noqa: D417 - those of `activations` are described there
         return _compared_runs(a, b, **conditions)
     if not has_images and not input:
         _refuse(of_passes, "without IMAGE only weights are compared")
-        own = _weights(a, weights, arch, model_arg, reading, seed)
+        given = (arch, model_arg, reading, seed)
+        other_name = a if b == "same" else b
         return compare_weights(
-            own, _weights(a if b == "same" else b, weights_b or weights, arch, model_arg, reading, seed), **conditions
+            _weights(a, weights, *given), _weights(other_name, weights_b or weights, *given), **conditions
         )
-    loaded = with_classes(_load(a, weights, arch, model_arg, reading, device, dtype, seed), classes)
+    if not isinstance(a, str | Path) and isinstance(b, str | Path) and b != "same":
+        own = _given(a)  # what is said of loading is about B
+    else:
+        own = _load(a, weights, arch, model_arg, reading, device, dtype, seed)
+    loaded = with_classes(own, classes)
     if not isinstance(b, str | Path):
-        other = _load(
-            b, weights_b or "auto", None, (), _file_options(False, None, (), ()), device_b or "auto", dtype_b, 0
-        )
+        as_it_is = _file_options(trust=False, key=None, allow_missing=(), allow_unexpected=())
+        other = _load(b, weights_b or "auto", None, (), as_it_is, device_b or "auto", dtype_b, seed)
     elif b == "same" and not isinstance(a, str | Path):
         other = _another_way(loaded, weights_b, device_b, dtype_b)
     else:

@@ -1,7 +1,7 @@
 """Measure how far one tensor is from another, in float64, with little memory besides."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class Sums:
     """What is summed over the elements of tensors A and B, for `measured`.
 
     Attributes:
-        a: Of A squared; `b` and `difference` likewise, of B and of A-B.
+        a: Of A squared; `b` and `difference` likewise, of B and of A-B, and `product` of A times B.
         max_abs: Largest magnitude of A-B so far, at `max_at`, where A's value is `max_value`.
         unequal: Elements that differ.
         count: Elements.
@@ -33,6 +33,7 @@ class Sums:
 
     a: float = 0.0
     b: float = 0.0
+    product: float = 0.0
     difference: float = 0.0
     max_abs: float = 0.0
     max_at: tuple[int, ...] | None = None
@@ -56,6 +57,7 @@ class Sums:
                 if math.isfinite(own):
                     self.a += own
                     self.b += own
+                    self.product += own
                     continue
             largest = max(largest, self._add_part(part_a.double(), part_b.double(), start), key=lambda each: each[0])
         if largest[1] >= 0:
@@ -76,6 +78,7 @@ class Sums:
             of_difference = float(differences.dot(differences))
         self.a += float(a.dot(a))
         self.b += float(b.dot(b))
+        self.product += float(a.dot(b))
         self.difference += of_difference
         self.unequal += int(differences.count_nonzero())
         magnitudes = differences.abs_()
@@ -89,6 +92,7 @@ class Sums:
             self.max_abs, self.max_at, self.max_value = other.max_abs, other.max_at, other.max_value
         self.a += other.a
         self.b += other.b
+        self.product += other.product
         self.difference += other.difference
         self.unequal += other.unequal
         self.count += other.count
@@ -103,11 +107,15 @@ class Sums:
             return 0.0
         return math.sqrt(self.difference / self.a) if self.a else math.inf
 
+    @property
+    def error(self) -> float:
+        """The same of A beside B: relative to B."""
+        return replace(self, a=self.b).relative_l2
+
     def measured(self, dtype: torch.dtype) -> Measures:
         """Return the measures; `dtype` is the coarser one of the two, for `ulps`."""
         norms = math.sqrt(self.a) * math.sqrt(self.b)
-        # A·B follows from the sums, which are of one size where the cosine is near 1.
-        cosine = None if not norms else max(min((self.a + self.b - self.difference) / (2 * norms), 1.0), -1.0)
+        cosine = None if not norms else max(min(self.product / norms, 1.0), -1.0)
         ulps = self.max_abs / _spacing(self.max_value, dtype) if dtype.is_floating_point else None
         return Measures(
             relative_l2=self.relative_l2,

@@ -25,7 +25,7 @@ class Row:
 
     Attributes:
         sums: By pair of parties: (0, 1) is A and B; 2 is the reference.
-        input_relative_l2: The largest of any input of the layer in any batch; None if there is none.
+        inputs: Of A and B, of each tensor that the layer is given; () if they cannot be compared.
         added: Of B's layer on A's input, beside A's output.
         squares: Of the difference by channel, if it has channels.
         coarser: The floating dtype of A and B with the longer steps.
@@ -33,18 +33,28 @@ class Row:
     """
 
     sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
-    input_relative_l2: float | None = None
+    inputs: tuple[Sums, ...] = ()
     added: Sums | None = None
     squares: Tensor | None = None
     coarser: torch.dtype = torch.float32
     note: str = ""
 
+    @property
+    def input_relative_l2(self) -> float | None:
+        """The largest of any input; None if there is none."""
+        values = [each.relative_l2 for each in self.inputs]
+        return None if not values else math.nan if any(map(math.isnan, values)) else max(values)
+
     def merge(self, other: "Row") -> None:
         """Add what another batch has shown."""
         for pair, sums in other.sums.items():
             self.sums.setdefault(pair, Sums()).merge(sums)
-        inputs = [each for each in (self.input_relative_l2, other.input_relative_l2) if each is not None]
-        self.input_relative_l2 = _worst(inputs) if inputs else None
+        self.inputs = self.inputs or tuple(Sums() for _ in other.inputs)
+        if len(self.inputs) == len(other.inputs):
+            for each, more in zip(self.inputs, other.inputs, strict=True):
+                each.merge(more)
+        else:
+            self.inputs = ()
         if other.added is not None:
             self.added = self.added or Sums()
             self.added.merge(other.added)
@@ -211,9 +221,8 @@ class Meeting:
             found = [self._sums((0, 1), one, other) for one, other in zip(a.inputs, b.inputs, strict=True)]
         else:
             return
-        values = [each.relative_l2 for each in found if each is not None]
-        if found and len(values) == len(found):
-            row.input_relative_l2 = _worst([row.input_relative_l2 or 0.0, *values])
+        known = tuple(each for each in found if each is not None)
+        row.inputs = known if len(known) == len(found) else ()
 
     def _add_channels(self, row: Row, a: Seen, b: Seen) -> None:
         if a.channel_axis is None or a.tensor.shape[0] != self._count:
@@ -265,7 +274,3 @@ def _run_alone(party: Party, seen: Seen, given: tuple[tuple[Any, ...], dict[str,
 def _meeting_place(a: Tensor, b: Tensor) -> torch.device:
     """Return the device to compare two tensors on: theirs, or the CPU."""
     return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
-
-
-def _worst(values: Sequence[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values)

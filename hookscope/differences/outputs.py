@@ -103,7 +103,7 @@ class Outputs:
 
 
 def _result(slot: str, known: _Output) -> OutputDifference:
-    error, error_b = (known.sums[pair].relative_l2 if pair in known.sums else None for pair in ((0, 2), (1, 2)))
+    error, error_b = (known.sums[pair].error if pair in known.sums else None for pair in ((0, 2), (1, 2)))
     measures = known.sums[0, 1].measured(known.dtype) if (0, 1) in known.sums else None
     if not known.has_scores or not known.inputs:
         return OutputDifference(slot, known.shape, measures, error, error_b)

@@ -169,7 +169,7 @@ class Party:
             if seen.value is not None:
                 key = (seen.layer, seen.call, seen.value)
                 self.passed_through[key] = seen.passed_through and self.passed_through.get(key, True)
-        strand.pause(finished)
+        strand.pause(finished, breakable=False)
         return True
 
     def _forward(self, batch: Batch, strand: Strand[Stop]) -> Finished:

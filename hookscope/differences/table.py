@@ -30,7 +30,7 @@ def paired_rows(parties: Sequence[Party], meeting: Meeting, pairing: Pairing) ->
 
 def _row(index: int, shown: Shown, other: Shown, matched: Match, row: Row) -> DifferenceRow:
     measured = row.sums.get((_A, _B))
-    errors = [row.sums[pair].relative_l2 if pair in row.sums else None for pair in ((_A, _REFERENCE), (_B, _REFERENCE))]
+    errors = [row.sums[pair].error if pair in row.sums else None for pair in ((_A, _REFERENCE), (_B, _REFERENCE))]
     return DifferenceRow(
         index=index,
         layer=shown.layer,

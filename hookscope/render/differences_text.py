@@ -7,7 +7,7 @@ from pathlib import PurePath
 from rich.console import RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import Column, classes_text, draw_table, number_text, probability_text, safe_line
+from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
 from hookscope.render.terminal import note_lines
 from hookscope.render.weights_text import gradients_answer, weights_answer, weights_table, without_gradients
 from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
@@ -77,9 +77,8 @@ def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
         shows = f"{birth.row or '(model)'} is the first to show it, {amount}"
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}."
     before = row.input_relative_l2 if row is not None and is_first else None
-    inputs = (
-        "" if before is None else ", its inputs are equal" if not before else f", its inputs {number_text(before, 3)}"
-    )
+    inputs = "" if before is None else f", its inputs differ by {number_text(before, 3)}"
+    inputs = ", its inputs are equal" if before == 0 else inputs
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
 
@@ -93,7 +92,7 @@ def _small(result: Differences) -> str:
         sure = "bit for bit" if worst.measures.standard_error is None else "as far as their sketches tell"
         return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
     amount = number_text(worst.measures.relative_l2, 3)
-    return f"A and B differ no more than by rounding: relative L2 at most {amount}, at {worst.label}."
+    return f"A and B differ no more than rounding explains: relative L2 at most {amount}, at {worst.label}."
 
 
 def _growth(result: Differences) -> str:
@@ -167,7 +166,7 @@ def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
         _numbers("max |Δ|", [each.max_abs if each else None for each in measures], 8),
         Column("at", [safe_line(_place(each.max_at if each else None)) for each in measures], 16),
         _numbers("ulps", [each.ulps if each else None for each in measures], 11),
-        Column("remarks", [safe_line(_remarks(row)) for row in rows], 6, words=True),
+        Column("remarks", [safe_line(_remarks(row, (result.a.dtype, result.b.dtype))) for row in rows], 6, words=True),
     ]
     dashes = {"-", ""}
     shown = [each for each in columns if each.header == "remarks" or not {cell.plain for cell in each.cells} <= dashes]
@@ -199,16 +198,16 @@ def _place(place: tuple[int, ...] | None) -> str:
     return "-" if place is None else ",".join(map(str, place))
 
 
-def _remarks(row: DifferenceRow) -> str:
+def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
     parts: list[str] = [row.origin] if row.origin in ("born", "passed on") else []
     if row.label_b != row.label:
         parts.append(f"B: {row.label_b}")
     if row.matched in _MATCHES:
         parts.append(_MATCHES[row.matched])
-    if row.dtype != row.dtype_b:
+    if row.dtype != row.dtype_b and (row.dtype, row.dtype_b) != usual:
         parts.append(f"{row.dtype} / {row.dtype_b}")
     if row.channel is not None:
-        parts.append(f"channel {row.channel.channel}: {probability_text(row.channel.fraction)}")
+        parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
     return "; ".join([*parts, row.note] if row.note else parts)
 
 

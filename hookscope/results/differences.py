@@ -81,7 +81,7 @@ class DifferenceRow:
         input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; None if it is not known.
         added: What B's layer makes of A's input beside A's output: the difference that this layer adds by itself; None
             without `--shadow`.
-        error: `Measures.relative_l2` of A beside the reference; None without one. `error_b` is B's.
+        error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.
         limit: `relative_l2` up to which rounding explains a difference.
         channel: The channel that is the culprit, if one is.
     """
