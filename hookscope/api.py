@@ -668,7 +668,9 @@ def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContent
     return list_contents(Path(file), key)
 
 
-def report(run: str | Path | Activations | Gradients | Attributions, out: str | Path | None = None) -> Path:
+def report(
+    run: str | Path | Activations | Gradients | Attributions | Differences, out: str | Path | None = None
+) -> Path:
     """Write one self-contained HTML page of a run.
 
     Args:
@@ -685,7 +687,9 @@ def report(run: str | Path | Activations | Gradients | Attributions, out: str | 
     """
     from hookscope.render.html import report_html
     from hookscope.render.html.attributions import attributions_html
+    from hookscope.render.html.differences import differences_html
     from hookscope.runs.attributions import read_attributions
+    from hookscope.runs.differences import read_differences
     from hookscope.runs.reading import read_record, read_run
     from hookscope.runs.reports import check_report_target, default_report_path, write_report
 
@@ -696,8 +700,11 @@ def report(run: str | Path | Activations | Gradients | Attributions, out: str | 
             return report(run.save(Path(folder) / "run"), out)
     target = default_report_path(Path(run)) if out is None else Path(out)
     check_report_target(target)
-    if read_record(Path(run)).get("verb") == "attribute":
+    verb = read_record(Path(run)).get("verb")
+    if verb == "attribute":
         page = attributions_html(read_attributions(Path(run)))
+    elif verb == "diff":
+        page = differences_html(read_differences(Path(run)))
     else:
         page = report_html(read_run(Path(run)))
     write_report(target, page)

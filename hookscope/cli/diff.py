@@ -14,6 +14,7 @@ import typer
 from hookscope.cli import options
 from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar
+from hookscope.cli.exporters import check_exports, page_line
 from hookscope.cli.running import arguments_of, report_all, run_path, show_result
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, gravest
 from hookscope.text import strict_json
@@ -113,6 +114,7 @@ def diff(
     report_format: Annotated[
         Format | None, under.show("--format", help="Format on stdout; default: github in GitHub Actions, else text.")
     ] = None,
+    page: options.Report = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     full: options.Full = False,
@@ -136,6 +138,7 @@ def diff(
     summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
     target = run_path("diff", a, out, images or (), input or (), "inputs" if images or input else Path(b).name)
     check_target(target)
+    check_exports(target, show=False, tensorboard=None, page=page, grids=False)
     _check_files(junit, summary)
     tables, messages = consoles(json=json or chosen == "markdown")
     failures: list[HookscopeError] = []
@@ -145,6 +148,10 @@ def diff(
     saved = save_differences(result, target, command=shlex.join(["hookscope", *sys.argv[1:]]))
     if not quiet:
         tables.print(saved.last_line, soft_wrap=True)
+    if page is not None:
+        written = api.report(saved.folder, page)
+        if not quiet:
+            tables.print(page_line(written), soft_wrap=True)
     failures += _write_for_ci(result, fail_over or (), chosen, junit, summary)
     if json:
         typer.echo(strict_json({**result.to_dict(), "run": str(saved.folder)}), nl=False)

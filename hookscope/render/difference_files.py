@@ -10,12 +10,10 @@ from hookscope.render.plot_axes import figure_png
 from hookscope.render.tables import differences_to_csv, weights_to_csv
 from hookscope.render.weights_text import without_gradients
 from hookscope.results.differences import Differences
-from hookscope.runs.differences import differences_to_dict
+from hookscope.runs.differences import PLOT, differences_to_dict
 from hookscope.runs.directory import new_run
 from hookscope.runs.serialize import provenance_to_dict
 from hookscope.text import safe_text, strict_json
-
-_PLOT = "difference_over_depth.png"
 
 # What the record says of inputs that only a comparison in lockstep prepares.
 _OF_INPUTS = ("preprocessing", "named_inputs", "unusable_inputs", "patterns")
@@ -49,8 +47,8 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
         (run.path / "diff.json").write_text(strict_json(document), encoding="utf-8")
         names = _write_tables(run.path, result)
         if result.way != "weights":
-            (run.path / _PLOT).write_bytes(figure_png(differences_over_depth(result)))
-            names.append(_PLOT)
+            (run.path / PLOT).write_bytes(figure_png(differences_over_depth(result)))
+            names.append(PLOT)
         made = provenance_to_dict(provenance)
         record: dict[str, Any] = {
             "verb": "diff",

@@ -147,10 +147,15 @@ def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]
 
 
 def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
+    born = [row.label in {birth.row for birth in result.births} for row in result.rows]
+    styles = ["bold red" if each else "" for each in born]
+    return draw_table(difference_columns(result), width, styles, born, full=full)
+
+
+def difference_columns(result: Differences) -> list[Column]:
+    """Return the columns of the rows that say anything, for the terminal and for the page."""
     rows = result.rows
     measures = [row.measures for row in rows]
-    born = {birth.row for birth in result.births}
-    styles = ["bold red" if row.label in born else "" for row in rows]
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", [safe_line(row.label) for row in rows], 0, words=True),
@@ -169,8 +174,7 @@ def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
         Column("remarks", [safe_line(_remarks(row, (result.a.dtype, result.b.dtype))) for row in rows], 6, words=True),
     ]
     dashes = {"-", ""}
-    shown = [each for each in columns if each.header == "remarks" or not {cell.plain for cell in each.cells} <= dashes]
-    return draw_table(shown, width, styles, [row.label in born for row in rows], full=full)
+    return [each for each in columns if each.header == "remarks" or not {cell.plain for cell in each.cells} <= dashes]
 
 
 def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:

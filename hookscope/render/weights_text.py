@@ -35,7 +35,7 @@ def weights_answer(result: Differences) -> Iterator[str]:
         yield f"{counted(count, 'tensor')} are {form}."
     alone = sorted(Counter(each.side for each in result.unmatched).items())
     if alone:
-        yield "; ".join(f"only in {side}: {counted(count, 'tensor')}" for side, count in alone).capitalize() + "."
+        yield f"Without a partner: {', '.join(f'{count:,} of {side}' for side, count in alone)}."
 
 
 def differs(row: WeightDifference) -> bool:
@@ -46,10 +46,13 @@ def differs(row: WeightDifference) -> bool:
 def weights_table(result: Differences, width: int, *, full: bool) -> RenderableType | None:
     """Return the tensors that differ as a table, with `full` all of them; None if there are none."""
     rows = [row for row in result.weights if full or differs(row)]
-    if not rows:
-        return None
+    return draw_table(weight_columns(rows), width, [""] * len(rows), [False] * len(rows), full=full) if rows else None
+
+
+def weight_columns(rows: Sequence[WeightDifference]) -> list[Column]:
+    """Return the columns of tensors, for the terminal and for the page."""
     measures = [row.measures for row in rows]
-    columns = [
+    return [
         Column("tensor", [safe_line(row.name) for row in rows], 0, words=True),
         Column("shape", [safe_line(_either(shape_text(row.shape), shape_text(row.shape_b))) for row in rows], 6),
         Column("dtype", [safe_line(_either(row.dtype, row.dtype_b)) for row in rows], 7),
@@ -64,7 +67,6 @@ def weights_table(result: Differences, width: int, *, full: bool) -> RenderableT
         ),
         Column("remarks", [safe_line(_remarks(row)) for row in rows], 4, words=True),
     ]
-    return draw_table(columns, width, [""] * len(rows), [False] * len(rows), full=full)
 
 
 def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
