@@ -376,7 +376,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
 
 def diff(  # noqa: D417 - those of `activations` are described there
     a: Model,
-    b: Model = "same",
+    b: Model,
     images: Images = (),
     *,
     layer: Texts = (),

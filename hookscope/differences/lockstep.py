@@ -8,7 +8,8 @@ recorded, autocast, modes, the count of threads) each function sets for itself.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Semaphore, Thread
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,6 +17,9 @@ import torch
 from numpy.random import mtrand
 
 Stop = TypeVar("Stop")
+
+# How often a caller that waits looks whether the thread is still there. Our choice.
+_LOOKS_AFTER_SECONDS = 1.0
 
 
 class AbandonedError(BaseException):
@@ -42,7 +46,8 @@ class Strand(Generic[Stop]):
         self._task: Callable[[], object] | None = None
         self._outcome: tuple[object, BaseException | None] = (None, None)
         self._abandoned = self.breaks_off = False
-        self._go, self._stopped = Semaphore(0), Semaphore(0)
+        self._go: SimpleQueue[None] = SimpleQueue()
+        self._stopped: SimpleQueue[None] = SimpleQueue()
         self._random = _RandomStates()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -83,16 +88,16 @@ class Strand(Generic[Stop]):
         if self._abandoned or (breakable and self.breaks_off):
             raise AbandonedError
         self._stop = stop
-        self._stopped.release()
-        self._go.acquire()
+        self._stopped.put(None)
+        self._go.get()
         while self._task is not None:
             task, self._task = self._task, None
             try:
                 self._outcome = (task(), None)
             except BaseException as error:  # noqa: BLE001 - it is raised where the task came from
                 self._outcome = (None, error)
-            self._stopped.release()
-            self._go.acquire()
+            self._stopped.put(None)
+            self._go.get()
         if self._abandoned or (breakable and self.breaks_off):
             raise AbandonedError
 
@@ -100,19 +105,27 @@ class Strand(Generic[Stop]):
         """End the function where it waits, by an error, and wait until it has ended."""
         self._abandoned = True
         if self._thread.is_alive():
-            self._go.release()
+            self._go.put(None)
             self._thread.join()
 
     def _hand_over(self) -> None:
         self._random.enter()
         try:
-            self._go.release()
-            self._stopped.acquire()
+            self._go.put(None)
+            self._await_stop()
         finally:
             self._random.leave()
 
+    def _await_stop(self) -> None:
+        while True:
+            try:
+                return self._stopped.get(timeout=_LOOKS_AFTER_SECONDS)
+            except Empty:
+                if not self._thread.is_alive() and self._stopped.empty():
+                    raise RuntimeError("a strand has ended without saying so") from None
+
     def _run(self) -> None:
-        self._go.acquire()
+        self._go.get()
         try:
             if not self._abandoned:
                 self.result = self._function(self)
@@ -120,7 +133,7 @@ class Strand(Generic[Stop]):
             self.error = error
         finally:
             self.done = True
-            self._stopped.release()
+            self._stopped.put(None)
 
 
 @contextmanager
