@@ -59,14 +59,19 @@ class Sums:
                     self.b += own
                     self.product += own
                     continue
-            largest = max(largest, self._add_part(part_a.double(), part_b.double(), start), key=lambda each: each[0])
+            found = self._add_part(part_a.double(), part_b.double(), start, largest[0])
+            largest = found if found[1] >= 0 else largest
         if largest[1] >= 0:
             self.max_abs, at, self.max_value = largest
             place = _unravelled(at, shape)
             self.max_at = (place[0] + first_input, *place[1:]) if place else ()
 
-    def _add_part(self, a: Tensor, b: Tensor, start: int) -> tuple[float, int, float]:
-        """Add some elements, in float64; return their largest difference, where it is and what A is there."""
+    def _add_part(self, a: Tensor, b: Tensor, start: int, at_least: float) -> tuple[float, int, float]:
+        """Add some elements, in float64.
+
+        Returns:
+            Their largest difference, where it is and what A is there; the place is -1 if it is not larger than that.
+        """
         differences = a - b
         of_difference = float(differences.dot(differences))
         if not math.isfinite(of_difference):
@@ -81,10 +86,11 @@ class Sums:
         self.product += float(a.dot(b))
         self.difference += of_difference
         self.unequal += int(differences.count_nonzero())
-        magnitudes = differences.abs_()
-        at = int(magnitudes.argmax())
-        largest = float(magnitudes[at])
-        return (largest, start + at, float(a[at])) if largest else (0.0, -1, 0.0)
+        largest = max(map(abs, map(float, differences.aminmax())))
+        if largest <= at_least:  # to find the place takes longer than all the rest
+            return 0.0, -1, 0.0
+        at = int(differences.abs_().argmax())
+        return largest, start + at, float(a[at])
 
     def merge(self, other: "Sums") -> None:
         """Add the elements of others."""

@@ -111,6 +111,7 @@ def planted(function: FunctionType) -> Iterator[None]:
         function.__code__ = sound
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of what runs a thread
 @pytest.mark.parametrize(("rooms", "command"), COMMANDS, ids=lambda each: each[0])
 def test_a_bug_in_any_function_is_ours(run: Run, rooms: tuple[str, ...], command: tuple[str, ...]) -> None:
     run(*command, "--out", "first")  # loads what is loaded when it is needed

@@ -41,7 +41,7 @@ def mobilenet() -> nn.Module:
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet of basic blocks": lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10),
-    "resnet of bottlenecks": lambda: ResNet(Bottleneck, [1, 1, 1, 2], num_classes=10, groups=2, width_per_group=32),
+    "resnet of bottlenecks": lambda: ResNet(Bottleneck, [1, 1, 1, 1], num_classes=10, groups=2, width_per_group=32),
     "densenet": lambda: densenet.DenseNet(8, (2, 2), 16, num_classes=10),
     "mobilenet": mobilenet,
     "squeezenet": lambda: squeezenet.SqueezeNet("1_1", num_classes=10),
