@@ -92,7 +92,9 @@ class Wrapped(nn.Module):
         return self.network(x)
 
 
-@pytest.mark.parametrize("wrap", [Wrapped, lambda each: Wrapped(Wrapped(each)), nn.DataParallel], ids=str)
+@pytest.mark.parametrize(
+    "wrap", [Wrapped, lambda each: Wrapped(Wrapped(each)), nn.DataParallel], ids=["once", "twice", "DataParallel"]
+)
 def test_a_wrapped_network_is_its_own_partner(wrap: Any) -> None:
     result = hookscope.diff(small(), wrap(small()).eval(), torch.randn(2, 3, 8, 8))
     assert [row.origin for row in result.rows] == ["equal"] * 4
