@@ -101,7 +101,7 @@ def check(
     ] = None,
     ignore: Annotated[list[str] | None, under.rules(metavar="RULE", help="Skip this rule or glob; repeatable.")] = None,
     evidence: Annotated[
-        Path | None, under.write(metavar="DIR", help="Write grids, histograms and rows of failing layers here.")
+        Path | None, under.write(metavar="DIR", help="Write an overview, and grids and rows of failing layers here.")
     ] = None,
     jobs: Annotated[int, under.workers(min=1, metavar="N", help="Checkpoints to check in parallel.")] = 1,
     timeout: Annotated[

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from textwrap import wrap
 from typing import Any
 
@@ -16,6 +16,7 @@ from hookscope.errors import gravest
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
+from hookscope.runs.directory import OVERVIEW
 from hookscope.text import counted, printable, safe_text
 
 # Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.
@@ -182,7 +183,7 @@ def _details(report: CheckReport, width: int) -> Iterator[Text]:
     for reason, rules in skipped_rules(report).items():
         yield from _lines("skip", f"{rules}: {reason}", width, "dim")
     if report.evidence:
-        yield from _lines("see", report.evidence, width)
+        yield from _lines("see", str(PurePath(report.evidence, OVERVIEW)), width)
 
 
 def _findings(outcome: RuleOutcome, level: str, width: int) -> Iterator[Text]:
