@@ -80,7 +80,7 @@ OF_FUNCTIONS = {"on_progress", "on_error"}
 OTHER_NAMES = {"checkpoints": "checkpoint"}
 
 
-@pytest.mark.parametrize("name", ["activations", "grads", "check", "checkpoint", "layers", "report"])
+@pytest.mark.parametrize("name", ["activations", "grads", "diff", "check", "checkpoint", "layers", "report"])
 def test_a_function_takes_what_its_command_takes(name: str) -> None:
     command = getattr(import_module(f"hookscope.cli.{name}"), name)
     options = {OTHER_NAMES.get(each, each): each for each in signature(command).parameters}

@@ -19,6 +19,7 @@ from hookscope.cli.attribute import attribute
 from hookscope.cli.check import check
 from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
+from hookscope.cli.diff import diff
 from hookscope.cli.grads import GradsCommand, grads
 from hookscope.cli.layers import layers
 from hookscope.cli.models import models
@@ -51,12 +52,13 @@ app = typer.Typer(
 
     Point it at a model and an image: it hooks the layers you name, runs the model once, and writes feature-map grids,
     shape tables and statistics to disk. Given a loss, it runs backward too and says where gradients go. It
-    draws where the network looks.
+    draws where the network looks. Of two networks it says where they begin to differ.
 
     \b
     hookscope activations demo cat.jpg --layer conv
     hookscope grads model.pt --loss mse
     hookscope attribute demo cat.jpg --target tabby
+    hookscope diff old.pt new.pt cat.jpg
     hookscope check 'checkpoints/*.pt' --junit junit.xml
     hookscope checkpoint model.safetensors
     hookscope layers resnet34 --layer 'layer4.*'
@@ -71,6 +73,7 @@ app = typer.Typer(
 app.command(cls=SectionedCommand, short_help="Draw feature maps and measure activations.")(activations)
 app.command(cls=GradsCommand, short_help="Measure gradients, and say what is wrong with them.")(grads)
 app.command(cls=SectionedCommand, short_help="Draw where a network looks in a picture.")(attribute)
+app.command(cls=SectionedCommand, short_help="Say where two networks begin to differ.")(diff)
 app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by rules, as in CI.")(check)
 app.command(cls=SectionedCommand, short_help="List the tensors in a weights file.")(checkpoint)
 app.command(cls=SectionedCommand, short_help="List the modules of a network, with shapes.")(layers)

@@ -250,7 +250,8 @@ def forward_of(network: Network) -> Activations:
 
 
 STORED = {"non-finite-parameter", "zero-parameter", "constant-parameter", "duplicate-parameter"}
-STORED |= {"batchnorm-variance", "dead-filter"}
+STORED |= {"batchnorm-variance", "dead-filter", "outlier-weight", "duplicate-filter", "constant-block"}
+STORED |= {"untrained-weight", "untrained-norm", "optimizer-state", "averaged-weights"}
 
 
 def judged(report: CheckReport) -> set[str]:

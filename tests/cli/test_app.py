@@ -11,7 +11,7 @@ import typer.main
 from hookscope.cli import app as app_module
 from tests.cli.conftest import Run
 
-COMMANDS = ("activations", "attribute", "check", "checkpoint", "grads", "layers", "models", "report")
+COMMANDS = ("activations", "attribute", "check", "checkpoint", "diff", "grads", "layers", "models", "report")
 
 
 def test_these_are_all_commands() -> None:
