@@ -15,6 +15,7 @@ from hookscope.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hookscope.differences.weights import Weights
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import Images, OnError, OnProgress
     from hookscope.models import Classes, FileOptions, LoadedModel
@@ -415,6 +416,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
 ) -> Differences:
     """Say how two models differ on the same inputs, layer by layer, and where the difference begins.
 
+    Two run directories of `activations` or `grads` are compared by what they stored, and without inputs weights alone.
+
         >>> import hookscope
         >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_bn1:output:scale(1.1)")
         >>> result.births[0].layer
@@ -424,8 +427,9 @@ def diff(  # noqa: D417 - those of `activations` are described there
     that are not described here are those of `activations`.
 
     Args:
-        a: As `model` for `activations`.
+        a: As `model` for `activations`, or a run directory.
         b: Likewise, or "same": A once more, in another way. Of a module that is a copy.
+        images: None of them, nor `input`: weights alone. A weights file then needs no network.
         layer: Layers of A whose rows are shown.
         map: Layers that belong together, "encoder.*=backbone.*", where names do not tell.
         reference: "float64": also run A's weights in float64, and measure the error of each side.
@@ -445,13 +449,30 @@ def diff(  # noqa: D417 - those of `activations` are described there
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
     """
     from hookscope.differences.running import Ways, run_diff
+    from hookscope.differences.weights import compare_weights
     from hookscope.inspection.session import open_session
     from hookscope.models import with_classes
+    from hookscope.runs.reading import is_run
 
     began = time.perf_counter()
     if threads_b is not None and threads_b < 1:
         raise UsageError(f"--threads-b {threads_b} is not possible: give 1 or more.")
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
+    of_passes = {"--layer": _texts(layer), "--ops": ops, "--reference": reference, "--shadow": shadow}
+    of_passes |= {"--device-b": device_b, "--dtype": dtype, "--dtype-b": dtype_b, "--autocast-b": autocast_b}
+    of_passes |= {"--mode-b train": mode_b == "train", "--threads-b": threads_b, "--edit-b": _texts(edit_b)}
+    has_images = not isinstance(images, list | tuple) or bool(images)
+    conditions = {"maps": _texts(map), "fail_over": _texts(fail_over)}
+    if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
+        _refuse({"IMAGE": has_images, "--input": input, **of_passes}, "two run directories are compared as they are")
+        return _compared_runs(a, b, **conditions)
+    if not has_images and not input:
+        _refuse(of_passes, "without IMAGE only weights are compared")
+        given = (arch, model_arg, reading, seed)
+        other_name = a if b == "same" else b
+        return compare_weights(
+            _weights(a, weights, *given), _weights(other_name, weights_b or weights, *given), **conditions
+        )
     if not isinstance(a, str | Path) and isinstance(b, str | Path) and b != "same":
         own = _given(a)  # what is said of loading is about B
     else:
@@ -650,7 +671,9 @@ def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContent
     return list_contents(Path(file), key)
 
 
-def report(run: str | Path | Activations | Gradients | Attributions, out: str | Path | None = None) -> Path:
+def report(
+    run: str | Path | Activations | Gradients | Attributions | Differences, out: str | Path | None = None
+) -> Path:
     """Write one self-contained HTML page of a run.
 
     Args:
@@ -667,7 +690,9 @@ def report(run: str | Path | Activations | Gradients | Attributions, out: str | 
     """
     from hookscope.render.html import report_html
     from hookscope.render.html.attributions import attributions_html
+    from hookscope.render.html.differences import differences_html
     from hookscope.runs.attributions import read_attributions
+    from hookscope.runs.differences import read_differences
     from hookscope.runs.reading import read_record, read_run
     from hookscope.runs.reports import check_report_target, default_report_path, write_report
 
@@ -679,10 +704,12 @@ def report(run: str | Path | Activations | Gradients | Attributions, out: str | 
     target = default_report_path(Path(run)) if out is None else Path(out)
     check_report_target(target)
     verb = read_record(Path(run)).get("verb")
-    if verb == "diff":
-        raise UsageError("A run of `hookscope diff` has no page: its plot, diff.csv and diff.json hold all there is.")
-    is_of_maps = verb == "attribute"
-    page = attributions_html(read_attributions(Path(run))) if is_of_maps else report_html(read_run(Path(run)))
+    if verb == "attribute":
+        page = attributions_html(read_attributions(Path(run)))
+    elif verb == "diff":
+        page = differences_html(read_differences(Path(run)))
+    else:
+        page = report_html(read_run(Path(run)))
     write_report(target, page)
     return target
 
@@ -712,6 +739,40 @@ def _load(
     )
     move_to(loaded, where, dtype)
     return loaded
+
+
+def _compared_runs(a: Model, b: Model, **conditions: Any) -> Differences:
+    from hookscope.differences.stored import compare_runs
+
+    if any(not isinstance(each, str | Path) or not Path(each).is_dir() for each in (a, b)):
+        raise UsageError("A run directory is compared with another one: give two of them, or two models.")
+    return compare_runs(Path(str(a)), Path(str(b)), **conditions)
+
+
+def _refuse(given: Mapping[str, Any], reason: str) -> None:
+    """Raise a UsageError for the first of the options that is given."""
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option} goes with models that run over pictures: {reason}.")
+
+
+def _weights(
+    model: Model,
+    weights: str,
+    arch: str | None,
+    model_arg: Texts | Mapping[str, Any],
+    reading: FileOptions,
+    seed: int,
+) -> Weights:
+    """Return the weights of a model; of a weights file those in it, whatever network they are for."""
+    from hookscope.differences.weights import read_weights, weights_of
+    from hookscope.models import parse_model
+
+    if not isinstance(model, str | Path):
+        return weights_of(_given(model))
+    if arch is None and weights == "auto" and parse_model(str(model)).form == "weights":
+        return read_weights(Path(model), reading)
+    return weights_of(_load(model, weights, arch, model_arg, reading, "cpu", None, seed))
 
 
 def _another_way(loaded: LoadedModel, weights: str | None, device: str | None, dtype: str | None) -> LoadedModel:

@@ -14,8 +14,9 @@ import typer
 from hookscope.cli import options
 from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar
+from hookscope.cli.exporters import check_exports, page_line
 from hookscope.cli.running import arguments_of, report_all, run_path, show_result
-from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UsageError, gravest
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, gravest
 from hookscope.text import strict_json
 
 if TYPE_CHECKING:
@@ -25,11 +26,19 @@ Format = Literal["text", "github", "markdown"]
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A model, as MODEL of `activations`: the one to compare with.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="A model, as MODEL of `activations`, or a run directory: the one to compare with."
+        ),
+    ],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one, or 'same': A run in another way (…-b).")],
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE...", help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs."),
+        typer.Argument(
+            metavar="IMAGE...",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; none: weights alone.",
+        ),
     ] = None,
     layer: options.Layer = None,
     ops: options.Ops = False,
@@ -105,6 +114,7 @@ def diff(
     report_format: Annotated[
         Format | None, under.show("--format", help="Format on stdout; default: github in GitHub Actions, else text.")
     ] = None,
+    page: options.Report = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     full: options.Full = False,
@@ -116,18 +126,19 @@ def diff(
     hookscope diff resnet34 same cat.jpg --dtype-b bfloat16 --reference float64
     hookscope diff resnet50 timm:resnet50 photos/ --shadow
     hookscope diff a.pt b.pt photos/ --fail-over 'rel>1e-3' --fail-over 'top1<1'
+    hookscope diff a.pt b.safetensors
+    hookscope diff hookscope-runs/before hookscope-runs/after
     """
     from hookscope import api
     from hookscope.render.difference_files import save_differences
     from hookscope.runs.directory import check_target
 
     given = dict(locals())
-    if not images and not input:
-        raise UsageError("Missing IMAGE: name a picture, a tensor file or a folder. See `hookscope diff --help`.")
     chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
     summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
-    target = run_path("diff", a, out, images or (), input or (), "inputs")
+    target = run_path("diff", a, out, images or (), input or (), "inputs" if images or input else Path(b).name)
     check_target(target)
+    check_exports(target, show=False, tensorboard=None, page=page)
     _check_files(junit, summary)
     tables, messages = consoles(json=json or chosen == "markdown")
     failures: list[HookscopeError] = []
@@ -137,6 +148,10 @@ def diff(
     saved = save_differences(result, target, command=shlex.join(["hookscope", *sys.argv[1:]]))
     if not quiet:
         tables.print(saved.last_line, soft_wrap=True)
+    if page is not None:
+        written = api.report(saved.folder, page)
+        if not quiet:
+            tables.print(page_line(written), soft_wrap=True)
     failures += _write_for_ci(result, fail_over or (), chosen, junit, summary)
     if json:
         typer.echo(strict_json({**result.to_dict(), "run": str(saved.folder)}), nl=False)

@@ -7,14 +7,16 @@ from typing import Any
 from hookscope.errors import UsageError
 from hookscope.render.difference_plots import differences_over_depth
 from hookscope.render.plot_axes import figure_png
-from hookscope.render.tables import differences_to_csv
+from hookscope.render.tables import differences_to_csv, weights_to_csv
+from hookscope.render.weights_text import without_gradients
 from hookscope.results.differences import Differences
-from hookscope.runs.differences import differences_to_dict
+from hookscope.runs.differences import PLOT, differences_to_dict
 from hookscope.runs.directory import new_run
 from hookscope.runs.serialize import provenance_to_dict
 from hookscope.text import safe_text, strict_json
 
-_PLOT = "difference_over_depth.png"
+# What the record says of inputs that only a comparison in lockstep prepares.
+_OF_INPUTS = ("preprocessing", "named_inputs", "unusable_inputs", "patterns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,28 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
     document = differences_to_dict(result)
     with new_run(Path(path)) as run:
         (run.path / "diff.json").write_text(strict_json(document), encoding="utf-8")
-        (run.path / "diff.csv").write_text(differences_to_csv(result), encoding="utf-8")
-        (run.path / _PLOT).write_bytes(figure_png(differences_over_depth(result)))
+        names = _write_tables(run.path, result)
+        if result.way != "weights":
+            (run.path / PLOT).write_bytes(figure_png(differences_over_depth(result)))
+            names.append(PLOT)
+        made = provenance_to_dict(provenance)
         record: dict[str, Any] = {
             "verb": "diff",
             "command": command,
-            **provenance_to_dict(provenance),
+            **{name: value for name, value in made.items() if result.way == "lockstep" or name not in _OF_INPUTS},
             **provenance.settings,
             **{name: document[name] for name in ("a", "b", "way", "inputs", "births", "outputs", "exceeded")},
             **{name: document[name] for name in ("reference", "warnings", "notes", "seed", "timings")},
         }
         run.finish(record)
-    return SavedDifferences(Path(path), ("diff.csv", "diff.json", _PLOT))
+    return SavedDifferences(Path(path), tuple(names))
+
+
+def _write_tables(folder: Path, result: Differences) -> list[str]:
+    is_of_weights = result.way == "weights"
+    texts = {"diff.csv": weights_to_csv(result) if is_of_weights else differences_to_csv(result)}
+    if result.gradients:
+        texts["gradients.csv"] = differences_to_csv(without_gradients(result))
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [*texts, "diff.json"]

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
 from hookscope.render.terminal import note_lines
+from hookscope.render.weights_text import gradients_answer, weights_answer, weights_table, without_gradients
 from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
 from hookscope.text import counted, shape_text
 
@@ -26,11 +27,16 @@ def differences_summary(result: Differences, *, width: int, full: bool = False) 
     """Yield what the command prints: the answer, the rows, and what has no partner."""
     yield note_lines(result.notes)
     yield from _title(result)
-    for sentence in answer(result):
+    for sentence in answer(result) if result.way != "weights" else weights_answer(result):
         yield safe_line(sentence, overflow="fold")
     yield from _predictions(result, full=full)
     if result.rows:
         yield _table(result, width, full=full)
+    if (weights := weights_table(result, width, full=full)) is not None:
+        yield weights
+    if result.gradients:
+        yield safe_line(gradients_answer(result), style="bold", overflow="fold")
+        yield _table(without_gradients(result), width, full=full)
     yield from _unmatched(result, full=full)
     yield from _exceeded(result, full=full)
 
@@ -83,7 +89,8 @@ def _small(result: Differences) -> str:
     if worst is None or worst.measures is None:
         return "No row could be compared."
     if not worst.measures.relative_l2:
-        return f"A and B are equal, bit for bit, in {counted(len(rows), 'row')}."
+        sure = "bit for bit" if worst.measures.standard_error is None else "as far as their sketches tell"
+        return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
     amount = number_text(worst.measures.relative_l2, 3)
     return f"A and B differ no more than rounding explains: relative L2 at most {amount}, at {worst.label}."
 
@@ -105,10 +112,10 @@ def _growth(result: Differences) -> str:
 
 def _output(output: OutputDifference) -> str:
     name = f"Output {output.slot}" if output.slot else "Output"
-    if output.measures is None:
+    if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
-    parts = [f"relative L2 {number_text(output.measures.relative_l2, 3)}"]
-    if output.measures.max_abs:
+    parts = [] if output.measures is None else [f"relative L2 {number_text(output.measures.relative_l2, 3)}"]
+    if output.measures is not None and output.measures.max_abs:
         parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}")
     if output.top1 is not None:
         parts.insert(0, f"the same best class for {output.top1} of {counted(output.input_count, 'input')}")
@@ -140,10 +147,15 @@ def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]
 
 
 def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
+    born = [row.label in {birth.row for birth in result.births} for row in result.rows]
+    styles = ["bold red" if each else "" for each in born]
+    return draw_table(difference_columns(result), width, styles, born, full=full)
+
+
+def difference_columns(result: Differences) -> list[Column]:
+    """Return the columns of the rows that say anything, for the terminal and for the page."""
     rows = result.rows
     measures = [row.measures for row in rows]
-    born = {birth.row for birth in result.births}
-    styles = ["bold red" if row.label in born else "" for row in rows]
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", [safe_line(row.label) for row in rows], 0, words=True),
@@ -162,8 +174,7 @@ def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
         Column("remarks", [safe_line(_remarks(row, (result.a.dtype, result.b.dtype))) for row in rows], 6, words=True),
     ]
     dashes = {"-", ""}
-    shown = [each for each in columns if each.header == "remarks" or not {cell.plain for cell in each.cells} <= dashes]
-    return draw_table(shown, width, styles, [row.label in born for row in rows], full=full)
+    return [each for each in columns if each.header == "remarks" or not {cell.plain for cell in each.cells} <= dashes]
 
 
 def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:

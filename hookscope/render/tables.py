@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.comparison import Comparison
-from hookscope.results.differences import DifferenceRow, Differences, Measures
+from hookscope.results.differences import DifferenceRow, Differences, Measures, WeightDifference
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
 from hookscope.runs.serialize import QUANTILE_NAMES
 from hookscope.text import safe_text, shape_text
@@ -93,6 +93,20 @@ def differences_to_csv(result: Differences) -> str:
         label, kind, shape = (f"{name}{'' if each.side == 'A' else '_b'}" for name in ("label", "kind", "shape"))
         records.append({label: each.label, kind: each.kind, shape: shape_text(each.shape), "note": each.reason})
     return _csv(columns, records)
+
+
+def weights_to_csv(result: Differences) -> str:
+    """Return the tensors of a comparison of weights as CSV with a header; what has no partner comes last."""
+    measured = (*(each.name for each in fields(Measures)), "sqnr_db")
+    own = [each.name for each in fields(WeightDifference) if each.name != "measures"]
+    records: list[dict[str, object]] = []
+    for row in result.weights:
+        numbers = {name: getattr(row.measures, name, None) for name in measured}
+        records.append({**_own(row), "shape": shape_text(row.shape), "shape_b": shape_text(row.shape_b), **numbers})
+    for each in result.unmatched:
+        name, dtype, shape = (f"{name}{'' if each.side == 'A' else '_b'}" for name in ("name", "dtype", "shape"))
+        records.append({name: each.label, dtype: each.kind, shape: shape_text(each.shape), "note": each.reason})
+    return _csv((*own, *measured, "note"), records)
 
 
 def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:

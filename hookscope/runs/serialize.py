@@ -39,10 +39,15 @@ _ENTRIES = (
 )
 _GRADIENTS = ("gradients", "parameters")
 _ROWS = ("rows", "uncalled")
-_STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram")]
+_STATISTICS = [
+    each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram", "sketch")
+]
 
 # Fields of results that no file of JSON has.
-_NOT_IN_JSON = ("feature_maps", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance", "unlisted")
+_NOT_IN_JSON = (
+    *("feature_maps", "map_summaries", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance"),
+    "unlisted",
+)
 
 # A longer whole number is infinite as a float; JSON and Python have no limit.
 _MOST_DIGITS = 300
@@ -53,17 +58,19 @@ class RunRecord:
     """What `run.json` says besides the result.
 
     Of its fields, `threads` are torch's, `patterns` as given with `--layer`, `unusable_inputs` one sentence each,
-    `thumbnails` for the first inputs a picture of what the network saw, as a path inside the run, or None, and
-    `layers`, of evidence, the labels of the rows that a rule fails.
+    `overview` a path inside the run, "" in runs of earlier versions, `thumbnails` for the first inputs a picture of
+    what the network saw, as a path inside the run, or None, and `layers`, of evidence, the labels of the rows that a
+    rule fails.
     """
 
-    verb: Literal["activations", "grads", "attribute", "check"]
+    verb: Literal["activations", "grads", "attribute", "check", "diff"]
     command: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     platform: str = ""
     threads: int | None = None
     patterns: tuple[str, ...] = ()
     unusable_inputs: tuple[str, ...] = ()
+    overview: str = ""
     grids: tuple[Grid, ...] = ()
     thumbnails: tuple[str | None, ...] = ()
     edits: tuple[str, ...] = ()
@@ -113,7 +120,8 @@ def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
       what the input covers of the upright picture, `top`, `left`, `bottom`, `right`, `height` and `width`, or null.
     - `rules`: a list in the order of judgement, of `rule`: its identifier; `status`: "pass", "warn", "fail", "off" or
       "skipped"; `reason`: why it was skipped, or ""; `findings`: a list of `level` ("fail" or "warn"), `where` (label
-      of a layer's output, name of a parameter or an input, "" for the whole) and `message`.
+      of a layer's output, name of a parameter or an input, "" for the whole), `message`, and `followed_by`: a list of
+      what else the rule objects to for the same cause, named as by `where`.
     - `warnings`: sentences; `seconds`: by phase, and "total"; `evidence`: a folder, or "".
     - `accuracy`: on labelled pictures, or null: `source`, `mapping` of labels to classes, `class_count` of the network,
       `count`, `right`, `share`, `interval` (95 %: low, high), `classes` as in `ClassAccuracy`, `worst` as in
@@ -187,7 +195,7 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
         for statistics in _dicts([row.get(name)]):
             statistics["quantiles"] = _quantiles_field(statistics.get("quantiles"))
     for prediction in _dicts(document.get("predictions")):
-        prediction.update(_class_fields(prediction.get("classes")))
+        prediction.update(prediction_fields(prediction.get("classes")))
     for loss in _dicts([document.get("loss")]):
         loss["value"] = float(loss["value"]) if loss.get("value") in ("nan", "inf", "-inf") else loss.get("value")
     result: Activations | Gradients = checked(Gradients if backward else Activations, document)
@@ -250,7 +258,8 @@ def _quantiles_field(named: object) -> object:
     return None if None in values else values
 
 
-def _class_fields(classes: object) -> dict[str, Any]:
+def prediction_fields(classes: object) -> dict[str, Any]:
+    """Return the fields of a prediction that its classes in JSON stand for."""
     entries = _dicts(classes)
     names = [entry.get("name") for entry in entries]
     shares = [entry.get("probability") for entry in entries]
@@ -291,7 +300,7 @@ def _checkpoint(report: CheckReport) -> dict[str, Any]:
         "inputs": [*map(as_json, report.inputs)],
         "rules": [
             _named(outcome, "rule", "status", "reason")
-            | {"findings": [_named(each, "level", "where", "message") for each in outcome.findings]}
+            | {"findings": [_named(each, "level", "where", "message", "followed_by") for each in outcome.findings]}
             for outcome in report.outcomes
         ],
         **_named(report, "warnings", "seconds", "evidence"),

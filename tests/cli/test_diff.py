@@ -47,16 +47,8 @@ def _here(tmp_path: Path) -> None:
 
 
 def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) -> None:
-    ended = run(
-        "diff",
-        "pair.py:net",
-        "pair.py:net",
-        "picture.npy",
-        "--edit-b",
-        "conv:output:scale(2, channels=2)",
-        "--out",
-        "o",
-    )
+    edit = ("--edit-b", "conv:output:scale(2, channels=2)")
+    ended = run("diff", "pair.py:net", "pair.py:net", "picture.npy", *edit, "--out", "o")
     assert ended.code == 0
     text = " ".join(ended.stdout.split())
     assert "The difference is born in conv (Conv2d): relative L2" in text
@@ -73,7 +65,6 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     document = json.loads((tmp_path / "o" / "diff.json").read_text("utf-8"))
     assert float(rows[0]["relative_l2"]) == document["rows"][0]["measures"]["relative_l2"]
     assert document["births"][0]["layer"] == "conv"
-    assert "has no page: its plot, diff.csv and diff.json" in run("report", "o").stderr
     record = record_of(tmp_path / "o")
     assert (record["verb"], record["way"]) == ("diff", "lockstep")
     with Image.open(tmp_path / "o" / "difference_over_depth.png") as picture:
@@ -111,12 +102,7 @@ def test_json_takes_stdout(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (("pair.py:net", "same"), 2, "Missing IMAGE"),
-        (
-            ("pair.py:net", "pair.py:strange", *INPUT),
-            5,
-            "No layer of A (pair.py:net) has a partner in B (pair.py:strange)",
-        ),
+        (("pair.py:net", "pair.py:strange", *INPUT), 5, "No layer of A (pair.py:net) has a partner in B"),
         (("pair.py:net", "pair.py:absent", *INPUT), 5, "absent"),
         (("pair.py:net", "same", *INPUT, "--map", "conv"), 2, "as many stars on both sides"),
         (("pair.py:net", "same", *INPUT, "--map", "convv=conv"), 5, "matches no layer of A. Nearest: 'conv'"),

@@ -55,6 +55,7 @@ COMMANDS = (
     (ROOMS, ("grads", "planted.py:Net", "picture.npy", "--layer", "*", "--inputs")),
     (("hookscope.attribution.",), ("attribute", "planted.py:Net", "picture.npy", "--top", "2")),
     (("hookscope.differences.",), ("diff", "planted.py:Net", "other.py:Net", "picture.npy", "--shadow", "--ops")),
+    (("hookscope.differences.",), ("diff", "planted.py:Net", "other.py:Net")),
 )
 
 
