@@ -11,7 +11,7 @@ from hookscope.checks.rules.rule import Needs
 
 _STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
 
-_NEEDS: dict[Needs, str] = {
+NEEDS: dict[Needs, str] = {
     "file": "the file",
     "network": "the file and the network",
     "stored": "parameters and buffers",
@@ -40,7 +40,7 @@ def rule_explanation(rule: Rule) -> RenderableType:
     parts: list[RenderableType] = [
         Text(rule.identifier, style="bold"),
         Text(rule.meaning),
-        Text(f"Default level: {rule.level}. Looks at {_NEEDS[rule.needs]}."),
+        Text(f"Default level: {rule.level}. Looks at {NEEDS[rule.needs]}."),
     ]
     for name, limit in rule.limits.items():
         # As a configuration names it.
