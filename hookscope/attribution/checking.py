@@ -36,6 +36,8 @@ from hookscope.text import exception_line
 Sanity = Literal["none", "quick", "full"]
 
 _PICTURE_AXES = 4  # (N, C, H, W)
+# Below it blurring can take so little away that the check says nothing. Our choice.
+_LEAST_PROBABILITY = 0.05
 # Of these one map takes dozens of passes or more, and the first two checks need seven.
 _SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})
 
@@ -134,7 +136,18 @@ class Checking:
                     shares = paddings(copied, batch, explained.looked[layer].grid)
                     of_layer = resized(of_layer, pictures.shape[2:], shares)[:, 0]  # noqa: PLW2901 - the same maps
                 ranked = deletions(pictures, [each.numpy() for each in of_layer], probability, self.seed)
-                self._deleted.append(ranked[:, places])
+                self._add_deletions(ranked[:, places])
+
+    def _add_deletions(self, found: Numbers) -> None:
+        """Keep the deletions of inputs that are likely enough to be the target."""
+        likely = found[0] >= _LEAST_PROBABILITY
+        if not likely.all():
+            self.notes[
+                "Sanity: deletion is left out where the target's probability is below "
+                f"{_LEAST_PROBABILITY}, as blurring can take little away."
+            ] = None
+        if likely.any():
+            self._deleted.append(found[:, likely])
 
     def _output(self, passes: Passes, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
         given = copy_of(replace(batch, args=args))

@@ -32,6 +32,8 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS
 from hookscope.text import safe_text
 
+_POOLED: frozenset[Method] = frozenset({"grad-cam", "guided-grad-cam"})
+
 
 @dataclass(slots=True)
 class _Gathered:
@@ -91,7 +93,8 @@ def run_attribution(
     count = len(session.inputs.files) or session.inputs.input_count()
 
     def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
-        return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key)
+        sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
+        return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key, sizes)
 
     checking = Checking(sanity=sanity, method=as_method(method), output_key=output_key, seed=session.seed)
     gathered = _Gathered(checking)
@@ -208,17 +211,22 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
             looking.passes.state.rewind()
             unfit += _explain(part_of(batch, place), looking, method, gathered)
         return unfit
-    _gather(looking.passes.inspected.network, batch, explained, gathered)
+    _gather(looking.passes.inspected.network, batch, explained, method, gathered)
     gathered.checking.add(looking, batch, explained)
     return []
 
 
-def _gather(network: nn.Module, batch: Batch, explained: Explained, gathered: _Gathered) -> None:
+def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Method, gathered: _Gathered) -> None:
     """Add the maps of a batch, by input, then by target, then by layer."""
     first = len(gathered.records)
     gathered.records.extend(batch.records)
     gathered.unchanged.update(explained.unchanged)
     gathered.notes.update(dict.fromkeys(explained.notes))
+    if method in _POOLED and any(each.is_box for each in explained.targets):
+        gathered.notes[
+            f"{method} averages gradients over the whole picture, so that boxes of one class look alike: "
+            "hires-cam and layer-cam keep to the box."
+        ] = None
     for each in explained.looked:
         gathered.layers.setdefault(each.label, _layer_choice(each))
     labels = [each.label for each in explained.looked] or [""]

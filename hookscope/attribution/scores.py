@@ -48,6 +48,7 @@ def batch_targets(
     top: int | None,
     categories: Sequence[str],
     output_key: str | None,
+    sizes: Sequence[tuple[int, int]] = (),
 ) -> list[BatchTarget]:
     """Return the targets of a batch, in the order in which they were asked for.
 
@@ -63,6 +64,7 @@ def batch_targets(
         top: How many; None is one.
         categories: Class names by index, if they are known.
         output_key: Which of several outputs holds the scores; None for the main one.
+        sizes: Height and width of each input, of which boxes are shares; () where they are not known.
 
     Raises:
         UsageError: If the network returns no scores, or has no such target.
@@ -72,7 +74,7 @@ def batch_targets(
     needs_scores = not wanted or any(each.function is None for each in wanted)
     found: list[BatchTarget] = []
     if needs_scores and boxes is not None:
-        return _of_boxes(boxes, wanted, top or 1, categories)
+        return _of_boxes(boxes, wanted, top or 1, categories, sizes if len(sizes) == count else ())
     scores = _scores(output, count, output_key) if needs_scores else None
     classes = 0 if scores is None else scores.tensor.shape[1]
     names = categories if len(categories) == classes else ()
@@ -216,12 +218,16 @@ def _boxes(output: object, count: int) -> Sequence[Mapping[str, Tensor]] | None:
 
 
 def _of_boxes(
-    boxes: Sequence[Mapping[str, Tensor]], wanted: Sequence[Wanted], top: int, categories: Sequence[str]
+    boxes: Sequence[Mapping[str, Tensor]],
+    wanted: Sequence[Wanted],
+    top: int,
+    categories: Sequence[str],
+    sizes: Sequence[tuple[int, int]],
 ) -> list[BatchTarget]:
     if not wanted:
         if not any(len(each["scores"]) for each in boxes):
             raise UsageError("The network found no box, so there is none to explain: give another picture.")
-        return [_of_numbers(boxes, [rank] * len(boxes), categories) for rank in range(top)]
+        return [_of_numbers(boxes, [rank] * len(boxes), categories, sizes) for rank in range(top)]
     found = []
     for each in wanted:
         if each.function is not None:
@@ -233,7 +239,7 @@ def _of_boxes(
             numbers: list[int | None] = [each.box] * len(boxes)
         else:  # boxes come by their scores, the best first
             numbers = [_first_of(per_input["labels"], each.index) for per_input in boxes]
-        target = _of_numbers(boxes, numbers, categories)
+        target = _of_numbers(boxes, numbers, categories, sizes)
         if not any(target.targets):
             raise UsageError(_no_box(each, boxes, categories))
         found.append(target)
@@ -246,7 +252,10 @@ def _first_of(labels: Tensor, index: int | None) -> int | None:
 
 
 def _of_numbers(
-    boxes: Sequence[Mapping[str, Tensor]], numbers: Sequence[int | None], categories: Sequence[str]
+    boxes: Sequence[Mapping[str, Tensor]],
+    numbers: Sequence[int | None],
+    categories: Sequence[str],
+    sizes: Sequence[tuple[int, int]],
 ) -> BatchTarget:
     """Return the target that is one box of each input, by its place in the list."""
 
@@ -255,14 +264,23 @@ def _of_numbers(
         return torch.stack([_score_of_box(found["scores"], number) for found, number in each])
 
     targets: list[Target | None] = []
-    for found, number in zip(boxes, numbers, strict=True):
+    for place, (found, number) in enumerate(zip(boxes, numbers, strict=True)):
         if number is None or number >= len(found["scores"]):
             targets.append(None)
             continue
         index = int(found["labels"][number].cpu())
         name = categories[index] if index < len(categories) else f"class {index}"
-        targets.append(Target(f"{name} in box {number}", float(found["scores"][number].detach().cpu()), index))
+        value = float(found["scores"][number].detach().cpu())
+        box = _shares(found["boxes"][number], sizes[place]) if sizes else None
+        targets.append(Target(f"{name} in box {number}", value, index, box=box))
     return BatchTarget(score, tuple(targets), is_box=True)
+
+
+def _shares(box: Tensor, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Return a box of pixels (left, top, right, bottom) as shares of the input's width and height."""
+    left, top, right, bottom = box.detach().cpu().tolist()
+    height, width = size
+    return left / width, top / height, right / width, bottom / height
 
 
 def _score_of_box(scores: Tensor, number: int | None) -> Tensor:

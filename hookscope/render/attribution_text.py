@@ -74,16 +74,6 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.3g}"
 
 
-def attribution_warnings(result: Attributions) -> tuple[str, ...]:
-    """Return the warnings of a result, with what each failed check means."""
-    failed = (each for each in result.sanity if not each.passed)
-    meanings = (f"The sanity check '{each.name}' failed. {each.meaning}".rstrip() for each in failed)
-    new = (
-        text for text in meanings if not any(text.endswith(known) or known.endswith(text) for known in result.warnings)
-    )
-    return (*result.warnings, *new)
-
-
 def _table(result: Attributions, width: int, *, full: bool) -> RenderableType:
     shown = result.maps if full else result.maps[:_MOST_ROWS]
     records = [result.inputs[each.input_index] for each in shown]

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, terminal
-from hookscope.render.attribution_text import attribution_summary, attribution_warnings
+from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
@@ -44,8 +44,6 @@ def result_text(result: Result) -> str:
 
 def warnings_of(result: Result) -> tuple[str, ...]:
     """Return the sentences about a result that a reader must see."""
-    if isinstance(result, Attributions):
-        return attribution_warnings(result)
     return tuple(getattr(result, "warnings", ()))
 
 

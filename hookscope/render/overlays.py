@@ -27,6 +27,8 @@ _FIRST_SHADE = 0.3  # of the colour map for values above zero: what is darker wo
 _NON_FINITE = (255, 0, 255)
 _GREYED = 5  # eighths of the photograph's colour that an overlay takes away
 _BAR_GREY = 150
+_BOX, _BOX_EDGE = (255, 255, 255), (20, 20, 20)
+_LINES_ACROSS = 400  # a box's line is this part of the photograph's larger side
 
 # Of maps as fine as this, which tell pixels apart, a few values are far larger than all others. Our choice.
 _FINE = 64 * 64  # cells
@@ -103,6 +105,8 @@ def overlay(photograph: Photograph, each: AttributionMap) -> NDArray[np.uint8]:
             result[rows, columns, channel] = (faded * shown + colours[:, channel][levels]) >> 8
         if holes is not None:
             result[rows, columns][holes] = _NON_FINITE
+    for colour, part in _frame(each, photograph.region):
+        result[part] = colour
     return result
 
 
@@ -128,7 +132,31 @@ def tint(each: AttributionMap, region: Region) -> NDArray[np.uint8]:
         result[rows, columns] = _rgba(scale.signed)[levels]
         if holes is not None:
             result[rows, columns][holes] = (*_NON_FINITE, 255)
+    for colour, part in _frame(each, region):
+        result[part] = (*colour, 255)
     return result
+
+
+def _frame(each: AttributionMap, region: Region) -> Iterator[tuple[tuple[int, int, int], tuple[slice, slice]]]:
+    """Yield the sides of the box that a map explains, along its inner edge: dark, with a white line in their middle."""
+    if each.target.box is None:
+        return
+    left, top, right, bottom = each.target.box
+    high, wide = region.bottom - region.top, region.right - region.left
+    top, bottom = (round(region.top + share * high) for share in (top, bottom))
+    left, right = (round(region.left + share * wide) for share in (left, right))
+    line = max(1, round(max(region.height, region.width) / _LINES_ACROSS))
+    for colour, inset, thickness in ((_BOX_EDGE, 0, 3 * line), (_BOX, line, line)):
+        rows, columns = (top + inset, bottom - inset), (left + inset, right - inset)
+        for begin in (rows[0], rows[1] - thickness):
+            yield colour, (_within(begin, begin + thickness), _within(*columns))
+        for begin in (columns[0], columns[1] - thickness):
+            yield colour, (_within(*rows), _within(begin, begin + thickness))
+
+
+def _within(begin: int, end: int) -> slice:
+    """Return a slice that does not count from the end where a box reaches beyond the picture."""
+    return slice(max(0, begin), max(0, end))
 
 
 def seen_part(region: Region) -> tuple[slice, slice]:

@@ -40,12 +40,14 @@ class Target:
         score: Its value: the logit, a difference of logits, a box's score, a sum over pixels.
         index: Of the class; None where the target is no single class.
         probability: Softmax over the class scores, 0-1; None where the output is not one row of class scores.
+        box: The box that a detector scores, (left, top, right, bottom) as shares of the network's input; else None.
     """
 
     label: str
     score: float
     index: int | None = None
     probability: float | None = None
+    box: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,15 @@ def test_every_run_is_checked_three_times_by_default(method: str) -> None:
     assert all(each.meaning.endswith(".") and "\n" not in each.meaning for each in run.sanity)
 
 
+def test_a_class_that_the_network_hardly_sees_has_no_deletion_check() -> None:
+    network = Small()
+    with torch.no_grad():
+        network.head.bias[0] = -10.0
+    run = hookscope.attribute(network, pictures(), target=0)
+    assert names(run) == ["weights", "class"]
+    assert any("the target's probability is below 0.05" in note for note in run.notes)
+
+
 def test_none_makes_no_check_but_completeness_is_always_known() -> None:
     assert hookscope.attribute(Small(), pictures(), sanity="none").sanity == ()
     run = hookscope.attribute(Small(), pictures(), method="integrated-gradients", sanity="none")

@@ -232,6 +232,12 @@ def test_a_box_is_said_by_its_number_or_is_the_best_of_a_class() -> None:
     assert number.score([boxes(), boxes()]).tolist() == [0, 0]
 
 
+def test_a_box_lies_in_shares_of_its_own_input() -> None:
+    pixels = [{**DETECTED[0], "boxes": torch.tensor([[5.0, 10, 20, 40]] * 3)}, DETECTED[1]]
+    (target,) = batch_targets(pixels, 2, [Wanted("box:0", box=0)], None, KINDS, None, [(40, 20), (100, 50)])
+    assert [each and each.box for each in target.targets] == [(0.25, 0.25, 1.0, 1.0), (0.02, 0.01, 0.02, 0.01)]
+
+
 def test_without_a_target_the_best_boxes_count() -> None:
     found = batch_targets(DETECTED, 2, (), 2, KINDS, None)
     assert [[each and each.label for each in target.targets] for target in found] == [

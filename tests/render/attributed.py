@@ -56,7 +56,7 @@ RESULT = Attributions(
     ),
     sanity=SANITY,
     unchanged={"features.3.act": "SiLU is no ReLU"},
-    warnings=("A warning.",),
+    warnings=("A warning.", f"The sanity check 'class' failed. {SANITY[1].meaning}"),
     notes=("A note.",),
     timings={"load": 0.5, "maps": 0.25},
     provenance=Provenance(("layer4",), Preprocessing(), versions={"hookscope": "0"}, photographs=photographs),

@@ -11,7 +11,7 @@ import pytest
 
 import hookscope
 from hookscope.errors import InputError, OutputError, UsageError
-from hookscope.render.attribution_text import attribution_warnings, finding_of, sanity_line
+from hookscope.render.attribution_text import finding_of, sanity_line
 from hookscope.render.overview import draw_overview
 from hookscope.results.attributions import AttributionMap, Target
 from hookscope.results.inputs import Photograph, Region
@@ -38,12 +38,6 @@ def test_the_sanity_line_has_every_check_with_its_verdict() -> None:
     )
 
 
-def test_a_check_that_failed_is_a_warning_with_its_meaning_once() -> None:
-    meaning = f"The sanity check 'class' failed. {SANITY[1].meaning}"
-    assert attribution_warnings(RESULT) == ("A warning.", meaning)
-    assert attribution_warnings(replace(RESULT, warnings=(SANITY[1].meaning,))) == (SANITY[1].meaning,)
-
-
 def test_it_prints_as_a_finding_and_a_table() -> None:
     text = " ".join(str(RESULT).split())
     assert "cat.jpg, Egyptian cat 0.40: half of the grad-cam map" in text
@@ -67,7 +61,7 @@ def test_json_has_everything_but_the_values() -> None:
     document = json.loads(RESULT.to_json())
     assert document["maps"][1] == {
         "input_index": 0,
-        "target": {"label": "tabby - tiger cat", "score": -0.5, "index": None, "probability": None},
+        "target": {"label": "tabby - tiger cat", "score": -0.5, "index": None, "probability": None, "box": None},
         "layer": "layer4",
         "padding": [0, 0],
         "shape": [4, 4],

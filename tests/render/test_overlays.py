@@ -139,6 +139,30 @@ def test_a_map_of_zeros_draws_nothing():
     assert np.abs(overlay(grey, each).astype(int) - 77).max() <= 1
 
 
+def test_the_box_that_a_map_explains_is_framed_where_it_lies():
+    region = Region(10, 20, 50, 100, 60, 120)  # the input covers 40 x 80 pixels
+    each = map_of(np.zeros((2, 2)))
+    framed = replace(each, target=replace(each.target, box=(0.25, 0.5, 0.75, 1.0)))
+    plain, drawn = overlay(photograph(region), each), overlay(photograph(region), framed)
+    changed = (plain != drawn).any(-1)
+    expected = np.zeros_like(changed)
+    expected[30:50, 40:80] = True
+    expected[33:47, 43:77] = False
+    assert (changed == expected).all()
+    assert (drawn[31, 41:79] == 255).all()
+    assert (tint(framed, region)[..., 3] > 0).sum() == expected.sum()
+
+
+def test_a_box_beyond_the_picture_is_cut_off():
+    region = Region(0, 0, 40, 40, 40, 40)
+    each = map_of(np.zeros((2, 2)))
+    drawn = overlay(photograph(region), replace(each, target=replace(each.target, box=(-0.5, -0.5, 0.5, 0.5))))
+    changed = (drawn != overlay(photograph(region), each)).any(-1)
+    assert changed[:20, 17:20].all()
+    assert changed[17:20, :20].all()
+    assert changed.sum() == 20 * 20 - 17 * 17
+
+
 def test_what_is_not_finite_is_magenta_and_spoils_no_scale():
     each = map_of([[1, np.nan], [np.inf, 2]])
     drawn = overlay(photograph(whole(20, 20)), each)

@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from hookscope.render.attribution_text import attribution_warnings, check_text, finding_of
+from hookscope.render.attribution_text import check_text, finding_of
 from hookscope.render.columns import number_text, probability_text
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, png_uri, thumbnail_uri
@@ -47,7 +47,7 @@ def attributions_html(run: StoredAttributions) -> str:
         overview=overview,
         finding=finding_of(result.maps[0], result) if result.maps else "",
         result=result,
-        warnings=attribution_warnings(result),
+        warnings=result.warnings,
         unusable=run.record.unusable_inputs,
         remarks=remarks if left_out else [],
         inputs=inputs,
