@@ -3,7 +3,7 @@
 import pytest
 
 # Fixtures of the command line's tests.
-from tests.cli.conftest import environment  # noqa: F401
+from tests.cli.conftest import environment, networks, run, without_plots  # noqa: F401
 
 
 @pytest.fixture

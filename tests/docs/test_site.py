@@ -1,6 +1,7 @@
 """The site builds without a warning, says what the code says, and is a decent page in a browser."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -39,6 +40,18 @@ def test_every_page_is_on_the_site_and_nothing_comes_from_elsewhere(site: Path) 
         assert "<!-- made:" not in text
         for outside in ('src="http', 'src="//', 'rel="stylesheet" href="http', "fonts.g"):
             assert outside not in text, (page, outside)
+
+
+def test_llms_txt_names_every_page_and_schema_with_what_it_is_about(site: Path) -> None:
+    lines = (site / "llms.txt").read_text(encoding="utf-8").splitlines()
+    named = dict(re.findall(r"^- \[[^]]+\]\(([^)]+)\)(?:: )?(.*)$", "\n".join(lines), re.MULTILINE))
+    pages = [page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md")]
+    assert {name for name in named if name.endswith(".html")} == set(pages)
+    assert all((site / name).exists() for name in named)
+    assert [name for name in pages if not 40 <= len(named[name]) <= 400] == []
+    assert named["commands/models.html"].startswith(
+        "Lists the names that MODEL accepts, one on each line: `demo`, and "
+    )
 
 
 def test_every_option_and_rule_is_on_the_site(site: Path) -> None:
