@@ -44,9 +44,11 @@ def _opening(markdown: str) -> str:
     return told.rstrip(":")
 
 
-def on_post_page(output: str, **_: object) -> str:
-    """Name the theme's search dialog for readers who hear the page."""
-    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+def on_post_page(output: str, page: Page | None = None, **_: object) -> str:
+    """Name the theme's search dialog for readers who hear the page, and the language that they are to hear."""
+    named = output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+    is_chinese = page is not None and page.file.src_uri.endswith(".zh.md")
+    return named.replace('<html lang="en"', '<html lang="zh-CN"') if is_chinese else named
 
 
 def on_post_template(output_content: str, **_: object) -> str:
