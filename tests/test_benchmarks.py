@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -254,3 +255,10 @@ def test_the_documentation_says_what_the_newest_results_say() -> None:
     assert documentation.rewritten(text, found) == text, (
         f"run `python -m benchmarks.documentation {newest.relative_to(ROOT)}`"
     )
+
+
+def test_every_figure_of_the_readme_is_measured() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it costs")[2].partition("\n## ")[0]
+    figures = re.findall(r"×[\d.]+\d|\d[\d.]* s\b", text)
+    assert len(figures) >= 5
+    assert [each for each in figures if each not in documentation.PAGE.read_text(encoding="utf-8")] == []
