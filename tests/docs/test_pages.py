@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from hookscope.checks.configuration import read_settings
 from hookscope.cli.app import app
 from tests.docs.pages import ROOT, Block, blocks, commands, is_shown, is_translated, name_of, pages
 from tests.fork_server import ForkServer
@@ -52,8 +53,11 @@ class Terminal:
 
 def run_block(block: Block, names: dict[str, object], terminal: Terminal, differing: list[str]) -> str:
     """Run a block; return its text as it would have to be, and note commands that print something else."""
-    if block.title:
-        (terminal.folder / block.title).write_text(block.text, encoding="utf-8")
+    if block.title or block.language == "toml":
+        path = terminal.folder / (block.title or "settings.toml")
+        path.write_text(block.text, encoding="utf-8")
+        if block.language == "toml":
+            read_settings(path, terminal.folder)
     elif block.language == "python":
         exec(compile(block.text, "<a block of Python on the page>", "exec"), names)
     elif block.language == "console":
