@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from hookscope.cli.doctor import Fact
 from hookscope.render.contents import SCHEMA_VERSION as CONTENTS_VERSION
+from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.check import CheckReport, RuleOutcome
@@ -184,11 +185,18 @@ def _map() -> dict[str, Schema]:
     return _properties(AttributionMap, "values", "pixels") | further
 
 
+def _accuracy() -> dict[str, Schema]:
+    pair = {"type": "array", "prefixItems": [_NUMBER, _NUMBER], "items": False}
+    counts = {"count": _of(int), "right": _of(int), "share": _NUMBER, "interval": pair}
+    return _properties(Accuracy) | counts
+
+
 def _model() -> dict[str, Schema]:
     return _properties(ModelInfo, "categories")
 
 
 _SPECIAL: Mapping[Any, Callable[[], dict[str, Schema]]] = {
+    Accuracy: _accuracy,
     AttributionMap: _map,
     LossRecord: _loss,
     ModelInfo: _model,

@@ -440,6 +440,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     output_key: str | None = None,
     classes: Classes | None = None,
     images: str | Path | Sequence[str | Path] = (),
+    data: str | Path | None = None,
     input_shape: str | Sequence[int] | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
@@ -469,6 +470,8 @@ def check(  # noqa: D417 - those of `activations` are described there
         arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
             the configuration's, or to recognise it.
         images: Pictures, tensor files, folders and globs to run it over, instead of the configuration's or of noise.
+        data: Labelled pictures, to judge the accuracy on: a folder of class folders, or a CSV file with a path and a
+            label on each line.
         input_shape: Of the noise, batch axis first, instead of the configuration's.
         input: Inputs by name: numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
         baseline: What `--update-baseline` wrote; None for the configuration's, if it names one.
@@ -494,7 +497,7 @@ def check(  # noqa: D417 - those of `activations` are described there
 
     given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
     given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
-    given |= {"images": _texts(images), "input": _arguments(input), "classes": classes}
+    given |= {"images": _texts(images), "data": data, "input": _arguments(input), "classes": classes}
     given |= {"input_shape": input_shape, **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis)}
     if not isinstance(checkpoint, str | Path) and loads_as_told(given):
         raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")

@@ -380,3 +380,14 @@ def _compare(archive: zipfile.ZipFile, name: str, members: Iterable[zipfile.ZipI
         raise CheckpointError(
             f"{name} is damaged or truncated: its member {where} is not intact; download it again."
         ) from error
+
+
+def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of an intact safetensors file, and where the bytes after it begin.
+
+    Source: the format's description, https://github.com/huggingface/safetensors#format.
+    """
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+    return header, 8 + length

@@ -1,8 +1,8 @@
 """A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
 
 One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
-much. Kept are what the whole network returns, layers without others inside them that run, and those with parameters of
-their own; all other containers would repeat them.
+much. Labelled pictures follow, a line per class. Kept are what the whole network returns, layers without others inside
+them that run, and those with parameters of their own; all other containers would repeat them.
 """
 
 import json
@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from hookscope.checks.labelled import BaselineClass, labelled_document, labelled_from, labelled_of
 from hookscope.errors import UsageError
 from hookscope.results.activations import LayerRow
 from hookscope.results.check import CheckMeasurements
@@ -105,6 +106,7 @@ class Baseline:
     gradients: BaselineGradients | None
     inputs: tuple[BaselineInput, ...]
     rows: tuple[BaselineRow, ...]
+    labelled: tuple[BaselineClass, ...] = ()
 
 
 def baseline_of(measured: CheckMeasurements) -> Baseline:
@@ -125,6 +127,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
         gradients=gradients_of(measured.gradients),
         inputs=inputs_of(forward.inputs),
         rows=tuple(sorted((row for _, row in measured_rows(measured)), key=lambda row: _counting_order(row.label))),
+        labelled=labelled_of(measured.labelled),
     )
 
 
@@ -202,6 +205,7 @@ def baseline_text(baseline: Baseline) -> str:
             "quantile_levels": QUANTILE_LEVELS,
             "inputs": [asdict(each) for each in baseline.inputs],
             "layers": [_document(row) for row in baseline.rows],
+            **labelled_document(baseline.labelled),
         }
     )
 
@@ -328,6 +332,7 @@ def _parsed(document: Any) -> Baseline:
         gradients=None if gradients is None else _fields(BaselineGradients, gradients, "'gradients'", {}),
         inputs=tuple(_fields(BaselineInput, each, f"input {index}", {}) for index, each in inputs),
         rows=rows,
+        labelled=labelled_from(document),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import nn
 
 from hookscope.checks.baseline import Baseline
@@ -25,7 +26,10 @@ from hookscope.errors import (
     UsageError,
     is_out_of_memory,
 )
+from hookscope.inputs import load_input
+from hookscope.inputs.thumbnails import thumbnails
 from hookscope.models import LoadedModel
+from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.results.grids import Grid
@@ -78,7 +82,8 @@ def check_checkpoint(
             prepared = prepare(model, settings, trust=trust, device=device)
             # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
             keeps_rows = on_measured is not None or evidence is not None
-            measured = measure(prepared, settings, wanted | {"drift"} if keeps_rows else wanted)
+            kept = {"drift", "accuracy"} if on_measured is not None else {"drift"}
+            measured = measure(prepared, settings, wanted | kept if keeps_rows else wanted)
             _refuse_lack_of_memory(name, measured)
             report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:
@@ -134,6 +139,8 @@ def _with_evidence(
 ) -> CheckReport:
     """Write `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; whole or not at all.
 
+    Where labelled pictures are wrong, those of `Accuracy.worst` are in `pictures/`, as the network got them.
+
     Where that fails, the checkpoint could not be checked to the end. `folder` is nothing yet, empty, or earlier
     evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without `prepared` and
     `measured`, as for a checkpoint that could not be loaded, there is the report alone.
@@ -151,12 +158,26 @@ def _with_evidence(
                 forward = replace(forward, rows=rows, uncalled=())
                 (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
                 grids = _draw(run.path, prepared, settings, forward)
+            if prepared is not None and told.accuracy is not None and told.accuracy.worst:
+                _draw_wrong(run.path / "pictures", prepared, told.accuracy)
             entries = {"layers": [row.label for row in rows], "grids": [asdict(grid) for grid in grids]}
             run.finish({"verb": "check", "checkpoint": told.checkpoint, **entries})
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
         return replace(report, error=str(error), error_code=error.exit_code) if worse else report
     return told
+
+
+def _draw_wrong(folder: Path, prepared: Prepared, accuracy: Accuracy) -> None:
+    """Write a picture for each wrong one, `0.png` and on; what is a tensor file, or cannot be shown, is left out."""
+    from hookscope.render.grids import encode_png  # noqa: PLC0415 (likewise)
+
+    folder.mkdir()
+    for index, wrong in enumerate(accuracy.worst):
+        with suppress(HookscopeError):  # it has been read before, but files may go
+            tensor, _ = load_input(Path(wrong.name), prepared.preprocessing)
+            for picture in thumbnails(tensor[None].numpy(), prepared.preprocessing)[:1]:
+                (folder / f"{index}.png").write_bytes(encode_png(Image.fromarray(picture)))
 
 
 def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:

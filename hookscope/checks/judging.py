@@ -37,7 +37,15 @@ from hookscope.text import printable
 
 _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, from which the rest follows"
 
-_IDLE_WITHOUT = {"drift": "a baseline (--baseline FILE)", "expectation": "an [[expect]] in the configuration"}
+_LABELLED = "labelled pictures (--data FOLDER)"
+
+_IDLE_WITHOUT = {
+    "drift": "a baseline (--baseline FILE)",
+    "expectation": "an [[expect]] in the configuration",
+    "accuracy": _LABELLED,
+    "class-accuracy": _LABELLED,
+    "accuracy-drop": f"{_LABELLED} and a baseline",
+}
 
 NEED_NO_NETWORK = frozenset({"file", "stored"})
 """What rules look at that a weights file shows by itself."""
@@ -56,13 +64,14 @@ def judge(
     """Judge one checkpoint by every wanted rule; where a pass raised, the report has the error, and exit code 6.
 
     A cause silences its consequences: where a module makes NaN or Inf, or a pass raises, the rules that it would break
-    are skipped, with that reason. `expectation` and `drift` are off where there is nothing to compare with.
+    are skipped, with that reason. `expectation`, `drift` and rules about labelled pictures are off where there is
+    nothing to compare with.
 
     Raises:
         UsageError: If the settings ask for a class, an output or a layer pattern that cannot be, if the baseline is of
             another network or of other inputs, or if no rule is left to judge by.
     """
-    idle = ({"expectation"} if not settings.expectations else set()) | ({"drift"} if baseline is None else set())
+    idle = _idle(settings, baseline)
     terms = {
         name: terms_of(rule, settings, baseline) for name, rule in RULES.items() if name in wanted and name not in idle
     }
@@ -82,7 +91,8 @@ def judge(
             outcomes[name] = RuleOutcome(name, "off")
             continue
         about_gradients = rule.needs == "gradients"
-        missing, cause = _missing(rule, measured), _silencing(rule, objections, outcomes)
+        missing = (_unpaired(settings, baseline) if name == "accuracy-drop" else "") or _missing(rule, measured)
+        cause = _silencing(rule, objections, outcomes)
         if cause and not (missing and about_gradients):
             outcomes[name] = RuleOutcome(name, "skipped", reason=cause)
         elif missing:
@@ -100,7 +110,25 @@ def judge(
         ModelError.exit_code if error else EXIT_DONE,
         measured.warnings,
         measured.seconds,
+        accuracy=measured.labelled.accuracy if measured.labelled is not None else None,
     )
+
+
+def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
+    """Return the rules that have nothing to compare with, as nobody has asked for it."""
+    idle = set() if settings.expectations else {"expectation"}
+    if baseline is None:
+        idle |= {"drift", "accuracy-drop"}
+    if settings.data is None:
+        idle |= {"accuracy", "class-accuracy"} | (set() if baseline and baseline.labelled else {"accuracy-drop"})
+    return idle
+
+
+def _unpaired(settings: CheckSettings, baseline: Baseline | None) -> str:
+    """Return why labelled pictures cannot be compared, though there is a baseline, in a sentence; "" if they can."""
+    if settings.data is None:
+        return "the baseline holds labelled pictures, and none are given: --data FOLDER"
+    return "" if baseline and baseline.labelled else "the baseline was written without labelled pictures (--data)"
 
 
 def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
@@ -246,8 +274,9 @@ def _missing(rule: Rule, measured: CheckMeasurements) -> str:
             return "the forward pass raised"
         if needs == "gradients" and measured.gradients is None:
             return measured.unmeasured.get(name, "no gradients were taken")
-        if measured.forward is None and needs != "gradients":
-            return measured.unmeasured.get(name, "the network was not run")
+        unrun = "the network was not run" if measured.forward is None and needs != "gradients" else ""
+        if unrun or (measured.labelled is None and needs == "labels"):
+            return measured.unmeasured.get(name, unrun or "no labelled pictures were classified")
     return "" if name in _NEVER_UNMEASURED else measured.unmeasured.get(name, "")
 
 

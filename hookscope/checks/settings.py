@@ -57,6 +57,7 @@ class CheckSettings:
         key: Where in the file the weights are; None to find them.
         allow_missing, allow_unexpected: Globs over names that the file need not have, or the network need not know.
         images: Pictures, tensor files and folders to run it on; none means noise.
+        data: Labelled pictures: a folder of class folders, or a CSV file of paths and labels; None for none.
         shape: Of the noise, batch axis first; None for two inputs of the shape that the network is known to take.
         named: "NAME=VALUE" each, as `--input`.
         batch_size: Inputs per forward pass.
@@ -75,6 +76,7 @@ class CheckSettings:
     allow_missing: tuple[str, ...] = ()
     allow_unexpected: tuple[str, ...] = ()
     images: tuple[Path, ...] = ()
+    data: Path | None = None
     shape: tuple[int, ...] | str | None = None
     resize: str | None = None
     crop: str | None = None
@@ -110,6 +112,7 @@ _LOADING = {
 _SETTINGS = {
     **_LOADING,
     "images": "images",
+    "data": "data",
     "input_shape": "shape",
     "input": "named",
     "output_key": "output_key",
@@ -138,4 +141,6 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
     for name, value in told.items():
         paths = map(Path, value) if name == "images" else value
         changes[_SETTINGS[name]] = tuple(paths) if isinstance(value, list | tuple) else value
+    if "data" in told:
+        changes["data"] = Path(told["data"])
     return replace(settings, **changes)

@@ -61,6 +61,13 @@ def check(
             help="Run over this picture, tensor file, folder or glob instead of noise; repeatable.",
         ),
     ] = None,
+    data: Annotated[
+        str | None,
+        under.inputs(
+            metavar="PATH",
+            help="Labelled pictures: a folder of class folders, or a CSV file with path,label on each line.",
+        ),
+    ] = None,
     input_shape: options.InputShape = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -123,6 +130,7 @@ def check(
     hookscope check model.pt
     hookscope check 'checkpoints/*.safetensors' --jobs 2 --junit junit.xml
     hookscope check training.ckpt --key ema --images photos/
+    hookscope check model.pt --data val/ --baseline baseline.json
     hookscope check model.pt --arch net.py:build --config configs/strict.toml --evidence evidence
     hookscope check checkpoints --evidence evidence --report report.html
     hookscope check model.pt --baseline baseline.json --update-baseline

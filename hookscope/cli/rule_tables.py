@@ -19,6 +19,7 @@ NEEDS: dict[Needs, str] = {
     "outputs": "the outputs of several forward passes",
     "gradients": "a forward and a backward pass",
     "expectations": "expectations on named pictures",
+    "labels": "what the network says of labelled pictures",
     "baseline": "a baseline",
 }
 

@@ -26,6 +26,7 @@ from hookscope.inputs.batches import (
     to_device,
 )
 from hookscope.inputs.finding import TENSOR_SUFFIXES, find_inputs
+from hookscope.inputs.labelled import LabelledFiles, find_labelled
 from hookscope.inputs.loading import load_input, read_tensor
 from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
 from hookscope.inputs.options import parse_shape, preprocessing_from_options
@@ -33,10 +34,12 @@ from hookscope.inputs.options import parse_shape, preprocessing_from_options
 __all__ = [
     "TENSOR_SUFFIXES",
     "Batch",
+    "LabelledFiles",
     "NamedInput",
     "copy_of",
     "count_inputs",
     "find_inputs",
+    "find_labelled",
     "in_batches",
     "load_batches",
     "load_input",

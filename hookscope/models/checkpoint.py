@@ -1,6 +1,7 @@
 """Read the weights out of a file without running anything that comes with it, unless it is trusted."""
 
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, FileKind, file_kind, open_regular, read_weight_map
+from hookscope.checkpoints.fileformat import (
+    WEIGHTS_SUFFIXES,
+    FileKind,
+    file_kind,
+    open_regular,
+    read_weight_map,
+    safetensors_header,
+)
 from hookscope.checkpoints.isolation import read_verified
 from hookscope.errors import CheckpointError
 from hookscope.models.classes import stored_classes
@@ -73,7 +81,8 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     if path in kinds:
         content = _read_verified(kinds, name, options)[path]
         weights, digest = weights_in(content, name, options.key), digest_of(path)
-        categories, notes = _named_classes(content, weights.state, name)
+        says = _metadata(path) if kinds[path] == "safetensors" else content
+        categories, notes = _named_classes(says, weights.state, name)
         notes = (*weights.notes, *notes)
         return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, notes, categories)
     contents = _read_verified(kinds, name, replace(options, key=None))
@@ -92,6 +101,22 @@ def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tupl
     if not names or not any(shape[:1] == (len(names),) for shape in shapes):
         return (), ()
     return names, (f"{name}: {counted(len(names), 'class name')} taken from its key '{where}'.",)
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of an intact safetensors file, which are texts, those that are JSON as what they say."""
+
+    def said(text: object) -> object:
+        try:
+            return json.loads(text) if isinstance(text, str) else None
+        except (ValueError, RecursionError):
+            return None
+
+    try:
+        held = safetensors_header(path)[0].get("__metadata__")
+    except (ValueError, RecursionError):  # it has become another file
+        return {}
+    return {key: said(text) for key, text in held.items()} if isinstance(held, dict) else {}
 
 
 def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:

@@ -4,7 +4,6 @@ A file is looked at in a separate process, which answers with the rows of the ta
 makes of itself, it has limits on memory and time.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular
+from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
@@ -88,7 +87,7 @@ def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[
     absent = sum(tensor.is_meta for tensor in tensors)
     what = "1 tensor has" if absent == 1 else f"{absent} tensors have"
     warning = f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."
-    metadata = (_safetensors_header(path)[0].get("__metadata__") or {}) if kind == "safetensors" else {}
+    metadata = (safetensors_header(path)[0].get("__metadata__") or {}) if kind == "safetensors" else {}
     rows = iter(zip(tensors, _values(path, kind, content, tensors), _tied(parts), strict=True))
     return {
         "parts": [
@@ -279,7 +278,7 @@ def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
     if kind == "legacy torch" or not tensors:
         return None
     if kind == "safetensors" and isinstance(content, dict):
-        header, begin = _safetensors_header(path)
+        header, begin = safetensors_header(path)
         begins = {name: begin + header[name]["data_offsets"][0] for name in content}
         bases = {each.data_ptr() - begins[name] for name, each in content.items() if each.numel()}
     else:
@@ -295,17 +294,6 @@ def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
             if not tensor.is_meta
         }
     return bases.pop() if len(bases) == 1 else None
-
-
-def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of an intact safetensors file, and where the bytes after it begin.
-
-    Source: the format's description, https://github.com/huggingface/safetensors#format.
-    """
-    with open_regular(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        header: dict[str, Any] = json.loads(file.read(length))
-    return header, 8 + length
 
 
 def _entries(content: object) -> list[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hookscope.errors import gravest
+from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.text import counted, printable
@@ -94,6 +95,13 @@ def skipped_rules(report: CheckReport) -> Mapping[str, str]:
     }
 
 
+def accuracy_line(report: CheckReport) -> str:
+    """Return how many labelled pictures are right, and the lowest class; "" without any, or where a finding says it."""
+    if report.accuracy is None or any(finding.rule == "accuracy" for finding in report.findings):
+        return ""
+    return f"{accuracy_words(report.accuracy)}.{lowest_words(report.accuracy)}"
+
+
 def readable(value: Any, limit: int = _NAME_LENGTH) -> Any:
     """Return a report, or a part of it, with every text on one line, cut if it is very long, and safe to show."""
     if isinstance(value, str):
@@ -152,6 +160,8 @@ def _details(report: CheckReport, width: int) -> Iterator[Text]:
     for level in _LEVELS:
         for outcome in report.outcomes:
             yield from _findings(outcome, level, width)
+    if words := accuracy_line(report):
+        yield from _lines("data", words, width)
     for warning in report.warnings:
         yield from _lines("note", warning, width, "yellow")
     for reason, rules in skipped_rules(report).items():

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from hookscope.render.check_report import (
+    accuracy_line,
     by_gravity,
     finding_text,
     readable,
@@ -148,6 +149,8 @@ def _items(report: CheckReport) -> Iterator[str]:
     for finding in report.findings:
         where = f" · {_code(finding.where)}" if finding.where else ""
         yield f"- **{finding.level}** {_code(finding.rule)}{where}: {_sentence(finding.message)}"
+    if words := accuracy_line(report):
+        yield f"- data: {_sentence(words)}"
     for warning in report.warnings:
         yield f"- note: {_sentence(warning)}"
     for reason, rules in skipped_rules(report).items():

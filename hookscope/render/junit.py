@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from hookscope.render.check_report import finding_text, readable, total_seconds
+from hookscope.render.check_report import accuracy_line, finding_text, readable, total_seconds
 from hookscope.results.check import CheckReport, RuleOutcome
 
 # The test that says whether a checkpoint could be checked at all. All time is its own: rules are judged afterwards.
@@ -46,7 +46,9 @@ def _examination(report: CheckReport) -> Element:
     test = Element("testcase", name=_EXAMINATION, time=f"{total_seconds(report):.3f}")
     if report.error:
         SubElement(test, "error", type=f"exit code {report.error_code}", message=report.error).text = report.error
-    notes = [f"note: {warning}" for warning in report.warnings]
+    words = accuracy_line(report)
+    notes = [f"data: {words}"] if words else []
+    notes += [f"note: {warning}" for warning in report.warnings]
     notes += [f"evidence: {report.evidence}"] if report.evidence else []
     _add_output(test, notes)
     return test

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
+from hookscope.results.accuracy import Accuracy, LabelledResult
 from hookscope.results.activations import Activations
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
@@ -148,11 +149,12 @@ class CheckMeasurements:
             magnitude of each channel over all inputs, (C,) float32.
         batch_norms: What each BatchNorm with stored statistics was given, in execution order; empty if no rule wanted
             it, or nothing can be told by it (see `unmeasured`).
+        labelled: What the network says of labelled pictures; None without any, or if no rule wanted it.
         gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
         origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
         unmeasured: By rule, in a sentence, why what it needs could not be measured.
         no_network: Why a weights file was looked at alone, so that `stored` is all there is; "" otherwise.
-        seconds: Time by phase: "load", "stored", "forward", "again", "gradients".
+        seconds: Time by phase: "load", "stored", "forward", "again", "data", "gradients".
     """
 
     model: ModelInfo
@@ -162,6 +164,7 @@ class CheckMeasurements:
     channel_peaks: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     batch_norms: tuple[BatchNormInput, ...] = ()
     outputs: tuple[OutputValues, ...] = ()
+    labelled: LabelledResult | None = None
     gradients: Gradients | None = None
     origin_searched: bool = True
     unmeasured: Mapping[str, str] = field(default_factory=dict)
@@ -198,6 +201,7 @@ class CheckReport(Shown):
         error_code: The exit code of that error; 0 without one.
         seconds: Time by phase, and "total".
         evidence: Folder with the evidence of what failed; "" for none.
+        accuracy: On labelled pictures; None without any, or if no rule wanted it.
     """
 
     checkpoint: str
@@ -209,6 +213,7 @@ class CheckReport(Shown):
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
+    accuracy: Accuracy | None = None
 
     def __repr__(self) -> str:
         return f"<CheckReport of {self.checkpoint}: {'passed' if self.passed else 'failed'}>"

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import gravest
+from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckReport
 from hookscope.results.comparison import Comparison, Prediction
@@ -114,6 +115,9 @@ def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
       "skipped"; `reason`: why it was skipped, or ""; `findings`: a list of `level` ("fail" or "warn"), `where` (label
       of a layer's output, name of a parameter or an input, "" for the whole) and `message`.
     - `warnings`: sentences; `seconds`: by phase, and "total"; `evidence`: a folder, or "".
+    - `accuracy`: on labelled pictures, or null: `source`, `mapping` of labels to classes, `class_count` of the network,
+      `count`, `right`, `share`, `interval` (95 %: low, high), `classes` as in `ClassAccuracy`, `worst` as in
+      `WrongPicture`, the surest first.
 
     Names are exact, even hostile ones.
     """
@@ -291,6 +295,19 @@ def _checkpoint(report: CheckReport) -> dict[str, Any]:
             for outcome in report.outcomes
         ],
         **_named(report, "warnings", "seconds", "evidence"),
+        "accuracy": _accuracy(report.accuracy),
+    }
+
+
+def _accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
+    if accuracy is None:
+        return None
+    told = _named(accuracy, "source", "mapping", "class_count", "count", "right", "share")
+    return {
+        **told,
+        "interval": [*accuracy.interval],
+        "classes": [as_json(each) for each in accuracy.classes],
+        "worst": [as_json(each) for each in accuracy.worst],
     }
 
 

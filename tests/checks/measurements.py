@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport, OutputValues, RuleOutcome, StoredValues
 from hookscope.results.comparison import Prediction
@@ -193,7 +195,10 @@ PREDICTION = Prediction(
     0, (0, 1, 3, 2, 5), ("tabby cat", "tiger cat", "tram", "crane", "otter"), (0.6, 0.2, 0.1, 0.05, 0.03)
 )
 
-SETTINGS = CheckSettings(expectations=(Expectation(PICTURE, "tabby cat", ("tiger cat",), 2, 0.5),))  # type: ignore[arg-type]
+SETTINGS = CheckSettings(
+    expectations=(Expectation(PICTURE, "tabby cat", ("tiger cat",), 2, 0.5),),  # type: ignore[arg-type]
+    data=Path("val"),
+)
 
 INPUTS = tuple(InputRecord(name, None, None, (3, 4, 4), ()) for name in (PICTURE, "dog.jpg"))
 
@@ -202,7 +207,18 @@ def numbered(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
     return tuple(replace(each, index=index) for index, each in enumerate(rows))
 
 
+def labelled_result(*classes: tuple[str, int, int, int], class_count: int = 6) -> LabelledResult:
+    """Return a result by label, index, pictures that are right, and all; their digests are "INDEX-NUMBER"."""
+    each = tuple(ClassAccuracy(label, (index,), count, right) for label, index, right, count in classes)
+    pictures = {
+        (index,): {f"{index}-{number}": number < right for number in range(count)} for _, index, right, count in classes
+    }
+    return LabelledResult(Accuracy("val", "labels are names of classes", class_count, each), pictures)
+
+
 FORWARD = Activations(model=MODEL, inputs=INPUTS, rows=numbered(ROWS), predictions=(PREDICTION,))
+
+LABELLED = labelled_result(("otter", 5, 20, 20), ("tram", 3, 19, 20))
 
 HEALTHY = CheckMeasurements(
     MODEL,
@@ -210,6 +226,7 @@ HEALTHY = CheckMeasurements(
     FORWARD,
     channel_peaks={"gelu": np.array([1.0, 0.5, 0.5, 0.5], np.float32)},
     outputs=(OUTPUT,),
+    labelled=LABELLED,
     gradients=chain([0.9] * 6),
 )
 

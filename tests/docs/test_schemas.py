@@ -89,6 +89,15 @@ def test_check_and_checkpoint(run: Run, tmp_path: Path) -> None:
     assert check("checkpoint", run("checkpoint", "model.pt", "--json").stdout)["nonfinite_count"] == 1
 
 
+def test_a_check_on_labelled_pictures(run: Run, tmp_path: Path) -> None:
+    for label in ("Egyptian cat", "espresso"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        (tmp_path / "data" / label / "cat.jpg").symlink_to(CAT)
+    ended = run("check", "demo", "--data", "data", "--select", "accuracy", "--format", "json")
+    [report] = check("check", ended.stdout)["checkpoints"]
+    assert (report["accuracy"]["right"], report["accuracy"]["count"]) == (1, 2)
+
+
 def test_layers_and_doctor(run: Run) -> None:
     assert check("layers", run("layers", "net.py:tiny", "--ops", "--json").stdout)["modules"]
     assert check("doctor", run("doctor", "--json").stdout)["facts"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_file
 from torch import nn
 
 from hookscope.errors import InputError, UsageError
@@ -128,6 +129,27 @@ def test_names_come_out_of_the_checkpoint_of_ones_own_network(tmp_path: Path) ->
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 3)\n", "utf-8")
     content = {"model": nn.Linear(4, 3).state_dict(), "class_to_idx": {name: at for at, name in enumerate(NAMES)}}
     assert loaded(tmp_path, content, arch=f"{tmp_path / 'net.py'}:build").info.categories == NAMES
+
+
+@pytest.mark.parametrize(
+    ("metadata", "names"),
+    [
+        ({"format": "pt", "classes": json.dumps(NAMES)}, NAMES),
+        ({"config": json.dumps({"id2label": {"0": "ant", "1": "bee", "2": "crane"}})}, NAMES),
+        ({"classes": "ant,bee,crane"}, ()),
+        ({"classes": json.dumps(NAMES[:2])}, ()),
+        ({"classes": "[" * 100_000}, ()),
+        (None, ()),
+    ],
+)
+def test_names_come_out_of_the_metadata_of_a_safetensors_file(
+    tmp_path: Path, metadata: dict[str, str] | None, names: tuple[str, ...]
+) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 3)\n", "utf-8")
+    save_file(nn.Linear(4, 3).state_dict(), tmp_path / "w.safetensors", metadata)
+    found = load_model(str(tmp_path / "w.safetensors"), arch=f"{tmp_path / 'net.py'}:build")
+    assert found.info.categories == names
+    assert any("3 class names taken from its key" in note for note in found.notes) == bool(names)
 
 
 def test_a_recognised_network_with_imagenets_classes_has_their_names(tmp_path: Path) -> None:

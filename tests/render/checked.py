@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
@@ -171,6 +172,23 @@ MANY = replace(
 )
 
 
+LABELLED = replace(
+    PASSING,
+    checkpoint="models/labelled.pt",
+    accuracy=Accuracy(
+        "val",
+        "labels are names of classes",
+        3,
+        (ClassAccuracy("cat", (0,), 12, 12), ClassAccuracy("lynx", (1,), 8, 3, "cat", 4)),
+        (
+            WrongPicture("val/lynx/3.jpg", "89ab" * 16, "lynx", "cat", 0.96, 0.02),
+            WrongPicture("val/lynx/5.jpg", "cdef" * 16, "lynx", "NaN", None, None),
+        ),
+    ),
+)
+"""15 of 20 are right."""
+
+
 def hostile(name: str) -> CheckReport:
     """Return a report that says `name` wherever something of unknown origin can stand."""
     findings = (Finding("forward", "fail", name, f"It says: {name}."), Finding("forward", "warn", name, name))
@@ -184,6 +202,13 @@ def hostile(name: str) -> CheckReport:
         warnings=(name, f"Warning: {name}"),
         seconds={"total": 1.0},
         evidence=name,
+        accuracy=Accuracy(
+            name,
+            name,
+            3,
+            (ClassAccuracy(name, (0,), 3, 1, name, 2), ClassAccuracy("other", (1,), 1, 1)),
+            (WrongPicture(name, name, name, name, 0.5, 0.25),),
+        ),
     )
 
 

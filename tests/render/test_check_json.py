@@ -68,6 +68,7 @@ def test_a_checkpoint_says_all_that_its_report_does() -> None:
             "warnings": [],
             "seconds": {"load": 0.25, "forward": 1.0, "total": 1.5},
             "evidence": "evidence/models-broken.pt",
+            "accuracy": None,
         }
     ]
 

@@ -31,6 +31,9 @@ _BEFORE_RULES = """\
 # Pictures, tensor files and folders to run the network on. Without any it is run on two inputs of noise: enough for
 # rules about numbers; a dead channel is only known from real pictures, the more the better.
 #images = ["cat.jpg", "pictures/"]
+# Labelled pictures, for the accuracy: a folder of class folders, or a CSV file with a path and a label on each line.
+# Labels are names or indices of classes, or as many folders in sorted order as there are classes.
+#data = "val/"
 # Shape of the noise, batch first, if the network does not tell. Only without images.
 #shape = [2, 3, 224, 224]
 # How a picture becomes an input; without these, as the weights were trained, else as is usual for ImageNet.

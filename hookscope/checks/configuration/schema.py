@@ -207,6 +207,7 @@ SECTIONS: Mapping[str, Keys] = {
     },
     "input": {
         "images": ("images", _list_of(_path)),
+        "data": ("data", _path),
         "shape": ("shape", _shape),
         "resize": ("resize", _pixels),
         "crop": ("crop", _pixels),
@@ -241,7 +242,7 @@ _EXPECT: Keys = {
 }
 
 # What rules look at that no pattern over layers can single out a part of.
-_ABOUT_ALL = ("file", "network", "outputs", "expectations")
+_ABOUT_ALL = ("file", "network", "outputs", "expectations", "labels")
 
 _level = _one_of("fail", "warn", "off")
 

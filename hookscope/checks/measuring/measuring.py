@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hookscope.checks.measuring.batch_norm import BatchNormInputs, with_statistics
 from hookscope.checks.measuring.consistency import FirstPass
+from hookscope.checks.measuring.labelled import measure_labelled
 from hookscope.checks.measuring.nonfinite_origin import locate_origin
 from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
@@ -33,6 +34,7 @@ from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.losses.choosing import Loss
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.models import load_function
+from hookscope.results.accuracy import mapping_words
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues
 from hookscope.results.comparison import Prediction
@@ -41,7 +43,7 @@ from hookscope.results.labels import row_label
 from hookscope.text import printable
 
 # What cannot be had without a forward pass; of gradients, `inspect_gradients` makes its own.
-_NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "baseline"})
+_NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "labels", "baseline"})
 
 _FEWEST_CLASSES = 5
 
@@ -113,6 +115,10 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
             found.leave_out(wanted & {"batchnorm-statistics"}, reason)
         with found.timed("again"):
             found.run_again(subject, forward, outputs)
+    labelled = None
+    if found.needing("labels") and forward is not None and forward.failure is None:
+        with found.timed("data"):
+            labelled = measure_labelled(prepared, settings, subject)
     if found.needing("gradients") and (forward is None or forward.failure is None):
         with found.timed("gradients"):
             found.take_gradients()
@@ -122,6 +128,7 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         *(forward.warnings if forward is not None else ()),
         *((*found.gradients.notes, *found.gradients.warnings) if found.gradients is not None else ()),
         *found.warnings,
+        *((mapping_words(labelled.accuracy),) if labelled is not None else ()),
     ]
     return CheckMeasurements(
         loaded.info,
@@ -131,6 +138,7 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         {label: each.float().cpu().numpy() for label, each in peaks.items()},
         norms.results(),
         found.outputs,
+        labelled,
         found.gradients,
         unmeasured=found.unmeasured,
         warnings=tuple(dict.fromkeys(sentences)),
@@ -243,7 +251,7 @@ class _Measuring:
                 self.warnings.append(sentence)
                 self.leave_out({"non-finite-activation"}, sentence)
         if forward.failure is not None:
-            rules = self.needing("outputs", "expectations", "gradients", "baseline")
+            rules = self.needing("outputs", "expectations", "labels", "gradients", "baseline")
             self.leave_out(rules, "The forward pass raised.")
         elif self.needing("outputs"):
             self.outputs = outputs.compare()

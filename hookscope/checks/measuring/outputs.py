@@ -153,22 +153,31 @@ def best_classes(
     """Return the `count` best classes for each input, with softmax probabilities, or why there are none, in a sentence.
 
     Unlike `inspection.rows.predictions` it needs no names of classes: where they are unknown, or too few, there are
-    indices alone. Without an `output_key`, the only output of shape (N, classes) counts; UsageError if there is no
-    output of that key.
+    indices alone. Which output counts is as in `class_scores`.
+    """
+    scores = class_scores(returned, len(indices), output_key)
+    if isinstance(scores, str):
+        return scores
+    names = categories if len(categories) == scores.shape[1] else ()
+    return top_classes(scores, names, indices, count)
+
+
+def class_scores(returned: Returned, count: int, output_key: str | None) -> Tensor | str:
+    """Return the rows of class scores for `count` inputs, (N, K), or why there are none, in a sentence.
+
+    Without an `output_key`, the only output of that shape counts; UsageError if there is no output of that key.
     """
     floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
     if output_key is None:
-        rows = [each.tensor for each in floating if _is_scores(each.tensor, len(indices))]
+        rows = [each.tensor for each in floating if _is_scores(each.tensor, count)]
         if len(rows) != 1:
             many = "several outputs" if rows else "no output"
             return f"The network returned {many} of one row of class scores per input: name the one with output_key."
-        scores = rows[0]
-    else:
-        scores = output_at(floating, output_key).tensor
-        if not _is_scores(scores, len(indices)):
-            return f"The output '{output_key}' has shape {tuple(scores.shape)}: no row of class scores per input."
-    names = categories if len(categories) == scores.shape[1] else ()
-    return top_classes(scores, names, indices, count)
+        return rows[0]
+    scores = output_at(floating, output_key).tensor
+    if not _is_scores(scores, count):
+        return f"The output '{output_key}' has shape {tuple(scores.shape)}: no row of class scores per input."
+    return scores
 
 
 def _is_scores(tensor: Tensor, count: int) -> bool:

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,9 +14,11 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import (
     Batch,
+    LabelledFiles,
     NamedInput,
     count_inputs,
     find_inputs,
+    find_labelled,
     in_batches,
     load_batches,
     named_batch,
@@ -33,6 +36,10 @@ from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import one_line
 
+# Of the labelled pictures, those that every layer is looked at with where no others are given. Our choice: a few
+# batches, enough for the rules about BatchNorm and dead channels.
+_MOST_OF_DATA = 32
+
 # Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,
 # cannot be seen with one.
 _NOISE_INPUTS = 2
@@ -46,6 +53,7 @@ class Prepared:
 
     `batches` reads the inputs anew, in the same order, as often as it is called. Pictures of settings come first, then
     those of expectations, each path once: the input of an expectation has `str(expectation.image)` as its name.
+    `data_batches` reads the labelled pictures of `data`, and `preprocessing` is how pictures become inputs.
     """
 
     loaded: LoadedModel
@@ -53,6 +61,9 @@ class Prepared:
     input_count: int
     is_noise: bool = False
     load_seconds: float = 0.0
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    data: LabelledFiles | None = None
+    data_batches: Callable[[], Iterator[Batch]] = lambda: iter(())
 
 
 def prepare(
@@ -89,8 +100,15 @@ def prepare(
     expected = [expectation.image for expectation in settings.expectations]
     notes: list[str] = []
     found = find_inputs([str(path) for path in settings.images], notes.append)
-    loaded = replace(loaded, notes=(*notes, *loaded.notes))
+    data = None if settings.data is None else find_labelled(settings.data)
     paths = list(dict.fromkeys([*found, *expected]))
+    if data is not None:
+        notes += data.notes
+        if not paths and settings.shape is None:
+            paths = data.spread(_MOST_OF_DATA)
+            share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
+            notes.append(f"All other rules look at {share} labelled pictures, as no others are given.")
+    loaded = replace(loaded, notes=(*notes, *loaded.notes))
     beside = named
     is_noise = False
     read: Callable[[], Iterator[Batch]]
@@ -104,7 +122,10 @@ def prepare(
         noise = partial(noise_batch, shape, settings.seed, preprocessing.kind)
         read, count, is_noise = lambda: in_batches(noise(), batch_size), next(iter(shape), 0), True
     placed = partial(_placed, read, beside, count, loaded.module)
-    return Prepared(loaded, placed, count, is_noise, time.perf_counter() - began)
+    labelled = partial(load_batches, [*map(Path, data.labels)] if data else [], preprocessing, batch_size)
+    data_batches = partial(_placed, labelled, named, len(data.labels) if data else 0, loaded.module)
+    seconds = time.perf_counter() - began
+    return Prepared(loaded, placed, count, is_noise, seconds, preprocessing, data, data_batches)
 
 
 def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool) -> LoadedModel:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
     from hookscope.results.statistics import TensorStatistics
 
-Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "baseline"]
+Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "labels", "baseline"]
 """What of the `CheckMeasurements` a rule looks at."""
 
 
@@ -138,7 +138,7 @@ def rule(identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ..
 
 @dataclass(frozen=True, slots=True)
 class RuleTerms:
-    """The level and the limits that one rule is held to, and for some layers others; the baseline is for `drift`."""
+    """The level and the limits that one rule is held to, and for some layers others; a baseline if it compares."""
 
     rule: Rule
     level: Level

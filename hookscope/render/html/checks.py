@@ -24,6 +24,7 @@ from hookscope.render.check_report import (
     untold_error,
     verdict,
 )
+from hookscope.render.html.labelled import labelled_section
 from hookscope.render.html.layers import ShownFinding
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET
@@ -78,7 +79,10 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
     for report, name in zip(ordered, _anchors(ordered), strict=True):
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
         room -= evidence.byte_count
-        checked.append(_checked(readable(report), name, evidence, several=several))
+        shown = readable(report)
+        labelled = None if shown.accuracy is None else labelled_section(shown.accuracy, report.evidence, room)
+        room -= labelled.byte_count if labelled else 0
+        checked.append(_checked(shown, name, evidence, several=several) | {"labelled": labelled})
     heading, *rest = summary(reports, seconds).split(" · ")
     return render_page(
         "checks.html",

@@ -87,6 +87,8 @@ class Pair:
         named: A text in the message, where `where` does not say which layer it was.
         settings: As for `CheckSettings`.
         expects: What the network has to say about a picture, as for `Expectation`.
+        label: The class of twelve labelled pictures.
+        limits: Of the rule.
         consequences: Other rules that are broken by necessity.
         missed: Those that the near miss breaks too.
         bytes_lost: How many are missing at the end of the broken file.
@@ -97,6 +99,8 @@ class Pair:
     named: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     expects: Mapping[str, Any] = field(default_factory=dict)
+    label: int | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
     consequences: frozenset[str] = frozenset()
     missed: frozenset[str] = frozenset()
     bytes_lost: int = 0
@@ -119,6 +123,8 @@ ALL = slice(None)
 BIAS, VARIANCE, MEAN = "first.bias", "middle.running_var", "middle.running_mean"
 NEGATIVE = spots(BIAS, -100, NINE_OF_TEN, EIGHT_OF_TEN)
 FP16 = frozenset({"fp16-headroom"})
+GUESSING = frozenset({"accuracy"})  # a warning where no picture is right
+UNCHANGED = 0  # what the network says of the picture
 NAN_LOSS = frozenset({"non-finite-loss"})
 
 # Lets layers drift by their values, so that what else may drift shows.
@@ -245,6 +251,22 @@ PAIRS = [
         "the L2 norm of its gradient",
         WHATEVER_THE_VALUES,
     ),
+    Pair("accuracy of plain", spots("head.bias", 9, 2, 3), "0 of 12", label=3, limits={"min_fraction": 1}),
+    Pair(
+        "class-accuracy of plain",
+        spots("head.bias", 9, 2, 3),
+        "1 of 1 label is",
+        label=3,
+        limits={"min_fraction": 1},
+        consequences=GUESSING,
+    ),
+    Pair(
+        "accuracy-drop of plain",
+        (put("head.bias", 9, 3), nothing),
+        "12 lost and 0 gained",
+        label=UNCHANGED,
+        consequences=GUESSING | {"drift"},
+    ),
     # The derivative of log(x) is 1/x, which is finite.
     Pair("non-finite-loss of plain", puts("head.bias", -9, 9), "log_of_sum", {"loss": f"{NETWORKS}:log_of_sum"}),
     # The slope of the square root at 0 is Inf; what comes is above -3.
@@ -284,7 +306,15 @@ def settings_of(pair: Pair, folder: Path) -> CheckSettings:
     given: dict[str, Any] = {"shape": (2, 3, 16, 16)}
     if pair.expects:
         given = {"expectations": (Expectation(folder / PICTURE, **pair.expects),), "resize": "none", "crop": "none"}
-    rules = {name: RuleSettings("fail") for name in RULES}
+    if pair.label is not None:
+        listed = folder / "labels.csv"
+        for number in range(12):
+            with Image.open(folder / PICTURE) as image:
+                image.putpixel((number, 0), (250, 0, 0))  # each a little different
+                image.save(folder / f"{number}.png")
+        listed.write_text("".join(f"{number}.png,{pair.label}\n" for number in range(12)), encoding="utf-8")
+        given |= {"data": listed, "resize": "none", "crop": "none"}
+    rules = {name: RuleSettings("fail", pair.limits if name == pair.rule else {}) for name in RULES}
     return CheckSettings(arch=f"{NETWORKS}:{pair.network}", rules=rules, **given, **pair.settings)
 
 
@@ -301,7 +331,7 @@ def write(pair: Pair, change: Change, path: Path, *, lost: int = 0) -> None:
 
 def baseline_for(pair: Pair, folder: Path, settings: CheckSettings) -> Baseline | None:
     """Return what the unchanged network gives, if the rule compares with it."""
-    if pair.rule != "drift":
+    if pair.rule not in ("drift", "accuracy-drop"):
         return None
     write(pair, nothing, folder / "before.pt")
     seen: list[CheckMeasurements] = []

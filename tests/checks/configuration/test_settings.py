@@ -31,6 +31,7 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
     ("model", "classes", "'classes.txt'", "classes", Path("classes.txt")),
     ("input", "images", "['cat.jpg', 'pictures/']", "images", (Path("cat.jpg"), Path("pictures"))),
     ("input", "images", "['/data/cat.jpg']", "images", (Path("/data/cat.jpg"),)),
+    ("input", "data", "'val'", "data", Path("val")),
     ("input", "shape", "[2, 3, 224, 224]", "shape", (2, 3, 224, 224)),
     ("input", "resize", "256", "resize", "256"),
     ("input", "resize", "'240x320'", "resize", "240x320"),

@@ -1,0 +1,180 @@
+"""Rules about labelled pictures: how many a network classifies right, of each class, and of those it once did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, are, limit, rule
+from hookscope.errors import UsageError
+from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
+from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
+from hookscope.text import counted, printable
+
+if TYPE_CHECKING:
+    from hookscope.checks.labelled import BaselineClass
+    from hookscope.results.accuracy import ClassAccuracy, LabelledResult
+    from hookscope.results.check import CheckMeasurements
+
+_NONE = "your choice: what a network is for decides how often it may be wrong; 0 sets none"
+
+# Classes that a finding names. Our choice.
+_NAMED = 3
+
+
+@rule("accuracy", "fail", "labels", ("non-finite-activation",))
+@limit("min_fraction", 0.0, "share of the labelled pictures that must be classified right, 0-1", _NONE)
+def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """Too few labelled pictures are classified right.
+
+    The greatest score of a picture must be that of its label. The rule fails if even the upper end of the 95% interval
+    (Clopper and Pearson's, which is exact) lies below the limit, and passes if its lower end does not. In between there
+    are too few pictures to tell: that is a warning, which says about how many would do. Without a limit the accuracy is
+    reported, and there is a warning if it cannot be told from guessing, one of the classes at random: then labels,
+    classes or preprocessing do not belong together, or the network is not trained. It is off until `--data` or `data`
+    below [input] names pictures.
+    """
+    found = _labelled(measured).accuracy
+    least = terms.limit("min_fraction")
+    words = accuracy_words(found)
+    if not least:
+        guessing = 1 / found.class_count
+        if found.interval.low <= guessing:
+            needed = _needed(pictures_needed(found.share, guessing)) if found.share > guessing else ""
+            odds = f"which cannot be told from guessing one of {found.class_count:,} classes, {guessing:.1%}"
+            yield Objection(WHOLE, f"{words}, {odds}.{needed}", "warn")
+    elif found.interval.high < least:
+        yield Objection(WHOLE, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
+    elif found.interval.low < least and not found.share == least == 1:
+        needed = _needed(pictures_needed(found.share, least))
+        thin = f"so few pictures do not tell whether it is at least {_exact(least)}"
+        yield Objection(WHOLE, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
+
+
+@rule("class-accuracy", "fail", "labels", ("non-finite-activation",))
+@limit("min_fraction", 0.0, "share of the pictures of each label that must be classified right, 0-1", _NONE)
+def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """Too few labelled pictures of one class are classified right.
+
+    Two classes that are swapped, or one that was lost in fine-tuning, hardly show in the accuracy over all. Each label
+    is judged as `accuracy` judges all of them, but with intervals that hold for all classes together with 95 %
+    confidence (Bonferroni's: each leaves out 5 % divided by the number of labels), so that of a thousand classes none
+    fails by chance. Classes with too few pictures to tell are one warning. Without a limit the lowest is only reported.
+    """
+    least = terms.limit("min_fraction")
+    found = _labelled(measured).accuracy
+    confidence = 1 - (1 - CONFIDENCE) / len(found.classes)
+    failing: list[ClassAccuracy] = []
+    thin: list[ClassAccuracy] = []
+    for each in found.by_share if least else ():
+        low, high = interval(each.right, each.count, confidence)
+        if high < least:
+            failing.append(each)
+        elif low < least and not each.share == least == 1:
+            thin.append(each)
+    known = f"of {counted(len(found.classes), 'label')}"
+    if failing:
+        words = f"{len(failing):,} {known} {are(len(failing))} right less often than the limit"
+        yield Objection(WHOLE, f"{words}, {_exact(least)}: {_listed(failing)}.")
+    if thin:
+        needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
+        words = (
+            f"so few pictures do not tell of {len(thin):,} {known} whether they are right in at least {_exact(least)}"
+        )
+        yield Objection(WHOLE, f"{words[0].upper()}{words[1:]}: {_listed(thin)}.{needed}", "warn")
+
+
+@rule("accuracy-drop", "fail", "labels", ("non-finite-activation",))
+@limit(
+    "max_fraction",
+    0.01,
+    "share of the labelled pictures that more may be wrong than in the baseline, 0-1",
+    "our choice; of 400 crops of photographs the demo network, with its weights rounded, takes some for another class,"
+    " right or wrong: 1 in float16, 9 in bfloat16, 28 in int8",
+)
+def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """More labelled pictures are classified wrong than in the baseline.
+
+    The same pictures, known by the digest of their content, are compared one by one: those that were right and are
+    wrong now are lost, the others gained. The rule fails if the loss is above the limit and McNemar's exact test says
+    that it is no chance (p at most 0.05, two-sided). A loss above the limit that may be chance is a warning, which says
+    of about how many pictures the test would show it; so are pictures of the baseline that are not in the data. Write
+    the baseline with `--data --update-baseline`; without labelled pictures in both it is off.
+    """
+    assert terms.baseline is not None  # noqa: S101 - judging leaves this rule out without one
+    pairs = _paired(terms.baseline.labelled, _labelled(measured))
+    lost, gained, count = pairs.lost.total(), pairs.gained, pairs.compared
+    drop, most, p = (lost - gained) / count, terms.limit("max_fraction"), mcnemar(lost, gained)
+    if drop > most:
+        label, worst = pairs.lost.most_common(1)[0]
+        before, now = pairs.before, pairs.before - lost + gained
+        were = "was" if before == 1 else "were"
+        words = (
+            f"Of {counted(count, 'picture')} of the baseline {before:,} {were} right, {before / count:.1%}, and {now:,}"
+            f" {are(now)}, {now / count:.1%}: {lost:,} lost and {gained:,} gained, a loss of {drop:.1%}"
+            f" (limit {_exact(most)}; McNemar's exact test: p = {p:.2g})"
+        )
+        most_lost = f" Most are lost of '{label}', {worst:,}."
+        if p <= 1 - CONFIDENCE:
+            yield Objection(WHOLE, f"{words}.{most_lost}")
+        else:
+            needed = _needed(pairs_needed(lost, gained, count))
+            yield Objection(WHOLE, f"{words}, which may be chance.{needed}{most_lost}", "warn")
+    if pairs.remarks:
+        yield Objection(WHOLE, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
+
+
+class _Pairs(NamedTuple):
+    """Pictures in baseline and data: how many, right before, lost by label, gained, and what is not compared."""
+
+    compared: int
+    before: int
+    lost: Counter[str]
+    gained: int
+    remarks: Sequence[str]
+
+
+def _paired(baseline: Sequence[BaselineClass], now: LabelledResult) -> _Pairs:
+    """Compare pictures by digest and class; raises UsageError if not one is the same."""
+    compared = before = gained = absent = relabelled = 0
+    lost: Counter[str] = Counter()
+    known = {digest for pictures in now.pictures.values() for digest in pictures}
+    for each in baseline:
+        pictures = now.pictures.get(each.classes, {})
+        for digest, was_right in (*((one, True) for one in each.right), *((one, False) for one in each.wrong)):
+            is_right = pictures.get(digest)
+            if is_right is None:
+                relabelled += digest in known
+                absent += digest not in known
+                continue
+            compared += 1
+            before += was_right
+            lost[printable(each.label, 80)] += was_right and not is_right
+            gained += is_right and not was_right
+    if not compared:
+        from hookscope.checks.baseline import RENEW
+
+        raise UsageError(f"The baseline does not fit: none of its labelled pictures is in the data. {RENEW}")
+    remarks = [f"{absent:,} {are(absent)} not in the data"] if absent else []
+    remarks += [f"{relabelled:,} {'has' if relabelled == 1 else 'have'} another label"] if relabelled else []
+    return _Pairs(compared, before, lost, gained, remarks)
+
+
+def _labelled(measured: CheckMeasurements) -> LabelledResult:
+    assert measured.labelled is not None  # noqa: S101 - judging leaves these rules out without labelled pictures
+    return measured.labelled
+
+
+def _needed(count: int | None, which: str = "") -> str:
+    return "" if count is None else f" About {counted(count, 'picture')}{which} would, at this share."
+
+
+def _exact(share: float) -> str:
+    """Return a share in per cent with all its digits: "99.95%"."""
+    return f"{share * 100:.6g}%"
+
+
+def _listed(classes: Sequence[ClassAccuracy]) -> str:
+    more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
+    return ", ".join(map(class_words, classes[:_NAMED])) + more

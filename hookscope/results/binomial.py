@@ -1,0 +1,127 @@
+"""Exact intervals and tests for shares of pictures, from the binomial distribution alone."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+CONFIDENCE = 0.95
+"""Of every interval, and 1 - p of what counts as no chance. Our choice, the usual one."""
+
+# More pictures than anybody has.
+_MOST_PICTURES = 10**9
+
+
+class Interval(NamedTuple):
+    """Between which shares, 0-1, the true one lies with a confidence."""
+
+    low: float
+    high: float
+
+
+def interval(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:
+    """Return the interval of Clopper and Pearson for a share of which `right` of `count` were seen.
+
+    Its ends are the shares at which as many or more, and as many or fewer, have a probability of half of what is left
+    of 1. It is exact: the true share lies in it with at least this confidence, whatever it is. Source: Clopper and
+    Pearson, Biometrika 26 (1934), 404-413.
+    """
+    if not count:
+        return Interval(0.0, 1.0)
+    tail = (1 - confidence) / 2
+    return Interval(_lower_end(right, count, tail), 1 - _lower_end(count - right, count, tail))
+
+
+def _lower_end(right: int, count: int, tail: float) -> float:
+    """Return the share at which `right` or more of `count` have the probability `tail`."""
+    low, high = 0.0, right / count
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if at_least(right, count, middle) < tail else (low, middle)
+    return low
+
+
+def at_least(right: float, count: float, share: float) -> float:
+    """Return the probability of `right` or more of `count` at a share: the binomial tail, for whole numbers.
+
+    It is the regularised incomplete beta function I_share(right, count - right + 1) (Abramowitz and Stegun 26.5.24),
+    which goes on between whole numbers.
+    """
+    if right <= 0 or share >= 1:
+        return 1.0
+    if share <= 0 or right > count:
+        return 0.0
+    return _incomplete_beta(right, count - right + 1, share)
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Return the p-value of McNemar's exact test, two-sided.
+
+    Were a picture as easily lost as gained, the greater of the two counts would be that great or greater with half this
+    probability. Source: McNemar, Psychometrika 12 (1947), 153-157, with the binomial distribution in place of its
+    approximation.
+    """
+    return min(1.0, 2 * at_least(max(lost, gained), lost + gained, 0.5)) if lost + gained else 1.0
+
+
+def pictures_needed(share: float, limit: float, confidence: float = CONFIDENCE) -> int | None:
+    """Return of how many pictures the interval would leave a limit out, if this share of them is right; None for none.
+
+    It is an estimate, as the share is taken to stay as it is.
+    """
+    if share == limit:
+        return None
+    seen, other = (share, limit) if share > limit else (1 - share, 1 - limit)
+    return _fewest(lambda count: at_least(seen * count, count, other) <= (1 - confidence) / 2)
+
+
+def pairs_needed(lost: int, gained: int, count: int) -> int | None:
+    """Return of how many pictures McNemar's exact test would show a loss, if as large a share is lost and gained."""
+    if lost <= gained:
+        return None
+
+    def shows(pictures: int) -> bool:
+        scale = pictures / count
+        return 2 * at_least(lost * scale, (lost + gained) * scale, 0.5) <= 1 - CONFIDENCE
+
+    return _fewest(shows)
+
+
+def _fewest(shows: Callable[[int], bool]) -> int | None:
+    """Return the fewest pictures that show something, where more show more."""
+    high = 1
+    while not shows(high):
+        high *= 2
+        if high > _MOST_PICTURES:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if shows(middle) else (middle, high)
+    return high
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Return I_x(a, b), by its continued fraction on the side where that converges fast (Lentz's method).
+
+    Source: Abramowitz and Stegun 26.5.8; Press et al., Numerical Recipes, 6.4.
+    """
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    before = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(before) * _continued_fraction(a, b, x) / a
+
+
+def _continued_fraction(a: float, b: float, x: float) -> float:
+    tiny = 1e-300
+    upper, lower = 1.0, 1 - (a + b) * x / (a + 1)
+    lower = 1 / (lower or tiny)
+    value = lower
+    for step in range(1, 100_000):  # about the root of the greater of a and b are needed
+        even = step * (b - step) * x / ((a + 2 * step - 1) * (a + 2 * step))
+        odd = -(a + step) * (a + b + step) * x / ((a + 2 * step) * (a + 2 * step + 1))
+        for factor in (even, odd):
+            lower = 1 / ((1 + factor * lower) or tiny)
+            upper = (1 + factor / upper) or tiny
+            value *= upper * lower
+        if abs(upper * lower - 1) < 1e-15:
+            break
+    return value

@@ -1,0 +1,94 @@
+"""Labelled pictures, found in folders and CSV files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hookscope.errors import InputError, NothingMatchedError
+from hookscope.inputs import find_labelled
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.zeros(1)) if path.suffix == ".npy" else path.write_bytes(b"")
+
+
+def test_the_first_folder_below_is_the_label(tmp_path: Path) -> None:
+    touch(tmp_path / "cat" / "2.png", tmp_path / "cat" / "10.png", tmp_path / "dog" / "more" / "1.jpg")
+    touch(tmp_path / ".hidden" / "1.png", tmp_path / "beside.png", tmp_path / "dog" / "notes.txt")
+    found = find_labelled(tmp_path)
+    assert [(Path(path).relative_to(tmp_path).as_posix(), label) for path, label in found.labels.items()] == [
+        ("cat/2.png", "cat"),
+        ("cat/10.png", "cat"),
+        ("dog/more/1.jpg", "dog"),
+    ]
+    assert found.in_folders
+    assert len(found.notes) == 2
+    assert found.notes[1] == f"{tmp_path}: 1 picture beside the class folders left out."
+
+
+def test_a_folder_without_class_folders_or_pictures_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path / "flat" / "1.png")
+    with pytest.raises(InputError, match="has no folders of pictures"):
+        find_labelled(tmp_path / "flat")
+    (tmp_path / "empty" / "cat").mkdir(parents=True)
+    with pytest.raises(NothingMatchedError, match="No image or tensor in folder"):
+        find_labelled(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.png,cat\nsub/b.png, dog\n",
+        "\ufeffpath,label\na.png,cat\n\nsub/b.png,dog\n",
+        'Label,width,PATH\r\ncat,10,a.png\r\ndog,12,"sub/b.png"\r\n',
+    ],
+)
+def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "labels.csv").write_text(text, encoding="utf-8", newline="")
+    found = find_labelled(tmp_path / "labels.csv")
+    assert found.labels == {str(tmp_path / "a.png"): "cat", str(tmp_path / "sub/b.png"): "dog"}
+    assert not found.in_folders
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a.png,cat\nb.png\n", r"labels\.csv, line 2: 1 field, where a path and a label are wanted"),
+        (b"a.png,cat\nb.png,\n", "line 2: 2 fields"),
+        (b"a.png,cat,1\n", "line 1: 3 fields"),
+        (b"a.png,cat\nb.png,dog\na.png,dog\n", r"line 3: '.*a\.png' is there a second time"),
+        (b"", "lists no picture"),
+        (b"path,label\n", "lists no picture"),
+        (b"a.png,\xff\n", "is no CSV of labels: it is not UTF-8"),
+        (b'a.png,"cat\n', "is no CSV of labels: unexpected end of data"),
+    ],
+)
+def test_what_is_wrong_with_a_csv_file_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "labels.csv").write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        find_labelled(tmp_path / "labels.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--data cannot be read: .* does not exist"):
+        find_labelled(tmp_path / "val")
+
+
+def test_one_of_several_inputs_in_a_file_has_the_label_of_the_file(tmp_path: Path) -> None:
+    touch(tmp_path / "cat" / "[1].npy", tmp_path / "dog" / "x.npy")
+    found = find_labelled(tmp_path)
+    assert found.label_of(str(tmp_path / "cat" / "[1].npy")) == "cat"
+    assert found.label_of(f"{tmp_path / 'dog' / 'x.npy'}[2]") == "dog"
+
+
+def test_a_few_are_spread_over_all(tmp_path: Path) -> None:
+    touch(*(tmp_path / label / f"{number}.png" for label in ("a", "b") for number in range(8)))
+    found = find_labelled(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in found.spread(4)] == [
+        *("a/0.png", "a/4.png", "b/0.png", "b/4.png")
+    ]
+    assert len(found.spread(100)) == 16

@@ -1,0 +1,109 @@
+"""What every rendering of a report says of labelled pictures."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from hookscope.render.check_report import check_report
+from hookscope.render.github import checks_to_markdown
+from hookscope.render.html.checks import checks_html
+from hookscope.render.junit import checks_to_junit
+from hookscope.results.accuracy import ClassAccuracy
+from hookscope.results.check import Finding
+from hookscope.runs.serialize import checks_to_json
+from tests.render.checked import LABELLED, PASSING, outcome
+from tests.render.stored import picture_png
+
+# 50.9% to 91.3% is Clopper and Pearson's interval for 15 of 20.
+WORDS = (
+    "15 of 20 labelled pictures are classified right, 75.0% (95% interval 50.9% to 91.3%)."
+    " Lowest: 'lynx' 3 of 8 (4 taken for 'cat')."
+)
+
+
+def test_text_markdown_and_junit_have_the_same_sentence() -> None:
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(check_report([LABELLED], 100))
+    assert WORDS in " ".join(console.export_text().split())
+    assert f"- data: {WORDS}" in checks_to_markdown([LABELLED]).replace("`", "")
+    (output,) = ET.fromstring(checks_to_junit([LABELLED]).partition("\n")[2]).iter("system-out")
+    assert f"data: {WORDS}" in (output.text or "")
+    assert "labelled pictures" not in checks_to_markdown([PASSING])
+
+
+def test_it_is_not_said_twice_where_a_finding_says_it() -> None:
+    told = replace(LABELLED, outcomes=(outcome("accuracy", Finding("accuracy", "fail", "", WORDS)),))
+    said = checks_to_markdown([told])
+    assert (said.count("labelled pictures"), "- data:" in said) == (1, False)
+
+
+def test_json_has_every_number() -> None:
+    accuracy = json.loads(checks_to_json([LABELLED]))["checkpoints"][0]["accuracy"]
+    assert accuracy.pop("interval") == [pytest.approx(0.5090, abs=5e-5), pytest.approx(0.9134, abs=5e-5)]
+    assert accuracy.pop("worst")[1] == {
+        "name": "val/lynx/5.jpg",
+        "sha256": "cdef" * 16,
+        "label": "lynx",
+        "taken_for": "NaN",
+        "probability": None,
+        "label_probability": None,
+    }
+    assert accuracy.pop("classes")[1] == {
+        "label": "lynx",
+        "indices": [1],
+        "count": 8,
+        "right": 3,
+        "mistaken_for": "cat",
+        "mistaken_count": 4,
+    }
+    assert accuracy == {
+        "source": "val",
+        "mapping": "labels are names of classes",
+        "class_count": 3,
+        "count": 20,
+        "right": 15,
+        "share": 0.75,
+    }
+    assert json.loads(checks_to_json([PASSING]))["checkpoints"][0]["accuracy"] is None
+
+
+def page_of(folder: Path) -> str:
+    return " ".join(checks_html([replace(LABELLED, evidence=str(folder))], meanings={}).split())
+
+
+def test_the_page_lists_classes_and_shows_the_wrong_pictures_of_the_evidence(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "0.png").write_bytes(picture_png())
+    page = page_of(tmp_path)
+    assert WORDS.partition(" Lowest")[0] in page
+    row = '<th scope="row">lynx</th><td>3</td><td>8</td><td>37.5%</td><td>8.5% to 75.5%</td><td>cat (4)</td>'
+    assert row in page
+    assert page.index("lynx</th>") < page.index("cat</th>")
+    assert page.count("as the network got it") == 1
+    assert "is lynx, taken for cat with 0.96; its label has 0.02" in page
+    assert "is lynx, taken for NaN<" in page
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n", b"<svg/>"])
+def test_a_damaged_or_linked_picture_is_left_out(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "0.png").write_bytes(content)
+    (tmp_path / "elsewhere.png").write_bytes(picture_png())
+    (tmp_path / "pictures" / "1.png").symlink_to(tmp_path / "elsewhere.png")
+    page = page_of(tmp_path)
+    assert "as the network got it" not in page
+    assert "is lynx, taken for cat" in page
+
+
+def test_of_many_classes_the_lowest_are_listed() -> None:
+    assert LABELLED.accuracy is not None
+    classes = tuple(ClassAccuracy(f"c{index}", (index,), 100, index) for index in range(100))
+    page = checks_html([replace(LABELLED, accuracy=replace(LABELLED.accuracy, classes=classes))], meanings={})
+    assert "Of 100 labels the lowest are listed." in page
+    assert '<th scope="row">c19</th>' in page
+    assert '<th scope="row">c20</th>' not in page
