@@ -1,4 +1,4 @@
-"""Compile hookscope/statistics/native.c into the wheel, with the C compiler that the `ziglang` package brings.
+"""Compile the C files of hookscope/statistics into the wheel, with the C compiler that the `ziglang` package brings.
 
 Nothing of the user's machine is used but its kind. Where the library cannot be compiled the package is installed
 without it: torch then computes the same statistics, more slowly.
@@ -17,6 +17,7 @@ from packaging.tags import platform_tags
 
 PACKAGE = Path("hookscope", "statistics")
 LIBRARY = "native.bin"
+SOURCES = ("native.c", "sketch.c")
 
 # Kinds of machine that native.c is known to serve, as Python and as the compiler call them.
 TARGETS = {
@@ -38,10 +39,21 @@ class FusedKernelHook(BuildHookInterface[Any]):
         if target is None:
             self.app.display_warning(f"No compiled statistics for {sys.platform} on {platform.machine()}")
             return
-        source = Path(self.root) / PACKAGE / "native.c"
+        sources = [Path(self.root) / PACKAGE / name for name in SOURCES]
         self._folder = tempfile.TemporaryDirectory()
-        library = source.with_name(LIBRARY) if version == "editable" else Path(self._folder.name, LIBRARY)
-        command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *FLAGS, "-o", str(library), str(source)]
+        library = sources[0].with_name(LIBRARY) if version == "editable" else Path(self._folder.name, LIBRARY)
+        command = [
+            sys.executable,
+            "-m",
+            "ziglang",
+            "cc",
+            "-target",
+            target,
+            *FLAGS,
+            "-o",
+            str(library),
+            *map(str, sources),
+        ]
         caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), self._folder.name)
         compiled = subprocess.run(  # noqa: S603 - every part of it is stated above
             command, check=False, capture_output=True, text=True, env=os.environ | caches

@@ -68,7 +68,8 @@ def _rule(rule: Rule) -> str:
 def _rule_parts(rule: Rule) -> Iterator[str]:
     yield f"## {rule.identifier} {{ #{rule.identifier} }}"
     yield _prose(rule.meaning)
-    yield f"Default level: {rule.level}. Looks at {NEEDS[rule.needs]}."
+    follow = f" One finding names the first {rule.followers} and counts those that follow." if rule.followers else ""
+    yield f"Default level: {rule.level}. Looks at {NEEDS[rule.needs]}.{follow}"
     for name, limit in rule.limits.items():
         grads = f" In `grads`: `--limit {limit.grads_name}=`." if limit.grads_name else ""
         named = f"**`{name.replace('_', '-')} = {limit.default:.10g}`**"

@@ -20,6 +20,7 @@ from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.comparison import Prediction
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
 from hookscope.results.distribution import Histogram
+from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients, InputGradients, LossRecord
 from hookscope.results.inputs import Region
 from hookscope.results.network import ModelInfo, ModuleRow
@@ -206,8 +207,7 @@ _SPECIAL: Mapping[Any, Callable[[], dict[str, Schema]]] = {
 
 
 def _checks() -> dict[str, Schema]:
-    finding = {"level": {"enum": ["fail", "warn"]}, "where": _TEXT, "message": _TEXT}
-    outcome = _properties(RuleOutcome) | {"findings": _array(_object(finding))}
+    outcome = _properties(RuleOutcome) | {"findings": _array(_object(_properties(Finding, "rule")))}
     report = {name: value for name, value in _properties(CheckReport).items() if name != "outcomes"} | {
         "passed": _of(bool),
         "exit_code": _of(int),

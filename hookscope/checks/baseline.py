@@ -1,8 +1,9 @@
 """A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
 
 One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
-much. Labelled pictures follow, a line per class. Kept are what the whole network returns, layers without others inside
-them that run, and those with parameters of their own; all other containers would repeat them.
+much. At its end stands a sketch of the values in their order, from which the distance to another run is estimated.
+Labelled pictures follow, a line per class. Kept are what the whole network returns, layers without others inside them
+that run, and those with parameters of their own; all other containers would repeat them.
 """
 
 import json
@@ -16,16 +17,17 @@ from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from hookscope.checks.kept_sketches import check_sketch, sketch_text
 from hookscope.checks.labelled import BaselineClass, labelled_document, labelled_from, labelled_of
 from hookscope.errors import UsageError
 from hookscope.results.activations import LayerRow
-from hookscope.results.check import CheckMeasurements
+from hookscope.results.check import CheckMeasurements, OutputSignature
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.text import one_line, printable, safe_text, strict_json
 
-SCHEMA_VERSION = 2  # quantiles of version 1 are of a sample
+SCHEMA_VERSION = 3  # version 2 has no sketches, and its quantiles are estimates
 
 RENEW = "Write it anew with --update-baseline."
 
@@ -34,9 +36,9 @@ RENEW = "Write it anew with --update-baseline."
 _SIGNIFICANT_DIGITS = 6
 
 # What stands at the top of the file, but for the class in place of the kind.
-_FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype")
+_FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
 
-# Our choice: a hundred thousand rows, at about 300 bytes each.
+# Our choice: fifty thousand rows, at about 650 bytes each.
 _MOST_BYTES = 32 * 2**20
 
 _T = TypeVar("_T")
@@ -72,8 +74,8 @@ class BaselineRow:
 
     The shape is that of the first batch. Counts of NaN and Inf are None where they could not be counted, statistics,
     over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
-    inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output; `quantiles` are at
-    `QUANTILE_LEVELS`.
+    inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output. `quantiles`, at
+    `QUANTILE_LEVELS`, and `sketch` are as in `OutputSignature`, the latter as `sketch_text` writes it.
     """
 
     label: str
@@ -87,14 +89,17 @@ class BaselineRow:
     dead_fraction: float | None
     gradient_l2: float | None
     quantiles: tuple[float, ...] | None
+    sketch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """What a network's layers gave for known inputs.
 
-    `kind` is the class name of the root module, `gradients` is None if none were taken. There is a row per layer, call
-    and slot, sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
+    `kind` is the class name of the root module, `dtype` that of its parameters, `weights_precision` the narrowest that
+    holds them exactly, `gradients` is None if none were taken. `given` is the sketch of all input tensors together.
+    There is a row per layer, call and slot, sorted by label with numbers in counting order. All else is as in
+    `ModelInfo`, for people.
     """
 
     model: str
@@ -103,7 +108,9 @@ class Baseline:
     weights_sha256: str | None
     parameter_count: int
     dtype: str
+    weights_precision: str
     gradients: BaselineGradients | None
+    given: str | None
     inputs: tuple[BaselineInput, ...]
     rows: tuple[BaselineRow, ...]
     labelled: tuple[BaselineClass, ...] = ()
@@ -124,7 +131,9 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
         weights_sha256=measured.model.sha256,
         parameter_count=measured.model.parameter_count,
         dtype=forward.dtype,
+        weights_precision=measured.weights_precision,
         gradients=gradients_of(measured.gradients),
+        given=given_of(measured),
         inputs=inputs_of(forward.inputs),
         rows=tuple(sorted((row for _, row in measured_rows(measured)), key=lambda row: _counting_order(row.label))),
         labelled=labelled_of(measured.labelled),
@@ -140,10 +149,15 @@ def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, Baseline
     taken = measured.gradients.gradients if measured.gradients else ()
     norms = {row.label: row.gradient.l2 for row in taken if row.role == "output"}
     return tuple(
-        (row, _baseline_row(row, norms.get(row.label)))
+        (row, _baseline_row(row, norms.get(row.label), measured.signatures.get(row.label, _NO_SIGNATURE)))
         for row in rows
         if row.parameter_count or row.layer not in containers
     )
+
+
+def given_of(measured: CheckMeasurements) -> str | None:
+    """Return the sketch of all that the network was given, as a baseline keeps it; None if there is none."""
+    return sketch_text(measured.signatures.get("", _NO_SIGNATURE).sketch)
 
 
 def gradients_of(gradients: Gradients | None) -> BaselineGradients | None:
@@ -164,9 +178,12 @@ def inputs_of(records: Iterable[InputRecord]) -> tuple[BaselineInput, ...]:
     return tuple(replace(each, count=len([*alike])) for each, alike in groupby(map(described, records)))
 
 
-def _baseline_row(row: LayerRow, gradient_l2: float | None) -> BaselineRow:
+_NO_SIGNATURE = OutputSignature(None, None)
+
+
+def _baseline_row(row: LayerRow, gradient_l2: float | None, signature: OutputSignature) -> BaselineRow:
     values = row.activation
-    quantiles = tuple(rounded for value in values.quantiles or () if (rounded := _rounded(value)) is not None)
+    quantiles = tuple(rounded for value in signature.quantiles or () if (rounded := _rounded(value)) is not None)
     return BaselineRow(
         label=safe_text(row.label),
         kind=safe_text(row.kind),
@@ -179,6 +196,7 @@ def _baseline_row(row: LayerRow, gradient_l2: float | None) -> BaselineRow:
         dead_fraction=_rounded(values.dead_channel_fraction),
         gradient_l2=_rounded(gradient_l2),
         quantiles=quantiles if len(quantiles) == len(QUANTILE_LEVELS) else None,
+        sketch=sketch_text(signature.sketch),
     )
 
 
@@ -203,6 +221,7 @@ def baseline_text(baseline: Baseline) -> str:
             "mode": "eval",
             "gradients": baseline.gradients and asdict(baseline.gradients),
             "quantile_levels": QUANTILE_LEVELS,
+            "given": baseline.given,
             "inputs": [asdict(each) for each in baseline.inputs],
             "layers": [_document(row) for row in baseline.rows],
             **labelled_document(baseline.labelled),
@@ -315,7 +334,8 @@ def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **k
 def _parsed(document: Any) -> Baseline:
     version = _field(document, "schema_version", int)
     if version != SCHEMA_VERSION:
-        raise ValueError(f"it has schema version {version}, and this hookscope reads version {SCHEMA_VERSION}")
+        older = "an earlier" if version < SCHEMA_VERSION else "a later"
+        raise ValueError(f"{older} hookscope wrote it (schema version {version}, this one reads {SCHEMA_VERSION})")
     if tuple(_field(document, "quantile_levels", list)) != QUANTILE_LEVELS:
         raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
     gradients = _field(document, "gradients", dict | None)
@@ -323,6 +343,7 @@ def _parsed(document: Any) -> Baseline:
     seen = Counter(row.label for row in rows)
     if twice := [label for label, count in seen.items() if count > 1]:
         raise ValueError(f"layer {twice[0]!r} is there twice")
+    check_sketch(_field(document, "given", str | None), "'given'")
     inputs = enumerate(_field(document, "inputs", list), 1)
     return _fields(
         Baseline,
@@ -342,4 +363,5 @@ def _row(record: Any, place: str) -> BaselineRow:
     nan_count, inf_count = (None, None) if finite is None else (0, 0)
     if finite is False:
         nan_count, inf_count = (_field(record, key, int, place) for key in ("nan", "inf"))
+    check_sketch(_field(record, "sketch", str | None, place), f"'sketch' of {place}")
     return _fields(BaselineRow, record, place, _ROW_KEYS, nan_count=nan_count, inf_count=inf_count)

@@ -83,7 +83,8 @@ def check_checkpoint(
             # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
             keeps_rows = on_measured is not None or evidence is not None
             kept = {"drift", "accuracy"} if on_measured is not None else {"drift"}
-            measured = measure(prepared, settings, wanted | kept if keeps_rows else wanted)
+            compared = on_measured is not None or (baseline is not None and "drift" in wanted)
+            measured = measure(prepared, settings, wanted | kept if keeps_rows else wanted, with_signatures=compared)
             _refuse_lack_of_memory(name, measured)
             report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:
@@ -184,7 +185,8 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
     """Return the rows of the layers that findings of level "fail" are about: their outputs, or their parameters."""
     rows = forward.rows if forward is not None else ()
     names = {row.label for row in rows} | {row.layer for row in rows}
-    places = {finding.where for finding in report.findings if finding.level == "fail" and finding.where}
+    failures = (finding for finding in report.findings if finding.level == "fail")
+    places = {place for finding in failures for place in finding.places if place}
     # "layer1.0.conv1.weight" is about layer1.0.conv1, "weight" about the whole model.
     about = {place if place in names else place.rpartition(".")[0] or "(model)" for place in places}
     return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)

@@ -99,7 +99,7 @@ def judge(
             outcomes[name] = _unjudged(terms[name], missing, measured, outcomes)
         else:
             found = _objections_or_cause(rule, objections) if about_gradients else rule.evaluate(measured, terms[name])
-            outcomes[name] = _outcome(name, _findings(terms[name], found))
+            outcomes[name] = _outcome(name, terms[name].findings(found))
     error = _error(measured)
     return CheckReport(
         checkpoint,
@@ -149,7 +149,7 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows)
     measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
     objections = _evaluated(measured, terms.values())
-    found = [finding for name in GRADS_RULES for finding in _findings(terms[name], objections.get(name, ()))]
+    found = [finding for name in GRADS_RULES for finding in terms[name].findings(objections.get(name, ()))]
     return _failures_first(found)
 
 
@@ -249,10 +249,6 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
     return found
 
 
-def _findings(terms: RuleTerms, objections: Iterable[Objection]) -> list[Finding]:
-    return [finding for each in objections if (finding := terms.finding(each)) is not None]
-
-
 def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: finding.level != "fail"))
 
@@ -292,7 +288,7 @@ def _unjudged(
     said = any(finding.message == message for each in outcomes.values() for finding in each.findings)
     if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
         return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
-    return _outcome(terms.rule.identifier, _findings(terms, [Objection(WHOLE, message)]))
+    return _outcome(terms.rule.identifier, terms.findings([Objection(WHOLE, message)]))
 
 
 def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcomes: Mapping[str, RuleOutcome]) -> str:

@@ -43,6 +43,8 @@ def rule_explanation(rule: Rule) -> RenderableType:
         Text(rule.meaning),
         Text(f"Default level: {rule.level}. Looks at {NEEDS[rule.needs]}."),
     ]
+    if rule.followers:
+        parts.append(Text(f"One finding names the first {rule.followers} and counts those that follow."))
     for name, limit in rule.limits.items():
         # As a configuration names it.
         parts += ["", Text(f"Limit {name.replace('_', '-')} = {limit.default:.10g}", style="bold")]

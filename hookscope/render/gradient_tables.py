@@ -195,7 +195,7 @@ def _is_odd(statistics: TensorStatistics) -> bool:
 
 def _about(inspection: Gradients, place: str) -> list[Finding]:
     """Return the verdicts on a row: one on the whole network, without a place, is on none."""
-    return [verdict for verdict in inspection.verdicts if verdict.where == place and place]
+    return [verdict for verdict in inspection.verdicts if place and place in verdict.places]
 
 
 def _no_remarks(count: int) -> Column:

@@ -225,8 +225,9 @@ def _failing(inspection: Gradients) -> dict[str, str]:
     """Return the rule of the first failing verdict for each place that one names."""
     failing: dict[str, str] = {}
     for verdict in inspection.verdicts:
-        if verdict.level == "fail" and verdict.where:
-            failing.setdefault(verdict.where, verdict.rule)
+        for place in verdict.places if verdict.level == "fail" else ():
+            if place:
+                failing.setdefault(place, verdict.rule)
     return failing
 
 

@@ -106,6 +106,20 @@ class BatchNormInput:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputSignature:
+    """What tells one output from another whose statistics are the same, over all inputs.
+
+    Attributes:
+        quantiles: At `QUANTILE_LEVELS`, exact ones of each input's finite values by itself, averaged over the inputs
+            (all values of a batch together where axis 0 does not count its inputs); None if no value is finite.
+        sketch: See `hookscope.statistics.sketch`, (256,), with zeros in place of NaN and Inf; None if sums overflow.
+    """
+
+    quantiles: tuple[float, ...] | None
+    sketch: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputValues:
     """One tensor that the network returned, over several forward passes.
 
@@ -155,6 +169,10 @@ class CheckMeasurements:
         unmeasured: By rule, in a sentence, why what it needs could not be measured.
         no_network: Why a weights file was looked at alone, so that `stored` is all there is; "" otherwise.
         seconds: Time by phase: "load", "stored", "forward", "again", "data", "gradients".
+        signatures: Of the modules' outputs by label, and of what the network is given by "", for a
+            baseline; empty if there is none, and none is to be written.
+        weights_precision: The narrowest floating dtype that holds all parameters exactly: "bfloat16"; "" if there are
+            no signatures.
     """
 
     model: ModelInfo
@@ -171,6 +189,8 @@ class CheckMeasurements:
     no_network: str = ""
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    signatures: Mapping[str, OutputSignature] = field(default_factory=dict)
+    weights_precision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,47 +197,6 @@ def quantiles(distributions: Sequence[Distribution], levels: Sequence[float]) ->
     return [tuple(row) for row in between.tolist()]
 
 
-def quantile_resolution(distribution: Distribution, levels: Sequence[float]) -> tuple[float, ...]:
-    """Return by how much quantiles must differ before bins can tell it; 0 where values are kept.
-
-    Many equal values may pass from one bin into the next with a rounding, and an estimated quantile with them. Joining
-    bins in pairs moves it too then, by at least half as much in one of the two ways to do so, and hardly otherwise:
-    where values are spread evenly, it is still in its place. Hence twice that. Our choice: in 600 distributions with
-    lumps of equal values where bins meet, a rounding moved no quantile further; with rare ones it does.
-    """
-    if distribution.values is not None:
-        return (0.0,) * len(levels)
-    keys, counts = distribution.binned()
-    places = np.array(levels) * (distribution.count - 1) + 0.5
-    alone = _interpolated(distribution, keys, keys, counts, places)
-    moved = np.zeros(places.size)
-    for shift in (0, 1):
-        pairs = (np.abs(keys) - 1 + shift) // 2
-        starts = np.flatnonzero(np.diff(np.sign(keys) * (pairs + 1), prepend=np.iinfo(np.int32).min))
-        signs, nearest = np.sign(keys[starts]), 2 * pairs[starts] - shift + 1
-        sums = np.add.reduceat(counts, starts)
-        joined = _interpolated(distribution, signs * nearest, signs * (nearest + 1), sums, places)
-        moved = np.maximum(moved, np.abs(joined - alone))
-    return tuple((2 * moved).tolist())
-
-
-def _interpolated(
-    distribution: Distribution,
-    nearest: NDArray[np.int32],
-    farthest: NDArray[np.int32],
-    counts: NDArray[np.int64],
-    places: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Return the values at places among all, if values are spread evenly from a bin to another of each run of bins."""
-    ends = [end for keys in (nearest, farthest) for end in edges_of(keys)]
-    lows = np.minimum(ends[0], ends[2]).clip(distribution.low, distribution.high)
-    highs = np.maximum(ends[1], ends[3]).clip(distribution.low, distribution.high)
-    upper = np.cumsum(counts)
-    at = np.searchsorted(upper, places)
-    found: NDArray[np.float64] = highs[at] - (highs - lows)[at] * ((upper[at] - places) / counts[at])
-    return found
-
-
 def _kept(distributions: Sequence[Distribution], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the values at ranks, (n, 2, levels), of distributions that keep them."""
     arrays = [each.values for each in distributions if each.values is not None]

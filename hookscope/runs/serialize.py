@@ -113,7 +113,8 @@ def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
       what the input covers of the upright picture, `top`, `left`, `bottom`, `right`, `height` and `width`, or null.
     - `rules`: a list in the order of judgement, of `rule`: its identifier; `status`: "pass", "warn", "fail", "off" or
       "skipped"; `reason`: why it was skipped, or ""; `findings`: a list of `level` ("fail" or "warn"), `where` (label
-      of a layer's output, name of a parameter or an input, "" for the whole) and `message`.
+      of a layer's output, name of a parameter or an input, "" for the whole), `message`, and `followed_by`: a list of
+      what else the rule objects to for the same cause, named as by `where`.
     - `warnings`: sentences; `seconds`: by phase, and "total"; `evidence`: a folder, or "".
     - `accuracy`: on labelled pictures, or null: `source`, `mapping` of labels to classes, `class_count` of the network,
       `count`, `right`, `share`, `interval` (95 %: low, high), `classes` as in `ClassAccuracy`, `worst` as in
@@ -291,7 +292,7 @@ def _checkpoint(report: CheckReport) -> dict[str, Any]:
         "inputs": [*map(as_json, report.inputs)],
         "rules": [
             _named(outcome, "rule", "status", "reason")
-            | {"findings": [_named(each, "level", "where", "message") for each in outcome.findings]}
+            | {"findings": [_named(each, "level", "where", "message", "followed_by") for each in outcome.findings]}
             for outcome in report.outcomes
         ],
         **_named(report, "warnings", "seconds", "evidence"),

@@ -5,27 +5,12 @@
  * that already runs the network, because a second set of threads would fight the first one for the cores.
  */
 
-typedef int i32;
-typedef unsigned u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-#define LANES 16
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef i32 ints __attribute__((vector_size(4 * LANES)));
-typedef double doubles __attribute__((vector_size(8 * LANES)));
-
-#define INLINE static inline __attribute__((always_inline))
-
-#define EXPORT __attribute__((visibility("default")))
+#include "native.h"
 
 /* Sums run in float32 over so many values per lane before they are carried over into float64: a lane's sum of n terms
  * is off by n * 6e-8 at most. */
 #define TERMS 32
 #define STRETCH (TERMS * LANES)
-
-/* More threads than this are not used. */
-#define MAX_THREADS 16
 
 /* How values are distributed: counts over bins, each of one sign, one power of two and one of PARTS equal parts of the way
  * to the next. The first 14 bits of a normal float32 say which. Each bin has a few counters, used in turns: equal values in
@@ -56,15 +41,6 @@ typedef struct {
     i64 zeros;
     char padding[128 - 40];
 } Part;
-
-typedef void (*Run)(void (*)(void *), void *, unsigned, unsigned);
-typedef int (*Ask)(void);
-
-/* Entry points of the OpenMP runtime: GOMP_parallel, omp_get_thread_num, omp_get_num_threads. */
-typedef struct {
-    Run run;
-    Ask thread_number, thread_count;
-} Runtime;
 
 /* How a tensor lies in memory: as (before, channels, after). */
 typedef struct {

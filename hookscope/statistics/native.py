@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ _RARE, _CANCELLED, _WITH_ZEROS = 1, 2, 4
 _BIN_COUNT_SHIFT = 3
 _FOUND = 7
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
-_BINS, _COUNTERS, _MAX_THREADS = 17856, 4, 16
+_BINS, _COUNTERS, MAX_THREADS = 17856, 4, 16
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
@@ -66,6 +66,7 @@ class Kernel(NamedTuple):
     """The compiled reduction."""
 
     reduce: Callable[[int, int, int], int]  # as declared in native.c
+    sketch: Callable[[Any], int] | None  # as declared in sketch.c; None in a library compiled before there was one
     runtime: _Runtime | None  # passed to it; None if torch's threads cannot be used
 
 
@@ -83,13 +84,16 @@ def kernel_of(variant: str) -> Kernel | None:
         return None
     reduce = getattr(library, f"reduce_tensor_{variant}")
     reduce.argtypes = [ctypes.c_void_p] * 3
+    sketch = getattr(library, f"sketch_tensor_{variant}", None)
+    if sketch is not None:
+        sketch.argtypes = [ctypes.c_void_p]
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = _Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, None)
-    return Kernel(reduce, runtime)
+        return Kernel(reduce, sketch, None)
+    return Kernel(reduce, sketch, runtime)
 
 
 class FusedReducer:
@@ -106,7 +110,7 @@ class FusedReducer:
         self._found = np.empty(_FOUND)
         self._nonzero = np.empty(0)
         # Memory that is never written to is not taken.
-        shape = (min(self._threads, _MAX_THREADS), _BINS, _COUNTERS)
+        shape = (min(self._threads, MAX_THREADS), _BINS, _COUNTERS)
         self._tables = np.zeros(shape, np.uint32) if distributions else None
         self._values = np.empty(EXACT_LIMIT, np.float32)
         self._keys, self._counts = np.empty(_BINS, np.int32), np.empty(_BINS, np.int64)
@@ -124,7 +128,7 @@ class FusedReducer:
             Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (not finite, or
             varied little about a magnitude that float32 cannot square): these are torch's to reduce.
         """
-        if self._kernel is None or not (address := _address_of(tensor)):
+        if self._kernel is None or not (address := address_of(tensor)):
             return None
         layout = layout_of(tensor.shape, tensor.stride(), channel_axis, self._threads)
         if layout is None:
@@ -171,7 +175,7 @@ class FusedReducer:
         self._results_address = ctypes.addressof(self._results)
 
 
-def _address_of(tensor: Tensor) -> int:
+def address_of(tensor: Tensor) -> int:
     """Return where the values lie if memory holds them plainly, as float32; else 0."""
     if not (
         type(tensor) in _READABLE
@@ -187,6 +191,11 @@ def _address_of(tensor: Tensor) -> int:
         return 0
 
 
+def useful_threads(element_count: int, threads: int) -> int:
+    """Return how many of so many threads should share a tensor."""
+    return threads if element_count >= _PARALLEL_ELEMENTS else 1
+
+
 @lru_cache(maxsize=1024)
 def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> Layout | None:
     """Return how such tensors lie in memory; None for those that are empty or have gaps."""
@@ -196,7 +205,7 @@ def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | N
     if not count or not ordered.is_contiguous():
         return None
     by_channel = channel_axis is not None
-    layout = Layout(before, channels, after, by_channel, threads if count >= _PARALLEL_ELEMENTS else 1)
+    layout = Layout(before, channels, after, by_channel, useful_threads(count, threads))
     layout.known = Reduction(tuple(shape), "float32", count, channel_axis)
     layout.all_nonzero = np.full(channels, float(before * after)) if by_channel else None
     layout.address = ctypes.addressof(layout)

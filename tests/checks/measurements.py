@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from hookscope.checks.judging import judge, judge_gradients
+from hookscope.checks.measuring.signatures import OutputSignatures, weights_precision
 from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
+from hookscope.inspection.network import as_batches, inspected_network
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport, OutputValues, RuleOutcome, StoredValues
@@ -233,9 +235,19 @@ HEALTHY = CheckMeasurements(
 
 def inspected(network: Any, inputs: Any, loss: str | None = None) -> CheckMeasurements:
     """Return what `hookscope check` would know of a network, as far as a baseline looks at it."""
-    forward = inspect(network, inputs, ["*"], distributions=True)
-    gradients = inspect_gradients(network, inputs, loss) if loss is not None else None
-    return CheckMeasurements(forward.model, (), forward, gradients=gradients)
+    signatures = OutputSignatures()
+    on_call, on_tensor = signatures.after(None, lambda *_: None)
+    batches = signatures.numbered(as_batches(inputs))
+    forward = inspect(network, batches, ["*"], distributions=True, on_call=on_call, on_tensor=on_tensor)
+    precision = weights_precision(inspected_network(network).network)
+    return CheckMeasurements(
+        forward.model,
+        (),
+        forward,
+        gradients=inspect_gradients(network, inputs, loss) if loss is not None else None,
+        signatures=signatures.results(),
+        weights_precision=precision,
+    )
 
 
 def with_stored(name: str, **changes: Any) -> CheckMeasurements:

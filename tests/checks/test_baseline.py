@@ -1,8 +1,10 @@
 """What a baseline keeps of a run, how it is written, and which files are refused."""
 
+import base64
 import json
 import math
 import random
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -146,15 +148,19 @@ def test_a_forward_pass_that_broke_off_gives_no_baseline(broken: str) -> None:
 
 # --- how it is written ---
 
+# Zero but for the first number, 1, and the last, -2, in IEEE 754's binary32, bytes in little-endian order.
+SKETCH = base64.b64encode(b"\0\0\x80\x3f" + bytes(62 * 4) + b"\0\0\0\xc0").decode()
+
 WRITTEN = """\
 {
-  "schema_version": 2,
+  "schema_version": 3,
   "model": "net.py:build",
   "class": "Net",
   "weights": "epoch12.pt",
   "weights_sha256": "00ff",
   "parameter_count": 1234,
   "dtype": "float32",
+  "weights_precision": "float16",
   "mode": "eval",
   "gradients": {"loss": "ce", "target": "class 281, tabby", "mode": "eval"},
   "quantile_levels": [
@@ -166,20 +172,21 @@ WRITTEN = """\
     0.95,
     0.99
   ],
+  "given": null,
   "inputs": [
     {"name": "cat.jpg", "count": 1, "sha256": "abcd", "shape": [3, 8, 8], "steps": ["resized", "normalised"]},
     {"name": "noise", "count": 2, "sha256": null, "shape": [3, 8, 8], "steps": ["seed 0"]}
   ],
   "layers": [
     {"layer": "conv", "type": "Conv2d", "shape": [1, 2, 4], "dtype": "float32", "finite": true, "mean": 0.5, \
-"std": 1e-07, "dead": 0.25, "gradient": 2.0, "quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0]},
+"std": 1e-07, "dead": 0.25, "gradient": 2.0, "quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], "sketch": "@@"},
     {"layer": "conv#1", "type": "Conv2d", "shape": [], "dtype": "float32", "finite": false, "nan": 3, "inf": 0, \
-"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null},
+"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "sketch": null},
     {"layer": "where", "type": "Where", "shape": [0], "dtype": "bool", "finite": null, \
-"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null}
+"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "sketch": null}
   ]
 }
-"""
+""".replace("@@", SKETCH)
 
 BASELINE = Baseline(
     model="net.py:build",
@@ -188,14 +195,27 @@ BASELINE = Baseline(
     weights_sha256="00ff",
     parameter_count=1234,
     dtype="float32",
+    weights_precision="float16",
     gradients=BaselineGradients("ce", "class 281, tabby", "eval"),
+    given=None,
     inputs=(
         BaselineInput("cat.jpg", 1, "abcd", (3, 8, 8), ("resized", "normalised")),
         BaselineInput("noise", 2, None, (3, 8, 8), ("seed 0",)),
     ),
     rows=(
         BaselineRow(
-            "conv", "Conv2d", (1, 2, 4), "float32", 0, 0, 0.5, 1e-7, 0.25, 2.0, (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+            "conv",
+            "Conv2d",
+            (1, 2, 4),
+            "float32",
+            0,
+            0,
+            0.5,
+            1e-7,
+            0.25,
+            2.0,
+            (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0),
+            SKETCH,
         ),
         BaselineRow("conv#1", "Conv2d", (), "float32", 3, 0, None, None, None, None, None),
         BaselineRow("where", "Where", (0,), "bool", None, None, None, None, None, None, None),
@@ -250,17 +270,24 @@ _TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 _SHAPES = st.lists(st.integers(0, 10**6), max_size=4).map(tuple)
 _COUNTS = st.integers(0, 10**12)
 _MAYBE = st.none() | _NUMBERS
+_SKETCHES = (
+    st.binary(min_size=4, max_size=4)
+    .filter(lambda each: math.isfinite(*struct.unpack("<f", each)))
+    .map(lambda each: base64.b64encode(each * 64).decode())
+)
 _ROWS = st.builds(
     BaselineRow,
     *(_TEXTS, _TEXTS, _SHAPES, _TEXTS, _COUNTS, _COUNTS, _MAYBE, _MAYBE, _MAYBE, _MAYBE),
     st.none() | st.tuples(*[_NUMBERS] * 7),
+    st.none() | _SKETCHES,
 )
 _STEPS = st.lists(_TEXTS, max_size=3).map(tuple)
 _INPUTS = st.builds(BaselineInput, _TEXTS, _COUNTS, st.none() | _TEXTS, _SHAPES, _STEPS)
 _BASELINES = st.builds(
     Baseline,
-    *(_TEXTS, _TEXTS, _TEXTS, st.none() | _TEXTS, _COUNTS, _TEXTS),
+    *(_TEXTS, _TEXTS, _TEXTS, st.none() | _TEXTS, _COUNTS, _TEXTS, _TEXTS),
     st.none() | st.builds(BaselineGradients, _TEXTS, _TEXTS, _TEXTS),
+    st.none() | _SKETCHES,
     st.lists(_INPUTS, max_size=3).map(tuple),
     st.lists(_ROWS, max_size=5, unique_by=lambda row: row.label).map(tuple),
 )
@@ -309,8 +336,12 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (b"[" * 200_000, "recursion"),
         (b"[]", "it is not an object"),
         (b"{}", "it has no 'schema_version'"),
-        (WRITTEN.replace('version": 2', 'version": 1').encode(), "it has schema version 1, and this hookscope reads"),
-        (WRITTEN.replace('version": 2', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
+        (
+            WRITTEN.replace('version": 3', 'version": 2').encode(),
+            "an earlier hookscope wrote it (schema version 2, this one reads 3). Write it anew with --update-baseline.",
+        ),
+        (WRITTEN.replace('version": 3', 'version": 4').encode(), "a later hookscope wrote it (schema version 4"),
+        (WRITTEN.replace('version": 3', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
         (WRITTEN.replace("    0.25,\n", "").encode(), "its quantile levels are not 0.01, 0.05"),
         (WRITTEN.replace('"conv#1"', '"conv"').encode(), "layer 'conv' is there twice"),
         (WRITTEN.replace('"conv#1"', "7").encode(), "'layer' of layer 2 is 7, not text"),
@@ -323,6 +354,11 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
             WRITTEN.replace('"finite": true', '"finite": "yes"').encode(),
             "'finite' of layer 'conv' is \"yes\", not true",
         ),
+        (WRITTEN.replace(SKETCH, "AAAA").encode(), "'sketch' of layer 'conv' is damaged: not 64 finite numbers"),
+        (WRITTEN.replace(SKETCH, "?").encode(), "'sketch' of layer 'conv' is damaged"),
+        (WRITTEN.replace("AACAPw", "AACA/w").encode(), "'sketch' of layer 'conv' is damaged: not 64 finite numbers"),
+        (WRITTEN.replace(f'"{SKETCH}"', "1.5").encode(), "'sketch' of layer 'conv' is 1.5, not text or null"),
+        (WRITTEN.replace('"given": null', '"given": "AAAA"').encode(), "'given' is damaged: not 64 finite numbers"),
         (WRITTEN.replace('["seed 0"]', '["seed 0", 1]').encode(), "'steps' of input 2 is"),
         (WRITTEN.replace('{"loss": "ce", ', "{").encode(), "'gradients' has no 'loss'"),
     ],

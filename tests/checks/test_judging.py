@@ -21,6 +21,7 @@ from hookscope.errors import (
     UsageError,
     gravest,
 )
+from hookscope.render.check_report import level_counts
 from hookscope.results.check import RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.network import Failure
@@ -195,8 +196,8 @@ def dead_where(*layers: tuple[str, RuleSettings], rule: RuleSettings | None = No
     """Return the level and place of each dead rectifier under these settings."""
     some = tuple(LayerSettings(pattern, {"dead-channels": each}) for pattern, each in layers)
     settings = CheckSettings(rules={} if rule is None else {"dead-channels": rule}, layers=some)
-    found = objections(judged(DEAD, settings, wanted_rules(settings, ["dead-channels"])))
-    return [(level, where) for _, level, where in found]
+    found = judged(DEAD, settings, wanted_rules(settings, ["dead-channels"])).findings
+    return [(each.level, ", ".join(each.places)) for each in found]
 
 
 def test_by_default_all_rules_are_wanted_but_those_that_are_off() -> None:
@@ -229,8 +230,8 @@ def test_a_selected_rule_that_is_off_fails() -> None:
 
 
 def test_a_selected_rule_that_is_on_keeps_its_level() -> None:
-    assert dead_where() == [("warn", "early.relu"), ("warn", "late.relu")]
-    assert dead_where(rule=RuleSettings("fail")) == [("fail", "early.relu"), ("fail", "late.relu")]
+    assert dead_where() == [("warn", "early.relu, late.relu")]
+    assert dead_where(rule=RuleSettings("fail")) == [("fail", "early.relu, late.relu")]
 
 
 @pytest.mark.parametrize("option", ["--select", "--ignore"])
@@ -291,9 +292,30 @@ def test_what_the_network_returns_is_a_layer_by_its_type() -> None:
         assert len(judged(changed, settings).findings) == count
 
 
+def test_one_cause_is_one_finding_that_names_the_first_and_counts_what_follows() -> None:
+    names = [f"conv{number}.weight" for number in range(5)]
+    broken = replace(HEALTHY, stored=tuple(stored(name, nan_count=2) for name in names))
+    report = judged(broken, wanted=frozenset({"non-finite-parameter"}))
+    (finding,) = report.findings
+    assert (finding.where, finding.followed_by) == (names[0], tuple(names[1:]))
+    assert finding.message == (
+        "'conv0.weight' (Conv2d) holds 2 NaN and 0 Inf in 48 values (limit 0). 4 more tensors follow: 'conv1.weight',"
+        " 'conv2.weight', 'conv3.weight' and 1 more."
+    )
+    assert level_counts(report.findings) == "1 failure"
+
+
+def test_what_is_to_mend_in_each_weight_is_a_finding_each() -> None:
+    empty = replace(HEALTHY, stored=tuple(stored(name, zero_count=48) for name in ("a.weight", "b.weight")))
+    assert [each.where for each in judged(empty, wanted=frozenset({"zero-parameter"})).findings] == [
+        "a.weight",
+        "b.weight",
+    ]
+
+
 def test_a_later_limit_keeps_an_earlier_level() -> None:
     layers = [("relu", RuleSettings("fail")), ("relu", RuleSettings(limits={"max_fraction": 0.9}))]
-    assert dead_where(*layers) == [("fail", "early.relu"), ("fail", "late.relu")]
+    assert dead_where(*layers) == [("fail", "early.relu, late.relu")]
 
 
 def test_a_rule_that_is_on_for_some_layers_only_is_wanted_and_silent_elsewhere() -> None:

@@ -546,12 +546,36 @@ def test_a_baseline_is_written_and_held_to(check: Run, folder: Path, tmp_path: P
     assert same.code == 0
     assert statuses(report_of(same))["drift"] == "pass"
     state = torch.load(folder / "good.pt")
+    halved = {name: each.half() if each.is_floating_point() else each for name, each in state.items()}
+    torch.save(halved, tmp_path / "halved.pt")
+    copy = check(tmp_path / "halved.pt", "--baseline", baseline, "--format", "json")
+    assert statuses(report_of(copy))["drift"] == "pass"
     state[f"{PLANTED}.weight"].mul_(3)
     torch.save(state, tmp_path / "drifted.pt")
-    other = check(tmp_path / "drifted.pt", "--baseline", baseline, "--format", "json")
+    junit = tmp_path / "junit.xml"
+    options = ("--select", "drift", "--junit", junit, "--evidence", tmp_path / "evidence")
+    other = check(tmp_path / "drifted.pt", "--baseline", baseline, "--format", "json", *options)
     assert other.code == 1
     [drift] = [rule for rule in report_of(other)["rules"] if rule["rule"] == "drift"]
-    assert drift["findings"][0]["where"] == PLANTED
+    [finding] = drift["findings"]
+    assert finding["where"] == PLANTED
+    assert finding["followed_by"][0] == "layer2.0.bn1"
+    assert finding["followed_by"][-1] == "(model)"
+    assert f" {len(finding['followed_by'])} more layers follow: " in finding["message"]
+    assert ET.parse(junit).getroot().get("failures") == "1"
+    failed = ET.parse(junit).find(".//failure")
+    assert failed is not None
+    assert failed.get("message") == finding["message"]
+    [rows] = (tmp_path / "evidence").glob("*/rows.csv")
+    assert len(rows.read_text(encoding="utf-8").splitlines()) == 1 + 1 + len(finding["followed_by"])
+
+
+def test_a_baseline_of_an_earlier_hookscope_is_refused_in_one_line(check: Run, tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text('{"schema_version": 2}', encoding="utf-8")
+    ended = check("good.pt", "--baseline", tmp_path / "old.json")
+    assert ended.code == 2
+    assert "an earlier hookscope wrote it (schema version 2, this one reads 3)" in ended.errors[0]
+    assert "Write it anew with --update-baseline." in ended.errors[0]
 
 
 def test_a_baseline_of_a_failing_checkpoint_says_so(check: Run, tmp_path: Path) -> None:

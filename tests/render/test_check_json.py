@@ -60,7 +60,13 @@ def test_a_checkpoint_says_all_that_its_report_does() -> None:
                     "status": outcome.status,
                     "reason": outcome.reason,
                     "findings": [
-                        {"level": each.level, "where": each.where, "message": each.message} for each in outcome.findings
+                        {
+                            "level": each.level,
+                            "where": each.where,
+                            "message": each.message,
+                            "followed_by": list(each.followed_by),
+                        }
+                        for each in outcome.findings
                     ],
                 }
                 for outcome in FAILED.outcomes

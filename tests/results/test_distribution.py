@@ -29,7 +29,6 @@ from hookscope.results.distribution import (
     distribution_of,
     edges_of,
     merge_distributions,
-    quantile_resolution,
     quantiles,
 )
 from hookscope.results.statistics import QUANTILE_LEVELS
@@ -292,33 +291,3 @@ def test_nothing_has_no_distribution() -> None:
     assert distribution_of(np.zeros(0)) is None
     assert quantiles([], QUANTILE_LEVELS) == []
     assert merge_distributions(None, None) is None
-
-
-# --- what bins can tell ---
-
-
-def test_values_that_are_kept_are_told_apart_however_near() -> None:
-    distribution = distribution_of(SYNTHETIC["normal"][:EXACT_LIMIT])
-    assert distribution is not None
-    assert quantile_resolution(distribution, QUANTILE_LEVELS) == (0.0,) * 7
-
-
-def test_a_rounding_moves_quantiles_hardly_ever_beyond_what_bins_can_tell() -> None:
-    """Of equal values where bins meet, one lump to every eight bins, among others that are spread evenly."""
-    random = np.random.default_rng(0)
-    beyond: list[NDArray[np.bool_]] = []
-    for _ in range(600):
-        lump_count = random.integers(1, 9)
-        places = random.integers(-200, 201, lump_count)
-        at = np.copysign(2.0 ** (abs(places) // 4 - 25) * (1 + abs(places) % 4 / 4), places)
-        lumps = np.repeat(at, random.integers(1, 4001, lump_count))
-        values = np.concatenate([lumps, SYNTHETIC["normal"][: random.integers(0, 20_001)]])
-        if values.size > EXACT_LIMIT:
-            before, after = distribution_of(values), distribution_of(values * (1 + random.choice([-1e-9, 1e-9])))
-            assert before is not None
-            assert after is not None
-            was, now = quantiles([before, after], QUANTILE_LEVELS)
-            told = np.array(quantile_resolution(after, QUANTILE_LEVELS)) * 1.05 + 1e-6 * np.abs(values).max()
-            beyond.append(np.abs(np.array(was) - now) > told)
-    assert len(beyond) > 570
-    assert not np.any(beyond)

@@ -3,7 +3,7 @@
 import glob
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,12 +20,12 @@ from hookscope.checks.measuring.labelled import measure_labelled
 from hookscope.checks.measuring.nonfinite_origin import locate_origin
 from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
+from hookscope.checks.measuring.signatures import OnCall, OnTensor, OutputSignatures, weights_precision
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs, of_modules
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
-from hookscope.hooks.observed import ModuleCall
 from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
@@ -80,12 +80,15 @@ def _note_peaks(
     peaks[label] = torch.maximum(known, found) if known is not None and known.shape == found.shape else found
 
 
-def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str]) -> CheckMeasurements:
+def measure(
+    prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], *, with_signatures: bool = False
+) -> CheckMeasurements:
     """Measure what the wanted rules look at; a forward pass that raises is in it, as `forward.failure`.
 
     Parameters and buffers are read once. The network runs over all inputs once with every module hooked, then over the
     first batch again and over two of its inputs alone, each only if a rule wants it; where NaN or Inf shows, once more
     to find where it begins; and forward and backward if a rule is about gradients. It comes out as it went in.
+    Signatures of the outputs are for a baseline.
 
     Raises:
         ImageError: If an input cannot be read.
@@ -103,6 +106,7 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
     smooth = {row_label(name, 0, "") for name, each in watched.items() if type(each).__name__ in SMOOTH}
     smooth |= _SMOOTH_FUNCTIONS if watched else frozenset()
     peaks: dict[str, Tensor] = {}
+    signatures = OutputSignatures() if with_signatures else None
     forward = None
     if found.needing(*_NEED_FORWARD):
         with found.timed("forward"):
@@ -110,6 +114,7 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
                 subject,
                 partial(_note_peaks, peaks, smooth),
                 norms.add if norms.norms and not prepared.is_noise else None,
+                signatures,
             )
         if reason := norms.reason_to_skip(prepared.input_count, is_noise=prepared.is_noise):
             found.leave_out(wanted & {"batchnorm-statistics"}, reason)
@@ -143,6 +148,8 @@ def measure(prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str
         unmeasured=found.unmeasured,
         warnings=tuple(dict.fromkeys(sentences)),
         seconds={"load": prepared.load_seconds, **found.seconds},
+        signatures=signatures.results() if signatures else {},
+        weights_precision=weights_precision(subject.network) if signatures else "",
     )
 
 
@@ -212,8 +219,9 @@ class _Measuring:
     def run_forward(
         self,
         subject: InspectedNetwork,
-        on_tensor: Callable[[str, Tensor, int | None], None],
-        on_call: Callable[[ModuleCall], None] | None,
+        on_tensor: OnTensor,
+        on_call: OnCall | None,
+        signatures: OutputSignatures | None,
     ) -> tuple[Activations, FirstPass]:
         """Run the network over all inputs, every module hooked; return what was seen, and what the network returned."""
         loaded, settings = self.prepared.loaded, self.settings
@@ -233,10 +241,14 @@ class _Measuring:
                 else:
                     predictions.extend(best)
 
+        batches = self.prepared.batches()
+        if signatures is not None:
+            batches = signatures.numbered(batches)
+            on_call, on_tensor = signatures.after(on_call, on_tensor)
         try:
             looks: dict[str, Any] = {"on_tensor": on_tensor, "on_output": on_output if looked_at else None}
             looks |= {"on_call": on_call, "distributions": True, "judged": True}
-            seen = inspect(loaded, self.prepared.batches(), ["*"], **_options(self.settings), **looks)
+            seen = inspect(loaded, batches, ["*"], **_options(self.settings), **looks)
         except ForwardError as error:
             return error.inspection, outputs
         return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs

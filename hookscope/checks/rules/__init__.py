@@ -6,11 +6,21 @@ only.
 
 from collections.abc import Iterable, Mapping
 
-from hookscope.checks.rules import activations, batch_norm, forward, gradients, labelled, learning, references, stored
+from hookscope.checks.rules import (
+    activations,
+    batch_norm,
+    drift,
+    expectations,
+    forward,
+    gradients,
+    labelled,
+    learning,
+    stored,
+)
 from hookscope.checks.rules.rule import Limit, Rule
 from hookscope.errors import UsageError, nearest
 
-_FILES = (stored, forward, batch_norm, activations, references, labelled, gradients, learning)
+_FILES = (stored, forward, batch_norm, activations, expectations, labelled, drift, gradients, learning)
 
 RULES: Mapping[str, Rule] = {
     each.identifier: each for file in _FILES for each in vars(file).values() if isinstance(each, Rule)

@@ -59,7 +59,7 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
-@rule("dead-channels", "warn", "forward", ("non-finite-activation",))
+@rule("dead-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "max_fraction",
     0.8,
@@ -83,7 +83,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             yield from _above(terms, share, row, f"of its {row.activation.channel_count} {what}")
 
 
-@rule("quiet-channels", "warn", "forward", ("non-finite-activation",))
+@rule("quiet-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "below",
     3e-3,
@@ -114,7 +114,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         yield from _above(terms, _quiet_share(peaks, row, below), row, f"of its {peaks.size} {what}")
 
 
-@rule("saturated-activation", "warn", "forward", ("non-finite-activation",))
+@rule("saturated-activation", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "max_fraction",
     0.8,

@@ -205,7 +205,7 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     yield replace(objection, at_most="warn") if excuse else objection
 
 
-@rule("repeatability", "fail", "outputs", ("non-finite-activation",))
+@rule("repeatability", "fail", "outputs", ("non-finite-activation",), followers="output")
 @limit(
     "max_difference",
     1e-5,
@@ -223,7 +223,7 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
 
 
-@rule("batch-consistency", "fail", "outputs", ("non-finite-activation",))
+@rule("batch-consistency", "fail", "outputs", ("non-finite-activation",), followers="output")
 @limit(
     "max_difference",
     1e-4,

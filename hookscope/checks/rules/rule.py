@@ -6,7 +6,7 @@ Below it, how rules read results: gradients that arrived, weights in forward ord
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from hookscope.checks.settings import CheckSettings, RuleSettings
@@ -94,6 +94,8 @@ class Rule:
         needs: What it looks at; it is skipped where that cannot be had.
         evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
         silenced_by: Rules whose objections are the cause of what this one would object to.
+        followers: What the objections of one level are about, if all but the first are taken for consequences of it, or
+            of the same cause: "layer". They make one finding then; "" if each is one.
     """
 
     identifier: str
@@ -102,6 +104,7 @@ class Rule:
     evaluate: Evaluate
     silenced_by: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    followers: str = ""
 
     @property
     def meaning(self) -> str:
@@ -131,9 +134,11 @@ def limit(name: str, default: float, meaning: str, source: str, grads_name: str 
     return noted
 
 
-def rule(identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = ()) -> Callable[[Evaluate], Rule]:
+def rule(
+    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, followers: str = ""
+) -> Callable[[Evaluate], Rule]:
     """Make a function a rule. See `Rule` for the arguments."""
-    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}))
+    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}), followers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +170,34 @@ class RuleTerms:
             value = settings.limits.get(name, value)
         return value
 
-    def finding(self, objection: Objection) -> Finding | None:
-        """Return an objection as a finding at its level; None where the rule is off for its target."""
+    def findings(self, objections: Iterable[Objection]) -> list[Finding]:
+        """Return objections as findings, each at its level, without those where the rule is off for their target.
+
+        One cause is one finding: see `Rule.followers`.
+        """
+        found = [finding for each in objections if (finding := self._finding(each)) is not None]
+        if not self.rule.followers:
+            return found
+        by_level: dict[Level, list[Finding]] = {}
+        for each in found:
+            by_level.setdefault(each.level, []).append(each)
+        return [self._with_followers(first, rest) for first, *rest in by_level.values()]
+
+    def _finding(self, objection: Objection) -> Finding | None:
         level = self.level_of(objection.target)
         if level == "off":
             return None
         message = safe_text(objection.message)  # names come from the file, and a finding goes into logs
         level = "warn" if "warn" in (level, objection.at_most) else "fail"
         return Finding(self.rule.identifier, level, objection.target.where, message)
+
+    def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
+        if not rest:
+            return first
+        names = tuple(each.where for each in rest)
+        counts = f"{counted(len(rest), f'more {self.rule.followers}')} follow{'s' if len(rest) == 1 else ''}"
+        message = safe_text(f"{first.message} {counts}: {listed(names)}.")
+        return replace(first, message=message, followed_by=names)
 
     def _layers_of(self, target: FindingTarget) -> Iterator[RuleSettings]:
         for pattern, settings in self.layers:

@@ -35,7 +35,7 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     return iter(())  # likewise
 
 
-@rule("non-finite-parameter", "fail", "stored")
+@rule("non-finite-parameter", "fail", "stored", followers="tensor")
 def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A parameter or buffer holds NaN or Inf.
 
@@ -87,7 +87,7 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             yield _about(values, f"{what}, though the two are not tied")
 
 
-@rule("batchnorm-variance", "fail", "stored")
+@rule("batchnorm-variance", "fail", "stored", followers="layer")
 @limit(
     "max_zero_fraction",
     0.5,

@@ -186,7 +186,8 @@ def layers_of(run: StoredRun) -> list[Layer]:
         grids[labels[grid.row]].append(position)
     verdicts: dict[str, list[ShownFinding]] = defaultdict(list)
     for verdict in run.verdicts:
-        verdicts[verdict.where].append(ShownFinding(**asdict(verdict)))
+        for place in verdict.places:
+            verdicts[place].append(ShownFinding(**asdict(verdict)))
     calls: dict[str, list[Layer]] = defaultdict(list)
     shown = {name: run.result.rows[number].label for name, number in row_numbers(run.result.rows).items()}
     takers: dict[str, dict[str, None]] = defaultdict(dict)

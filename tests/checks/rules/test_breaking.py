@@ -378,7 +378,9 @@ def test_each_layer_above_the_limit_is_named() -> None:
         return layer_row(name, tensor(1.0, (1, 100), quantiles=(0.0,) * 7, distribution=distribution), "Tanh")
 
     rows = [tanh("a", 85), tanh("b", 95), tanh("c", 10)]
-    assert [finding.where for finding in found("saturated-activation", inspection(rows))] == ["a", "b"]
+    (finding,) = found("saturated-activation", inspection(rows))
+    assert finding.places == ("a", "b")
+    assert finding.message.endswith("(limit 80%). 1 more layer follows: 'b'.")
 
 
 @pytest.mark.parametrize("kind", ["ReLU", "ReLU6", "Hardswish", "Threshold"])

@@ -8,20 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of, baseline_text, read_baseline
 from hookscope.checks.rules import RULES
-from hookscope.checks.rules.references import require_fit
 from hookscope.checks.rules.rule import terms_of
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
-from hookscope.errors import UsageError
-from hookscope.inputs import load_batches, noise_batch
+from hookscope.inputs import load_batches
 from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.findings import Finding
-from hookscope.results.network import Failure
 from tests.checks.measurements import inspected
 from tests.networks import TORCHVISION, Network
 
@@ -37,8 +33,7 @@ def findings(
     """Return what the rule says, with the limits of a configuration."""
     settings = CheckSettings(rules={"drift": RuleSettings(limits=limits or {})}, layers=layers)
     terms = terms_of(RULES["drift"], settings, baseline)
-    found = map(terms.finding, RULES["drift"].evaluate(measured, terms))
-    return [finding for finding in found if finding is not None]
+    return terms.findings(RULES["drift"].evaluate(measured, terms))
 
 
 def chain(*kinds: nn.Module) -> nn.Module:
@@ -85,53 +80,56 @@ def test_quantiles_are_compared_in_units_of_the_std(limit: float, count: int) ->
     assert len(found) == count
     if found:
         assert found[0].message == (
-            "'z' (Identity) drifts from the baseline: its 50% quantile went from 0.1 to 0, 0.0707 of its spread "
-            "(limit 0.0706)."
+            "Drift from the baseline begins at 'z' (Identity): its 50% quantile went from 0.1 to 0, 0.0707 of its"
+            " spread (limit 0.0706)."
         )
 
 
-STEPS = torch.tensor([0.0, 1.0, 2.0]).repeat(1000).reshape(1, -1)  # so many that they are counted in bins
-BELL = torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0))
+NORMAL = torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0))
 
 
-def medians(*measurements: CheckMeasurements) -> list[float]:
-    rows = [baseline_of(each).rows[0] for each in measurements]
-    return [row.quantiles[3] for row in rows if row.quantiles is not None]
+@pytest.mark.parametrize(("limit", "count"), [(0.05, 1), (0.2, 0)])
+def test_values_are_compared_in_their_order_in_units_of_the_std(limit: float, count: int) -> None:
+    moved = NORMAL + 0.1 * torch.randn(NORMAL.shape, generator=torch.Generator().manual_seed(1))
+    found = findings(baseline_of(single(NORMAL)), single(moved), {"max_difference": limit})
+    assert len(found) == count
+    if found:
+        assert "its values differ by about 0.1" in found[0].message or "by about 0.09" in found[0].message
 
 
-@pytest.mark.parametrize("factor", [1 - 1e-6, 1 + 1e-6])
-def test_quantiles_that_change_their_bin_and_hardly_move_do_not_drift(factor: float) -> None:
-    for value in (1.0, 1.5, 1 + 9 / 32):  # where bins meet
-        for values in (STEPS * value, torch.cat([STEPS, STEPS.clamp(0, 1), BELL / 9], 1) * value):
-            measured = single(values * factor)
-            assert findings(baseline_of(single(values)), measured, {"max_difference": 1e-5}) == []
-    before, after = medians(single(STEPS), single(STEPS * (1 - 1e-6)))
-    assert before - after > 0.01 * float(STEPS.std())  # it is the rule that knows better
+def test_swapped_values_drift_though_every_statistic_is_the_same() -> None:
+    baseline = baseline_of(single(NORMAL))
+    turned = single(NORMAL.flip(1))
+    before, now = baseline.rows[0], baseline_of(turned).rows[0]
+    assert (before.mean, before.std, before.quantiles) == (now.mean, now.std, now.quantiles)
+    (found,) = findings(baseline, turned)
+    assert found.message.startswith("Drift from the baseline begins at 'z' (Identity): its values differ by about 1.")
 
 
 @pytest.mark.parametrize(("moved", "count"), [(0.005, 0), (0.03, 1)])
-def test_quantiles_of_many_values_are_compared_nearly_as_well_as_those_of_few(moved: float, count: int) -> None:
+def test_quantiles_of_many_values_are_compared_as_well_as_those_of_few(moved: float, count: int) -> None:
     """Of a standard normal distribution, whose lowest hundredth is moved down."""
-    changed = torch.where(BELL < -2.2, BELL - moved, BELL)
-    found = findings(baseline_of(single(BELL)), single(changed))
-    assert [each.where for each in found] == ["z", "(model)"] * count
+    changed = torch.where(NORMAL < -2.2, NORMAL - moved, NORMAL)
+    found = findings(baseline_of(single(NORMAL)), single(changed))
+    assert [each.where for each in found] == ["z"] * count
     if found:
         assert "its 1% quantile went from -2.3" in found[0].message
-        assert ", at least 0.0" in found[0].message
+        assert ", 0.03 of its spread (limit 0.01)" in found[0].message
 
 
-@pytest.mark.parametrize(("dtype", "share"), [("float32", 0.01), ("float16", 0.5), ("bfloat16", 4.0)])
-def test_a_layer_that_hardly_varies_is_compared_in_units_of_its_magnitude(dtype: str, share: float) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_layer_that_hardly_varies_is_compared_in_units_of_its_magnitude(dtype: str) -> None:
     values = torch.full((1, 5), 8.0, dtype=getattr(torch, dtype))
-    for difference, count in ((0.99, 0), (1.01, 1)):
-        baseline = with_row(baseline_of(single(values)), "z", mean=8.0 + difference * 0.1 * share * 8)
-        assert len(findings(baseline, single(values), {"max_difference": 0.1})) == count
+    limits = dict.fromkeys(("max_difference", "max_difference_float16", "max_difference_bfloat16"), 0.1)
+    for difference, count in ((0.99, 0), (1.03, 1)):
+        baseline = with_row(baseline_of(single(values)), "z", mean=8.0 * (1 + difference * 0.1 * 0.1))
+        assert len(findings(baseline, single(values), limits)) == count
 
 
 def test_a_layer_that_was_zero_everywhere_drifts_with_any_other_value() -> None:
     found = findings(baseline_of(single(torch.zeros(1, 5))), single(torch.full((1, 5), 1e-30)))
-    assert [finding.where for finding in found] == ["z", "(model)"]
-    assert "inf of its spread" in found[0].message
+    assert [finding.places for finding in found] == [("z", "(model)")]
+    assert "about inf of their spread" in found[0].message
     assert findings(baseline_of(single(torch.zeros(1, 5))), single(torch.zeros(1, 5))) == []
 
 
@@ -197,8 +195,8 @@ SIX = (nn.Identity(), nn.ReLU(), nn.Identity(), nn.Identity(), nn.Identity(), nn
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"kind": "GELU"}, "'y' (ReLU) drifts from the baseline: its type went from GELU to ReLU."),
-        ({"shape": (1, 6)}, "'y' (ReLU) drifts from the baseline: its shape went from 1x6 to 1x5."),
+        ({"kind": "GELU"}, "Drift from the baseline begins at 'y' (ReLU): its type went from GELU to ReLU."),
+        ({"shape": (1, 6)}, "Drift from the baseline begins at 'y' (ReLU): its shape went from 1x6 to 1x5."),
     ],
 )
 def test_one_layer_of_another_type_or_shape_drifts(changes: dict[str, object], says: str) -> None:
@@ -211,10 +209,12 @@ def test_a_layer_that_is_not_in_the_baseline_or_does_not_run_any_more_drifts() -
     baseline = baseline_of(measured)
     without = replace(baseline, rows=tuple(row for row in baseline.rows if row.label != "y"))
     found = findings(without, measured)
-    assert [each.message for each in found] == ["'y' (ReLU) drifts from the baseline: it is not in the baseline."]
+    assert [each.message for each in found] == [
+        "Drift from the baseline begins at 'y' (ReLU): it is not in the baseline."
+    ]
     found = findings(replace(baseline, rows=(*baseline.rows, replace(GONE, label="t#1[0]"))), measured)
     assert [(each.where, each.message) for each in found] == [
-        ("t#1[0]", "'t#1[0]' (ReLU) drifts from the baseline: it is in the baseline and does not run.")
+        ("t#1[0]", "Drift from the baseline begins at 't#1[0]' (ReLU): it is in the baseline and does not run.")
     ]
 
 
@@ -226,10 +226,10 @@ def test_the_first_layer_in_execution_order_is_named_first_whatever_its_name() -
     baseline = baseline_of(inspected(network, VALUES))
     with torch.no_grad():
         network.x.weight.mul_(2)
-    found = findings(baseline, inspected(network, VALUES))
-    assert [finding.where for finding in found] == ["x", "w", "(model)"]
-    assert "'x' (Linear) is the first of 3 layers to drift from the baseline: " in found[0].message
-    assert "'w' (Linear) drifts from the baseline: " in found[1].message
+    (found,) = findings(baseline, inspected(network, VALUES))
+    assert found.places == ("x", "w", "(model)")
+    assert found.message.startswith("Drift from the baseline begins at 'x' (Linear): its values differ by about ")
+    assert found.message.endswith(" (limit 0.01). 2 more layers follow: 'w', '(model)'.")
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ def test_limits_and_levels_hold_per_layer_pattern(pattern: str, settings: RuleSe
     network = chain(*SIX)
     baseline = baseline_of(inspected(network, VALUES))
     some = LayerSettings(pattern, {"drift": settings})
-    found = findings(baseline, inspected(network, VALUES * 1.2), layers=(some,))
-    assert [finding.where for finding in found] == where
-    assert "is the first of 6 layers" in found[0].message
+    (found,) = findings(baseline, inspected(network, VALUES * 1.2), layers=(some,))
+    assert [*found.places] == where
+    assert ". 5 more layers follow: " in found.message
 
 
 @pytest.mark.parametrize(
@@ -319,11 +319,10 @@ def test_scaled_weights_of_a_middle_layer_are_found_at_that_layer(name: str) -> 
     with torch.no_grad():
         network.get_submodule(MIDDLE[name]).weight.mul_(1.05)
     measured = inspected(network, inputs)
-    found = findings(baseline, measured)
-    assert found[0].where == MIDDLE[name]
-    assert f"is the first of {len(found)} layers" in found[0].message
+    (found,) = findings(baseline, measured)
+    assert found.where == MIDDLE[name]
     order = [row.label for row in measured.forward.rows]
-    where = [order.index(finding.where) for finding in found]
+    where = [order.index(place) for place in found.places]
     assert where == sorted(where)
 
 
@@ -357,113 +356,28 @@ def test_the_demo_network_drifts_after_a_training_step(
     change(model.module, batch.args[0])
     found = findings(baseline, inspected(model, batch))
     assert found[0].where == "_bn0"  # its statistics, or its weights, are the first to count
-    assert path.stat().st_size < 100_000
+    assert path.stat().st_size < 200_000
 
 
-# --- which baselines do not fit ---
+# --- one cause is one finding ---
 
 
-def misfit(baseline: Baseline, measured: CheckMeasurements) -> str:
-    with pytest.raises(UsageError) as raised:
-        require_fit(baseline, measured)
-    message = str(raised.value)
-    assert raised.value.exit_code == 2
-    assert message.isprintable()
-    assert message.startswith("The baseline does not fit: ")
-    assert message.endswith("Write it anew with --update-baseline.")
-    return message
+def test_where_only_gradients_changed_the_last_layer_is_named_as_they_go_back_from_there() -> None:
+    measured = inspected(chain(*[nn.Linear(5, 5) for _ in range(6)]), VALUES, "projection")
+    baseline = baseline_of(measured)
+    rows = {row.label: row.gradient_l2 or 0.0 for row in baseline.rows}
+    for label in "zyx":
+        baseline = with_row(baseline, label, gradient_l2=rows[label] * 2)
+    (found,) = findings(baseline, measured)
+    assert found.places == ("x", "y", "z")
+    (found,) = findings(with_row(baseline, "v", mean=1e3), measured)
+    assert found.places == ("v",)
 
 
-def vision(name: str, **options: object) -> CheckMeasurements:
-    torch.manual_seed(0)
-    return inspected(torchvision.models.get_model(name, weights=None, **options).eval(), torch.ones(1, 3, 64, 64))
-
-
-def test_a_baseline_of_another_class_does_not_fit() -> None:
-    message = misfit(baseline_of(vision("resnet18")), vision("squeezenet1_1"))
-    assert "it is of ResNet (ResNet), and this is SqueezeNet (SqueezeNet)" in message
-
-
-@pytest.mark.parametrize(("one", "other"), [("resnet18", "resnet34"), ("shufflenet_v2_x0_5", "shufflenet_v2_x1_0")])
-def test_a_baseline_of_another_architecture_of_the_same_class_does_not_fit(one: str, other: str) -> None:
-    message = misfit(baseline_of(vision(one)), vision(other))
-    assert "layers have the name, type and shape that it says, so it is of another network" in message
-
-
-def test_another_head_is_drift_and_no_misfit() -> None:
-    found = findings(baseline_of(vision("resnet18")), vision("resnet18", num_classes=10))
-    assert [finding.where for finding in found][-2:] == ["fc", "(model)"]
-    assert "its shape went from 1x1000 to 1x10" in found[-1].message
-
-
-def test_a_baseline_of_another_batch_size_does_not_fit() -> None:
+def test_inputs_that_were_prepared_in_another_way_are_said_to_be_the_cause() -> None:
     network = chain(*SIX)
-    baseline = baseline_of(inspected(network, torch.ones(2, 5)))
-    again = inspected(network, [noise_batch((1, 5), 0), noise_batch((1, 5), 0)])
-    inputs = tuple(replace(each, name="tensor", steps=()) for each in again.forward.inputs)
-    again = replace(again, forward=replace(again.forward, inputs=inputs))
-    assert "only 0 of 7 layers have the name, type and shape" in misfit(baseline, again)
-
-
-def noise(shape: tuple[int, ...], seed: int) -> CheckMeasurements:
-    return inspected(chain(nn.ReLU()), noise_batch(shape, seed))
-
-
-def picture(path: Path, **options: object) -> CheckMeasurements:
-    preprocessing = replace(load_model("demo").preprocessing, **options)  # type: ignore[arg-type]
-    return inspected(chain(nn.ReLU()), load_batches([path], preprocessing))
-
-
-@pytest.mark.parametrize(
-    ("shape", "seed", "says"),
-    [
-        ((2, 3, 8, 8), 1, "input 1 was prepared by 'standard normal noise, seed 0', and now by 'standard"),
-        ((2, 3, 8, 9), 0, "input 1 was 3x8x8, and is 3x8x9"),
-        ((1, 3, 8, 8), 0, "it was made with 2 inputs, and this run has 1"),
-    ],
-)
-def test_noise_of_another_seed_size_or_number_does_not_fit(shape: tuple[int, ...], seed: int, says: str) -> None:
-    assert says in misfit(baseline_of(noise((2, 3, 8, 8), 0)), noise(shape, seed))
-
-
-def test_another_picture_of_the_same_name_does_not_fit(tmp_path: Path) -> None:
-    other = tmp_path / "cat.jpg"
-    other.write_bytes((CAT.parent / "rocket.jpg").read_bytes())
-    message = misfit(baseline_of(picture(CAT)), picture(other))
-    assert "input 1 was 'cat.jpg' (sha256 586b6d319e8e…), and is 'cat.jpg' (sha256 " in message
-
-
-def test_the_same_picture_under_another_name_fits(tmp_path: Path) -> None:
-    other = tmp_path / "renamed.jpg"
-    other.write_bytes(CAT.read_bytes())
-    assert findings(baseline_of(picture(CAT)), picture(other)) == []
-
-
-def test_another_preparation_of_the_picture_does_not_fit() -> None:
-    message = misfit(baseline_of(picture(CAT)), picture(CAT, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)))
-    assert "input 1 was prepared by 'normalised by mean 0.498" in message
-    assert "and now by 'normalised by mean 0.5, 0.5, 0.5" in message
-
-
-def test_gradients_of_another_loss_do_not_fit() -> None:
-    network = chain(nn.Linear(5, 5))
-    message = misfit(baseline_of(inspected(network, VALUES, "sum")), inspected(network, VALUES, "projection"))
-    assert "its gradients are of the loss 'sum, no target, eval', and these are of 'projection" in message
-
-
-def test_a_baseline_with_gradients_does_not_fit_a_run_that_takes_none() -> None:
-    network = chain(nn.Linear(5, 5))
-    baseline = baseline_of(inspected(network, VALUES, "sum"))
-    plain = inspected(network, VALUES)
-    assert "it holds gradients, and this run takes none, because no rule about gradients is on" in misfit(
-        baseline, plain
-    )
-    require_fit(baseline, replace(plain, unmeasured={"zero-gradient": "The backward pass raised."}))
-
-
-def test_a_run_that_broke_off_is_not_taken_for_another_network() -> None:
-    measured = inspected(chain(*SIX), VALUES)
-    failure = Failure("y", "ReLU", ("1x5",), "ValueError: no")
-    broken = replace(measured.forward, rows=measured.forward.rows[:1], inputs=(), failure=failure)
-    require_fit(baseline_of(measured), replace(measured, forward=broken))
-    require_fit(baseline_of(measured), replace(measured, forward=None))
+    baseline = baseline_of(inspected(network, NORMAL))
+    (found,) = findings(baseline, inspected(network, NORMAL * 1.1 + 0.5))
+    assert found.where == "z"
+    assert "; what the network is given differs already, by 0.5" in found.message
+    assert "look at how inputs are read and prepared." in found.message

@@ -1,0 +1,208 @@
+"""What tells one output from another whose statistics are the same: exact quantiles, and a sketch that knows the order.
+
+Both are of each input by itself and then put together, so that they do not depend on how inputs come in batches.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hookscope.hooks.observed import ModuleCall
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inputs import Batch
+from hookscope.results.check import OutputSignature
+from hookscope.results.statistics import QUANTILE_LEVELS
+from hookscope.statistics.sketch import finished, sketch_slices
+from hookscope.statistics.storage import as_real_floats
+
+# Where the true quantile lies among more values than this is first looked up in so many of them. Our choice: twice as
+# fast as a partition of all from about here on.
+_SAMPLE_SIZE = 4096
+_MANY = 8 * _SAMPLE_SIZE
+
+# How far beside its place in the sample a quantile is looked for, in standard errors of that place. Our choice; where
+# it is not there, all values are sorted.
+_STANDARD_ERRORS = 4
+
+
+OnCall = Callable[[ModuleCall], None]
+OnTensor = Callable[[str, Tensor, int | None], None]
+"""What `inspect` calls in its hooks with a call, and then with a tensor that it returned."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Over the batches so far, of sketches, and of each input's quantiles times its count of finite values, (7,)."""
+
+    sketch: NDArray[np.float64] | None
+    quantiles: NDArray[np.float64]
+    count: int
+
+
+@dataclass(slots=True)
+class OutputSignatures:
+    """Signs every output that `add` is called with; what comes twice in a row is read once.
+
+    Attributes:
+        inputs: Numbers of the inputs that are in the network.
+        is_operation: Whether the call whose output comes next is of an operation, which no baseline keeps.
+        seen: By label, in execution order.
+    """
+
+    inputs: tuple[int, ...] = (0,)
+    is_operation: bool = False
+    seen: dict[str, _Sums | None] = field(default_factory=dict)
+    _latest: tuple[weakref.ref[Tensor], int, _Sums | None] | None = None
+
+    def numbered(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches, each when the network has seen the one before."""
+        first = 0
+        for batch in batches:
+            self.inputs = tuple(range(first, first + max(len(batch.indices), 1)))
+            first += len(batch.indices)
+            for tensor in (each for _, each in tensors_in((batch.args, batch.kwargs))):
+                self.add("", tensor)
+            yield batch
+
+    def after(self, on_call: OnCall | None, on_tensor: OnTensor) -> tuple[OnCall, OnTensor]:
+        """Return the same observers, after which this one has its turn."""
+
+        def calls(call: ModuleCall) -> None:
+            self.is_operation = call.operation is not None
+            if on_call is not None:
+                on_call(call)
+
+        def tensors(label: str, tensor: Tensor, axis: int | None) -> None:
+            on_tensor(label, tensor, axis)
+            if not self.is_operation:
+                self.add(label, tensor)
+
+        return calls, tensors
+
+    def add(self, label: str, tensor: Tensor) -> None:
+        """Add one output of a module, or with "" what the network is given; what cannot be read has no signature."""
+        found = self._signed(tensor)
+        if label not in self.seen:
+            self.seen[label] = found
+            return
+        known = self.seen[label]
+        self.seen[label] = None if known is None or found is None else _added(known, found)
+
+    def results(self) -> dict[str, OutputSignature]:
+        """Return the signatures of all outputs that have one."""
+        return {
+            label: OutputSignature(
+                tuple((sums.quantiles / sums.count).tolist()) if sums.count else None,
+                sums.sketch,
+            )
+            for label, sums in self.seen.items()
+            if sums is not None
+        }
+
+    def _signed(self, tensor: Tensor) -> _Sums | None:
+        version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
+        if self._latest is not None:
+            latest, latest_version, found = self._latest
+            if latest() is tensor and version == latest_version >= 0:
+                return found
+        found = None
+        if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta and not tensor.is_quantized:
+            with torch.no_grad():
+                found = _sums_of(tensor.detach(), self.inputs)
+        self._latest = (weakref.ref(tensor), version, found)
+        return found
+
+
+def _sums_of(tensor: Tensor, inputs: tuple[int, ...]) -> _Sums:
+    """Return the sketch and the quantiles of one tensor, of its finite values."""
+    sketch = finished(sketch_slices(tensor, inputs))
+    if sketch is None:  # NaN or Inf is counted elsewhere; what is finite beside it counts here
+        finite = as_real_floats(tensor.reshape(-1)).nan_to_num(0.0, 0.0, 0.0).view(tensor.shape)
+        sketch = finished(sketch_slices(finite, inputs))
+    slices = tensor.shape[0] if tensor.dim() and len(inputs) == tensor.shape[0] else 1
+    values = as_real_floats(tensor.reshape(-1).resolve_neg()).cpu().numpy().reshape(slices, -1)
+    total, count = np.zeros(len(QUANTILE_LEVELS)), 0
+    for each in values:
+        kept = each if np.isfinite(each).all() else each[np.isfinite(each)]
+        if kept.size:
+            total += exact_quantiles(kept, QUANTILE_LEVELS) * kept.size
+            count += kept.size
+    return _Sums(sketch, total, count)
+
+
+def _added(one: _Sums, other: _Sums) -> _Sums:
+    sketch = None if one.sketch is None or other.sketch is None else one.sketch + other.sketch
+    return _Sums(sketch, one.quantiles + other.quantiles, one.count + other.count)
+
+
+def exact_quantiles(values: NDArray[np.floating], levels: Sequence[float]) -> NDArray[np.float64]:
+    """Return quantiles of finite values, (n,), as `numpy.quantile` defines them by default; float64.
+
+    Of many values each is looked for between two values of a sample that it should lie between, and is exact whatever
+    the sample.
+    """
+    positions = np.multiply(levels, values.size - 1)
+    below = positions.astype(np.int64)
+    above = np.minimum(below + 1, values.size - 1)
+    if values.size <= _MANY:
+        lows, highs = _ranked(values, below), _ranked(values, above)
+    else:
+        sample = np.sort(values[:: values.size // _SAMPLE_SIZE | 1])
+        pairs = [_neighbours(values, sample, *ranks) for ranks in zip(below.tolist(), above.tolist(), strict=True)]
+        lows, highs = np.array(pairs, np.float64).T
+    shares = positions - below
+    between: NDArray[np.float64] = np.where(lows == highs, lows, lows * (1 - shares) + highs * shares)
+    return between
+
+
+def _ranked(values: NDArray[np.floating], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.partition(values, np.unique(ranks))[ranks].astype(np.float64)
+
+
+def _neighbours(
+    values: NDArray[np.floating], sample: NDArray[np.floating], below: int, above: int
+) -> tuple[float, float]:
+    """Return the values at two ranks next to each other, 0 for the smallest."""
+    share = above / values.size
+    place = share * sample.size
+    margin = 2 + _STANDARD_ERRORS * (sample.size * share * (1 - share)) ** 0.5
+    first, last = int(place - margin), int(place + margin) + 1
+    low = sample[first] if first >= 0 else -np.inf
+    high = sample[last] if last < sample.size else np.inf
+    smaller = int(np.count_nonzero(values < low))
+    if low == high:
+        if smaller <= below and above < smaller + int(np.count_nonzero(values == low)):
+            return float(low), float(low)
+        near = values
+        smaller = 0
+    else:
+        near = values.compress((values >= low) & (values <= high))  # twice as fast as an index
+        if not smaller <= below <= above < smaller + near.size:
+            near, smaller = values, 0
+    found = np.partition(near, (below - smaller, above - smaller))
+    return float(found[below - smaller]), float(found[above - smaller])
+
+
+# From the finest to the coarsest: float16 has 11 significant bits, bfloat16 8.
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def weights_precision(network: nn.Module) -> str:
+    """Return the floating dtype that holds all parameters exactly, and is the narrowest to do so: "bfloat16".
+
+    A network of float32 whose weights were once stored in half precision has lost what half precision does not hold.
+    """
+    parameters = [each.detach() for each in network.parameters() if each.is_floating_point() and not each.is_meta]
+    for dtype in _NARROW:
+        if parameters and all(torch.equal(each, each.to(dtype).to(each.dtype)) for each in parameters):
+            return str(dtype).removeprefix("torch.")
+    return str(max((each.dtype for each in parameters), key=_bits, default=torch.float32)).removeprefix("torch.")
+
+
+def _bits(dtype: torch.dtype) -> int:
+    return torch.finfo(dtype).bits

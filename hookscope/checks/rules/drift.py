@@ -1,0 +1,352 @@
+"""The rule that compares with a baseline: which layer is the first to put out other values than it did."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
+from hookscope.errors import UsageError
+from hookscope.text import printable, shape_text
+
+if TYPE_CHECKING:
+    from hookscope.checks.baseline import Baseline, BaselineInput, BaselineRow
+    from hookscope.results.check import CheckMeasurements
+
+# Share of the rows that must have kept name, type and shape. Below it the network is another one (resnet18 and resnet34
+# share 0.5 of theirs), above it a few layers were changed, which are findings. Our choice.
+_LEAST_ALIKE = 0.75
+
+# A layer's spread is its std, but at least this share of its root mean square, so that the rounding of a layer whose
+# values hardly vary (a sigmoid at 0.5) is no drift. Our choice; what was measured is with the limits below.
+_LEAST_SPREAD = 0.1
+
+# The floating dtypes of networks from the finest to the coarsest, by significant bits: 53, 24, 11, 8 (IEEE 754, and the
+# first half of its binary32); and the limit for what was rounded to each.
+_LIMITS = {
+    "float64": "max_difference",
+    "float32": "max_difference",
+    "float16": "max_difference_float16",
+    "bfloat16": "max_difference_bfloat16",
+}
+_HALF = frozenset({"float16", "bfloat16"})
+
+# The smallest number of float16 (IEEE 754): values that lie nearer to each other are the same in it. Layers whose
+# values are that small all over, as behind a layer scale of 1e-6, vanish there, and add nothing to what comes after.
+_STEP_OF_FLOAT16 = 2.0**-24
+
+# Values that are this far from what they were, in units of their spread, have little to do with it: sqrt(2) is the
+# distance of independent ones. No growth of rounding errors excuses that. Our choice.
+_UNRELATED = 1.0
+
+
+@rule("drift", "fail", "baseline", ("non-finite-activation",), followers="layer")
+@limit(
+    "max_difference",
+    0.01,
+    "how far a layer's values (root mean square), or their mean, std or a quantile, may move, in units of its spread:"
+    " its std, but at least 0.1 of its root mean square",
+    "our choice; on 18 networks channels_last and other thread counts move it by up to 3e-5, a weight tensor scaled by"
+    " 1.1 by 0.08 or more, one row of the last weights with its signs turned by 0.023 or more",
+)
+@limit(
+    "max_difference_float16",
+    0.05,
+    "the same where outputs are float16, or the weights of one of both were rounded to it",
+    "our choice; on 18 networks float16 moves it by up to 0.12 in the end, of trained ones by 0.011",
+)
+@limit(
+    "max_difference_bfloat16",
+    0.1,
+    "the same for bfloat16",
+    "our choice; on 18 networks bfloat16 moves it by up to 0.58 in the end, of trained ones by 0.07",
+)
+@limit(
+    "max_growth",
+    2.0,
+    "how many times as far as any layer before it a layer may move beyond the two limits on half precision",
+    "our choice; on 18 networks 1.33, as rounding errors grow from layer to layer",
+)
+@limit(
+    "max_dead_difference",
+    0.05,
+    "how far a layer's share of dead channels may move, 0-1; not judged in half precision, where small values vanish",
+    "our choice; on 18 networks channels_last and other thread counts move it by 0, one level more or less in every"
+    " pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
+)
+@limit(
+    "max_gradient_ratio",
+    1.1,
+    "how many times larger or smaller the L2 norm of a layer's gradient may be",
+    "our choice; on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
+    " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
+)
+def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A layer puts out other values than when the baseline was written.
+
+    The same inputs gave other values then. Values are compared in their order, so that swapped channels are drift
+    though every statistic is the same. The first layer in execution order is named: weights, preprocessing, or a
+    library changed there. Those that follow are counted. Only where all values are the same are gradients compared, and
+    the last layer whose gradient changed is named, as gradients go back from there. If the change was meant, renew the
+    baseline with --update-baseline. It is off until a baseline is given.
+
+    A copy of a network in float16 or bfloat16 is no drift. Its rounding errors grow from layer to layer, so drift
+    begins where they are at once twice as large as before. A change that is smaller than they are cannot be told.
+    Dynamic int8 quantisation of linear layers moves them by 0.007 to 0.06, which is drift: raise max_difference to 0.1
+    for it.
+    """
+    # Layers are compared in execution order; those that are gone come last. A layer without a counterpart, or with
+    # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.
+    from hookscope.checks.baseline import measured_rows
+
+    baseline = terms.baseline
+    assert baseline is not None  # noqa: S101 - judging leaves this rule out without one
+    require_fit(baseline, measured)
+    known = {row.label: row for row in baseline.rows}
+    may_round, weights = _may_round(baseline, measured), {baseline.weights_precision, measured.weights_precision}
+    changed: list[tuple[FindingTarget, str, str]] = []
+    of_gradients: list[tuple[FindingTarget, str, str]] = []
+    furthest = 0.0
+    for row, now in measured_rows(measured):
+        target, before = output_of(row), known.pop(now.label, None)
+        if before is None:
+            change, moved = "it is not in the baseline", 0.0
+        else:
+            pair = _Pair(before, now, row.activation.element_count, _precision(before, now, weights))
+            limits = {name: terms.limit(name, target) for name in terms.rule.limits}
+            change = _changed_facts(pair, limits["max_dead_difference"], may_round=may_round)
+            moved, words = _movement(pair, limits[_LIMITS.get(pair.precision, "max_difference")])
+            usual = min(limits["max_growth"] * furthest, _UNRELATED) if pair.precision in _HALF else 0.0
+            change = "; ".join(filter(None, (change, words if changed or moved > usual else "")))
+            if baseline.gradients and measured.gradients and terms.is_on(target):
+                gradient = _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"])
+                of_gradients += [(target, now.kind, gradient)] if gradient else []
+        furthest = max(furthest, moved)
+        if change and terms.is_on(target):
+            changed.append((target, now.kind, change))
+    gone = [(_gone(row), row.kind, "it is in the baseline and does not run") for row in known.values()]
+    changed += [each for each in gone if terms.is_on(each[0])]
+    remark = _given(baseline, measured, terms) if changed else ""
+    for index, (target, kind, change) in enumerate(changed or reversed(of_gradients)):
+        name = f"'{printable(target.where)}' ({printable(kind)})"
+        begins = f"Drift from the baseline begins at {name}: {change}{remark}."
+        yield Objection(target, f"{name} drifts from the baseline: {change}." if index else begins)
+
+
+class _Pair(NamedTuple):
+    """What a layer put out when the baseline was written and now, how many values, and what they were rounded to."""
+
+    before: BaselineRow
+    now: BaselineRow
+    element_count: int
+    precision: str
+
+
+def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
+    """Return the coarsest dtype that the values before or now were rounded to, or only one network's weights."""
+    order = [*_LIMITS]
+    dtypes = {before.dtype, now.dtype} | (weights if len(weights) > 1 else set())
+    return max(dtypes, key=lambda dtype: order.index(dtype) if dtype in order else -1)
+
+
+def _may_round(baseline: Baseline, measured: CheckMeasurements) -> bool:
+    """Tell whether this network computes in another floating dtype than that of the baseline."""
+    now = measured.forward.dtype if measured.forward else baseline.dtype
+    return now != baseline.dtype and {now, baseline.dtype} <= _LIMITS.keys()
+
+
+def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) -> str:
+    """Return how far the network's inputs themselves moved, in words; "" if they did not."""
+    from hookscope.checks.baseline import given_of
+
+    now = given_of(measured)
+    if baseline.given is None or now is None:
+        return ""
+    distance, norm = _distance(baseline.given, now), _distance(baseline.given, None)
+    forward = measured.forward
+    dtypes = (baseline.dtype, forward.dtype if forward else "")
+    limit = max(terms.limit(_LIMITS.get(dtype, "max_difference")) for dtype in dtypes)
+    if distance <= limit * norm:
+        return ""
+    return (
+        f"; what the network is given differs already, by {_ratio(distance, norm):.3g} of its root mean square: look at"
+        " how inputs are read and prepared"
+    )
+
+
+def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
+    """Raise UsageError for a baseline that says nothing about this run.
+
+    That is if the network has another class or fewer than three quarters of the rows are alike by name, type and shape;
+    if the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take
+    none.
+    """
+    difference = (
+        _other_class(baseline, measured)
+        or _other_inputs(baseline, measured)
+        or _other_gradients(baseline, measured)
+        or _other_rows(baseline, measured)
+    )
+    if difference:
+        from hookscope.checks.baseline import RENEW
+
+        raise UsageError(f"The baseline does not fit: {difference}. {RENEW}")
+
+
+def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
+    was, now = printable(baseline.kind), printable(measured.model.kind)
+    named = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
+    return "" if was == now else named
+
+
+def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
+    from hookscope.checks.baseline import inputs_of
+
+    if measured.forward is None or measured.forward.failure is not None:
+        return ""
+    now = inputs_of(measured.forward.inputs)
+    counts = [sum(each.count for each in inputs) for inputs in (baseline.inputs, now)]
+    if counts[0] != counts[1]:
+        return f"it was made with {counts[0]} inputs, and this run has {counts[1]}"
+    for index, (was, given) in enumerate(zip(baseline.inputs, now, strict=False), 1):
+        if difference := _other_input(was, given):
+            return f"input {index} {difference}"
+    return ""
+
+
+def _other_input(was: BaselineInput, given: BaselineInput) -> str:
+    if (was.sha256, was.count) != (given.sha256, given.count):
+        return f"was {_described(was)}, and is {_described(given)}"
+    if was.shape != given.shape:
+        return f"was {shape_text(was.shape)}, and is {shape_text(given.shape)}"
+    if was.steps != given.steps:
+        before = "; ".join(step for step in was.steps if step not in given.steps) or "nothing"
+        after = "; ".join(step for step in given.steps if step not in was.steps) or "nothing"
+        return f"was prepared by '{printable(before)}', and now by '{printable(after)}'"
+    return ""
+
+
+def _described(entry: BaselineInput) -> str:
+    digest = f"sha256 {printable(entry.sha256)[:12]}…" if entry.sha256 else f"{entry.count} of no file"
+    return f"'{printable(entry.name)}' ({digest})"
+
+
+def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
+    from hookscope.checks.baseline import gradients_of
+    from hookscope.checks.rules import RULES
+
+    if baseline.gradients is None:
+        return ""
+    if measured.gradients is None:
+        tried = any(rule in RULES and RULES[rule].needs == "gradients" for rule in measured.unmeasured)
+        return "" if tried else "it holds gradients, and this run takes none, because no rule about gradients is on"
+    now = gradients_of(measured.gradients)
+    if now is None or now == baseline.gradients:
+        return ""
+    was, given = (
+        printable(f"{each.loss}, {each.target or 'no target'}, {each.mode}") for each in (baseline.gradients, now)
+    )
+    return f"its gradients are of the loss '{was}', and these are of '{given}'"
+
+
+def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
+    from hookscope.checks.baseline import measured_rows
+
+    if measured.forward is None or measured.forward.failure is not None:
+        return ""
+    was = {(row.label, row.kind, row.shape) for row in baseline.rows}
+    given = {(row.label, row.kind, row.shape) for _, row in measured_rows(measured)}
+    alike, count = len(was & given), max(len(was), len(given))
+    if alike >= _LEAST_ALIKE * count:
+        return ""
+    return f"only {alike} of {count} layers have the name, type and shape that it says, so it is of another network"
+
+
+def _gone(row: BaselineRow) -> FindingTarget:
+    name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
+    return FindingTarget(row.label, (name,), row.kind)
+
+
+def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
+    """Return what changed that is no matter of how far, and the share of dead channels, in words; "" for nothing."""
+    before, now = pair.before, pair.now
+    other_dtype = before.dtype != now.dtype and not (may_round and {before.dtype, now.dtype} <= _LIMITS.keys())
+    for what, was, given in (
+        ("type", before.kind, now.kind),
+        ("shape", shape_text(before.shape), shape_text(now.shape)),
+        *([("dtype", before.dtype, now.dtype)] if other_dtype else []),
+    ):
+        if was != given:
+            return f"its {what} went from {printable(was)} to {printable(given)}"
+    counts = (("NaN", before.nan_count, now.nan_count), ("Inf", before.inf_count, now.inf_count))
+    changes = [f"its count of {each} went from {_number(a)} to {_number(b)}" for each, a, b in counts if a != b]
+    known, found = _values(before), _values(now)
+    if lost := next((name for name in {**known, **found} if (name in known) != (name in found)), None):
+        changes.append(f"its {lost} went from {_number(known.get(lost))} to {_number(found.get(lost))}")
+    if pair.precision not in _HALF:
+        changes.append(_changed_share(before.dead_fraction, now.dead_fraction, limit))
+    return "; ".join(filter(None, changes))
+
+
+def _movement(pair: _Pair, limit: float) -> tuple[float, str]:
+    """Return how far the values, or one of mean, std and quantiles moved, and if that is too far, that in words."""
+    before, now, count, _ = pair
+    if before.shape != now.shape:
+        return 0.0, ""
+    was, given = _values(before), _values(now)
+    spread = max(before.std or 0.0, _LEAST_SPREAD * math.hypot(before.mean or 0.0, before.std or 0.0))
+    if pair.precision == "float16" and limit > 0:
+        spread = max(spread, _STEP_OF_FLOAT16 / limit)
+    moved = {name: _ratio(abs(value - given[name]), spread) for name, value in was.items() if name in given}
+    most = max(moved, key=lambda name: moved[name], default="")
+    apart = 0.0
+    if before.sketch and now.sketch and count:
+        apart = _ratio(_distance(before.sketch, now.sketch) / math.sqrt(count), spread)
+    words = f"its values differ by about {apart:.3g} of their spread" if apart > limit else ""
+    if most and moved[most] > limit:
+        went = f"its {most} went from {_number(was[most])} to {_number(given[most])}"
+        words = f"{words}, {went}" if words else f"{went}, {moved[most]:.3g} of its spread"
+    return max(apart, moved.get(most, 0.0)), f"{words} (limit {limit:g})" if words else ""
+
+
+def _distance(sketch: str, other: str | None) -> float:
+    """Estimate the distance of what two sketches were made of, or with None the norm of the one."""
+    import numpy as np
+
+    from hookscope.checks.kept_sketches import sketch_from_text
+
+    sums = sketch_from_text(sketch).astype(np.float64)
+    return float(np.linalg.norm(sums if other is None else sums - sketch_from_text(other)))
+
+
+def _values(row: BaselineRow) -> dict[str, float]:
+    named = {"mean": row.mean, "std": row.std, **_by_quantile(row.quantiles or ())}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _by_quantile(values: Iterable[float]) -> dict[str, float]:
+    from hookscope.results.statistics import QUANTILE_LEVELS
+
+    return dict(zip((f"{level:.0%} quantile" for level in QUANTILE_LEVELS), values, strict=False))
+
+
+def _changed_share(was: float | None, given: float | None, limit: float) -> str:
+    if was == given or (was is not None and given is not None and abs(was - given) <= limit):
+        return ""
+    return f"its share of dead channels went from {_number(was)} to {_number(given)} (limit {limit:g} apart)"
+
+
+def _changed_gradient(was: float | None, given: float | None, limit: float) -> str:
+    if was == given or (was is not None and given is not None and _ratio(max(was, given), min(was, given)) <= limit):
+        return ""
+    return f"the L2 norm of its gradient went from {_number(was)} to {_number(given)} (limit {limit:g} times)"
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else (math.inf if part else 0.0)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"

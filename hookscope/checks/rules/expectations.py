@@ -1,0 +1,104 @@
+"""The rule that compares with what is known of pictures: what a network must say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, rule
+from hookscope.checks.settings import Expectation
+from hookscope.errors import UsageError, nearest
+from hookscope.text import printable
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements
+    from hookscope.results.comparison import Prediction
+
+
+@rule("expectation", "fail", "expectations", ("non-finite-activation",))
+def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A named picture is not classified as expected.
+
+    A picture whose content is known must be classified so: top1, the classes that the first k must contain,
+    min_probability. Nothing else tells shuffled classes, wrong preprocessing or a half-trained network from a good one.
+    It is off until the configuration names expectations.
+    """
+    forward = measured.forward
+    inputs = [record.name for record in forward.inputs] if forward else []
+    predictions = {each.input_index: each for each in forward.predictions} if forward else {}
+    for expected in terms.settings.expectations:
+        named = (*(() if expected.top1 is None else (expected.top1,)), *expected.contains)
+        wanted = {each: _indices(each, measured.model.categories) for each in named}
+        name = str(expected.image)
+        prediction = predictions.get(inputs.index(name)) if name in inputs else None
+        if prediction is not None:
+            messages = _broken(expected, wanted, prediction, measured.model.categories)
+        elif name in inputs:
+            reason = measured.unmeasured.get("expectation", "the network returned no class scores; name the output.")
+            messages = iter([f"cannot be judged: {reason.rstrip('.')}."])
+        else:
+            messages = iter(["is not among the inputs, so nothing is known about it."])
+        for message in messages:
+            yield Objection(FindingTarget(name), f"'{name}' {message}")
+
+
+def _indices(wanted: str | int, categories: tuple[str, ...]) -> frozenset[int]:
+    """Return the indices of a class; two of ImageNet's names, "crane" and "maillot", stand for two classes each."""
+    if isinstance(wanted, int):
+        if wanted < 0 or (categories and wanted >= len(categories)):
+            known = f"the network has 0 to {len(categories) - 1}" if categories else "they count from 0"
+            raise UsageError(f"The expectations name class {wanted}, but {known}.")
+        return frozenset([wanted])
+    if not categories:
+        raise UsageError(
+            f"The expectations name class '{printable(wanted, 80)}', but the names of this network's classes are not"
+            " known; give its index."
+        )
+    found = frozenset(index for index, name in enumerate(categories) if name.casefold() == wanted.casefold())
+    if not found:
+        hint = nearest(wanted, categories)
+        raise UsageError(
+            f"The expectations name class '{printable(wanted, 80)}', which the network does not have.{hint}"
+        )
+    return found
+
+
+def _broken(
+    expected: Expectation,
+    wanted: dict[str | int, frozenset[int]],
+    prediction: Prediction,
+    categories: tuple[str, ...],
+) -> Iterator[str]:
+    ranked = prediction.class_indices
+    first, share = ranked[0], prediction.probabilities[0]
+    if expected.top1 is not None and first not in wanted[expected.top1]:
+        place = next((str(rank) for rank, each in enumerate(ranked, 1) if each in wanted[expected.top1]), "")
+        rank = f"in place {place}" if place else f"not among the first {len(ranked)}"
+        yield (
+            f"is classified as {_class(first, categories)} with probability {share:.3f}; expected first is"
+            f" {_named(expected.top1, categories)}, which is {rank}."
+        )
+    elif expected.min_probability is not None and not share >= expected.min_probability:  # NaN is no probability
+        yield (
+            f"is classified as {_class(first, categories)} with probability {share:.3f} (limit: at least"
+            f" {expected.min_probability:g})."
+        )
+    among = ranked[: expected.k]
+    # A network of three classes has no first five; then all are known.
+    unknown = len(ranked) < expected.k and len(ranked) < len(categories or range(expected.k))
+    for each in expected.contains:
+        if wanted[each].isdisjoint(among):
+            got = ", ".join(_class(index, categories) for index in among[:5])
+            known = f"; only the first {len(ranked)} are known" if unknown else ""
+            yield (
+                f"does not have {_named(each, categories)} among its first {expected.k} classes{known}: they are"
+                f" {got}{', …' if len(among) > 5 else ''}."
+            )
+
+
+def _class(index: int, categories: tuple[str, ...]) -> str:
+    return f"'{categories[index]}' ({index})" if index < len(categories) else f"class {index}"
+
+
+def _named(wanted: str | int | None, categories: tuple[str, ...]) -> str:
+    return _class(wanted, categories) if isinstance(wanted, int) else f"'{wanted}'"
