@@ -72,7 +72,7 @@ def small() -> nn.Module:
 # What only concerns terminals, files and pictures: the commands do that with the result.
 OF_COMMANDS = {
     *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full", "histogram"),
-    *("update_baseline", "junit", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
+    *("update_baseline", "junit", "sarif", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
 }
 OF_FUNCTIONS = {"on_progress", "on_error"}
 OTHER_NAMES = {"checkpoints": "checkpoint"}

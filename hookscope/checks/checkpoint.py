@@ -33,7 +33,7 @@ from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.results.grids import Grid
-from hookscope.runs.directory import new_run
+from hookscope.runs.directory import OVERVIEW, new_run
 from hookscope.runs.serialize import checks_to_json
 
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: the cause is
@@ -138,7 +138,7 @@ def _with_evidence(
     settings: CheckSettings,
     measured: CheckMeasurements | None,
 ) -> CheckReport:
-    """Write `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; whole or not at all.
+    """Write an overview, `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; all or nothing.
 
     Where labelled pictures are wrong, those of `Accuracy.worst` are in `pictures/`, as the network got them.
 
@@ -154,14 +154,22 @@ def _with_evidence(
     grids: Sequence[Grid] = ()
     try:
         with new_run(folder, "--evidence") as run:
-            (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
+            seen = None
             if rows and prepared is not None and forward is not None:
+                seen = measure_layers(prepared, settings, sorted({row.label for row in rows[:_MOST_DRAWN]}))
+            _draw_overview(run.path, told, forward, rows, seen)
+            (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
+            if seen is not None and forward is not None:
                 forward = replace(forward, rows=rows, uncalled=())
                 (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
-                grids = _draw(run.path, prepared, settings, forward)
+                grids = _draw(run.path, seen, forward)
             if prepared is not None and told.accuracy is not None and told.accuracy.worst:
                 _draw_wrong(run.path / "pictures", prepared, told.accuracy)
-            entries = {"layers": [row.label for row in rows], "grids": [asdict(grid) for grid in grids]}
+            entries = {
+                "overview": OVERVIEW,
+                "layers": [row.label for row in rows],
+                "grids": [asdict(grid) for grid in grids],
+            }
             run.finish({"verb": "check", "checkpoint": told.checkpoint, **entries})
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
@@ -192,7 +200,18 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
     return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
 
 
-def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Activations) -> list[Grid]:
+def _draw_overview(
+    folder: Path, report: CheckReport, forward: Activations | None, rows: Sequence[LayerRow], seen: Activations | None
+) -> None:
+    from hookscope.render.overviews.checks import draw_check  # noqa: PLC0415 (most checkpoints pass)
+
+    labels = {row.label for row in rows}
+    maps = [each for each in (() if seen is None else seen.map_summaries) if each.label in labels]
+    first = [each for each in maps if each.input_index == 0]
+    draw_check(report, () if forward is None else forward.rows, rows, first).save(folder / OVERVIEW, compress_level=6)
+
+
+def _draw(folder: Path, seen: Activations, forward: Activations) -> list[Grid]:
     from hookscope.render.grids import draw_for_run, encode_png, grid_name  # noqa: PLC0415 (likewise)
     from hookscope.render.plot_axes import figure_png  # noqa: PLC0415 (likewise)
     from hookscope.render.plots import activation_histograms  # noqa: PLC0415 (likewise)
@@ -202,7 +221,6 @@ def _draw(folder: Path, prepared: Prepared, settings: CheckSettings, forward: Ac
     figure = activation_histograms(rows, forward.model.name)
     (folder / "plots" / "histograms.png").write_bytes(figure_png(figure))
     labels = {row.label for row in rows}
-    seen = measure_layers(prepared, settings, sorted(labels))
     maps = [each for each in seen.feature_maps if each.label in labels]
     if maps:
         (folder / "grids").mkdir()

@@ -1,14 +1,13 @@
 """Where a run can be seen besides its directory: in the terminal, in TensorBoard, on a page."""
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from hookscope.cli.preview import check_preview, show_grids, show_pictures
+from hookscope.cli.preview import check_preview, show_picture
 from hookscope.errors import OutputError, UsageError
 from hookscope.text import safe_text
 
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
 
 
-def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None, grids: bool) -> None:
+def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None) -> None:
     """Refuse what cannot be done besides writing the run directory `run`, before a model is run for nothing."""
     if show:
-        check_preview(grids=grids)
+        check_preview()
     if tensorboard is not None:
         _check_tensorboard(tensorboard, run)
     if page is not None:
@@ -44,7 +43,7 @@ def export(
     consoles: "tuple[Console, Console]",
     option: SimpleNamespace,
 ) -> None:
-    """Write what the options want of a run besides its directory, and show its grids; consoles: tables, messages."""
+    """Write what the options want of a run besides its directory, and show its overview; consoles: tables, messages."""
     from hookscope.results.attributions import Attributions
 
     pictures = [saved.folder / grid.path for grid in getattr(saved, "grids", ())]
@@ -59,25 +58,9 @@ def export(
         if not option.quiet:
             consoles[0].print(page_line(page), soft_wrap=True)
     if option.show:
-        _show(saved, result, pictures, consoles, json=option.json)
+        from hookscope.runs.directory import OVERVIEW
 
-
-def _show(
-    saved: "SavedRun | SavedAttributions",
-    result: "Activations | Gradients | Attributions",
-    pictures: Sequence[Path],
-    consoles: "tuple[Console, Console]",
-    *,
-    json: bool,
-) -> None:
-    from hookscope.results.activations import Activations
-    from hookscope.results.gradients import Gradients
-
-    if isinstance(result, Activations | Gradients):
-        maps = result.feature_maps if isinstance(result, Activations) else result.gradient_maps
-        show_grids(maps, pictures, *consoles, json=json)
-    else:
-        show_pictures([("", saved.folder / "overview.png")], *consoles, json=json)
+        show_picture(saved.folder / OVERVIEW, *consoles, json=option.json)
 
 
 def page_line(page: Path) -> str:

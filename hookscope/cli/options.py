@@ -197,7 +197,7 @@ Scale = Annotated[
 ]
 Show = Annotated[
     bool,
-    under.show("--show", help="Also show up to six grids of the first input in the terminal. Needs hookscope[show]."),
+    under.show("--show", help="Also show overview.png in the terminal. Needs hookscope[show]."),
 ]
 TensorBoard = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""`--show`: grids in the terminal, by its own image protocol (kitty's, Sixel) or as half blocks.
+"""`--show`: the overview in the terminal, by its own image protocol (kitty's, Sixel) or as half blocks.
 
 The library asks the terminal what it can draw, and it does so while it is imported: it writes an escape sequence to
 stdout and reads the answer from stdin. So it is imported for a terminal only, and after everything else is done.
@@ -7,72 +7,45 @@ stdout and reads the answer from stdin. So it is imported for a terminal only, a
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError
-from hookscope.text import safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.results.activations import FeatureMaps
-
-# Our choice: what somebody scrolls through, and how large a grid is a preview.
-_MOST_SHOWN = 6
+# Our choice: how large a preview is.
 _MOST_COLUMNS = 100
 _MOST_LINES = 40
 
 _NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
 
 
-def check_preview(*, grids: bool) -> None:
+def check_preview() -> None:
     """Refuse `--show` where nothing could be shown, before a model is run for nothing."""
-    if not grids:
-        raise UsageError("--show shows grids: give --grids too.")
     if find_spec("textual_image") is None:
         raise UsageError("--show needs one more package: pip install 'hookscope[show]'.")
 
 
-def show_grids(
-    maps: "Sequence[FeatureMaps]", pictures: Sequence[Path], tables: "Console", messages: "Console", *, json: bool
-) -> None:
-    """Draw grids of the first input, spread evenly over depth, as `show_pictures` does; `pictures` are of `maps`."""
-    first = [place for place, each in enumerate(maps) if each.input_index == maps[0].input_index]
-    shown = min(len(first), _MOST_SHOWN)
-    places = [first[step * (len(first) - 1) // max(1, shown - 1)] for step in range(shown)]
-    titled = [(f"{maps[place].label} ({maps[place].kind})", pictures[place]) for place in places]
-    show_pictures(titled, tables, messages, json=json, others=len(maps) - shown)
+def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bool) -> None:
+    """Draw a PNG file where stdin and stdout are a terminal with colours.
 
-
-def show_pictures(
-    titled: Sequence[tuple[str, Path]], tables: "Console", messages: "Console", *, json: bool, others: int = 0
-) -> None:
-    """Draw PNG files under their titles where stdin and stdout are a terminal with colours.
-
-    Anywhere else nothing is drawn, and a line on stderr says so: a file or a pipe gets no escape sequences. `others`
-    are not shown, and counted.
+    Anywhere else nothing is drawn, and a line on stderr says so: a file or a pipe gets no escape sequences.
     """
     if json or not is_interactive(tables):
         messages.print(_NOTHING_SHOWN, soft_wrap=True)
         return
     logging.getLogger("textual_image").setLevel(logging.ERROR)  # it warns of terminals that do not tell their size
     from PIL import Image
-    from rich.text import Text
     from textual_image.renderable import Image as TerminalImage
 
-    for title, path in titled:
-        if title:
-            tables.print(Text(safe_text(title), style="bold"))
-        with Image.open(path) as picture:
-            preview = TerminalImage(picture.convert("RGB"), width="auto", height="auto")
-        height = max(1, min(tables.height - 2, _MOST_LINES))
-        tables.print(preview, width=min(tables.width, _MOST_COLUMNS), height=height)
-    if others > 0:
-        tables.print(Text(f"… {others} more in the run's folder", style="dim"))
+    with Image.open(path) as picture:
+        preview = TerminalImage(picture.convert("RGB"), width="auto", height="auto")
+    height = max(1, min(tables.height - 2, _MOST_LINES))
+    tables.print(preview, width=min(tables.width, _MOST_COLUMNS), height=height)
 
 
 def is_interactive(console: "Console") -> bool:

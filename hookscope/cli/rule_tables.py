@@ -1,7 +1,9 @@
 """The rules of `hookscope check` as Rich renderables: all of them as a table, one of them explained."""
 
+from io import StringIO
+
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -53,3 +55,10 @@ def rule_explanation(rule: Rule) -> RenderableType:
     for paragraph in filter(None, rule.explanation.split("\n\n")):
         parts += ["", Text(paragraph)]
     return Group(*parts)
+
+
+def rule_help(rule: Rule) -> str:
+    """Return what `rule_explanation` shows as plain text, a paragraph on a line."""
+    text = StringIO()
+    Console(file=text, width=100_000, color_system=None, highlight=False).print(rule_explanation(rule))
+    return text.getvalue().rstrip("\n")

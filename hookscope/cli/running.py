@@ -16,7 +16,7 @@ import typer
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import check_exports, export
 from hookscope.errors import HookscopeError, UnfitInputError, gravest
-from hookscope.text import safe_text, strict_json
+from hookscope.text import counted, safe_text, strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from hookscope.results.activations import Activations
     from hookscope.results.attributions import Attributions
     from hookscope.results.gradients import Gradients
+
+# More grids than anybody leafs through. Our choice.
+_MANY_GRIDS = 20
 
 
 def arguments_of(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def run_model(
     target = run_path(function.__name__, option.model, option.out, images, named, otherwise)
     check_target(target)
     grids = given.get("grids", True)
-    check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page, grids=grids)
+    check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page)
     tables, messages = consoles(json=option.json)
     failures: list[HookscopeError] = []
     arguments = arguments_of(function, given)
@@ -127,15 +130,17 @@ def show_result(
 
 
 def last_line(saved: "SavedRun | SavedAttributions", input_count: int, grids_for: int) -> str:
-    """Say what a run directory holds and where it is."""
+    """Say which picture to look at first, what else there is beside it, and how to have fewer grids of many."""
     from hookscope.render.run_files import SavedRun
 
     if not isinstance(saved, SavedRun):
         return saved.last_line
     cut = f" for the first {grids_for} of {input_count} inputs (--grids-for)" if grids_for < input_count else ""
     count = len(saved.grids)
-    grids = [f"{count} grid{'s' if count != 1 else ''}{cut}"] if count else []
-    return f"{', '.join([*grids, *saved.files])} and run.json are in {safe_text(str(saved.folder))}"
+    grids = [f"{counted(count, 'grid')}{cut}"] if count else []
+    hint = " (fewer with --layer, none with --no-grids)" if count > _MANY_GRIDS else ""
+    others = f"{', '.join([*grids, *saved.files])} and run.json are beside it"
+    return f"{safe_text(str(saved.overview))} is the picture; {others}{hint}"
 
 
 def report_all(failures: Sequence[HookscopeError]) -> int:

@@ -18,6 +18,7 @@ from hookscope.hooks.selection import module_index, select_from, unwrap
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import first_calls
+from hookscope.inspection.map_summaries import map_summaries
 from hookscope.inspection.network import count_parameters, inspected_network, queue_of
 from hookscope.inspection.rows import (
     Recorder,
@@ -61,6 +62,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     judged: bool = False,
     grids_for: int = 0,
     max_channels: int | None = None,
+    summaries: bool = False,
     seed: int = 0,
     edits: Sequence[str | Edit] = (),
     output_key: str | None = None,
@@ -84,6 +86,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device.
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
         judged: Whether to observe the operations that rules are about in any case, and report on them.
+        summaries: Summarise the maps of the first inputs, in `map_summaries`.
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
         distributions: Count how values are distributed, for quantiles and histograms, at some more time.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
@@ -105,6 +108,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     network = inspected.network
     queue = queue_of(inputs, on_error)
     recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions), on_call=on_call)
+    recorder.with_summaries = summaries
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     recorder.operations = None if judged else operations
     began = time.perf_counter()
@@ -145,6 +149,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         rows=results,
         uncalled=uncalled(inspected, selected, called, broke_off=broken is not None),
         feature_maps=feature_maps(results, recorder.kept),
+        map_summaries=map_summaries(results, recorder.summaries),
         predictions=tuple(run.best),
         warnings=run.warnings(fast_path_warning(inspected.modules, selected, with_operations=operations is not None)),
         notes=run.notes(),

@@ -12,6 +12,7 @@ from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Oper
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses import Output, output_at
+from hookscope.inspection.map_summaries import SUMMARISED_INPUTS, SavedSummary, summarise_maps
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledLayer
 from hookscope.results.comparison import Prediction
@@ -88,7 +89,9 @@ class Recorder:
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
     on_call: Callable[[ModuleCall], None] | None = None
+    with_summaries: bool = False
     kept: list[SavedActivation] = field(default_factory=list)
+    summaries: list[SavedSummary] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
     def start(self, indices: tuple[int, ...]) -> None:
@@ -105,6 +108,7 @@ class Recorder:
         """Drop what was cloned of the forward pass that began last."""
         first = min(self.indices, default=0)
         self.kept = [each for each in self.kept if each.input_index < first]
+        self.summaries = [each for each in self.summaries if each.first < first]
 
     def lists(self, call: ModuleCall | GradientSite[Measured]) -> bool:
         """Tell whether a call has rows that are shown: those of operations that are only judged are not."""
@@ -122,6 +126,8 @@ class Recorder:
             self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
         if self.grids_for and self.lists(call):
             self.keep((call.layer, call.call, slot), tensor, axis)
+        if self.with_summaries and axis is not None and self.lists(call):
+            self.summarise((call.layer, call.call, slot), tensor, axis)
         return self.reducer.reduce(tensor, axis)
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
@@ -149,6 +155,13 @@ class Recorder:
             )
             if note:
                 break
+
+    def summarise(self, key: Place, tensor: Tensor, axis: int) -> None:
+        """Keep two small maps of the first inputs, if this pass has any of them."""
+        if self.indices and self.indices[0] < SUMMARISED_INPUTS:
+            summary = summarise_maps(key, tensor, axis, self.axes.grids, self.indices)
+            if summary is not None:
+                self.summaries.append(summary)
 
 
 def merge_observations(rows: dict[Place, Row], observations: Sequence[Observation[Measured]]) -> None:

@@ -21,6 +21,7 @@ from hookscope.checkpoints.fileformat import (
 )
 from hookscope.checkpoints.isolation import read_verified
 from hookscope.errors import CheckpointError
+from hookscope.models.beside import Beside, beside_weights
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
@@ -44,6 +45,7 @@ class Checkpoint:
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
         notes: Sentences about where in the file the weights are, and what else it holds.
         categories: Names of classes by index that the file holds, of as many as one of its tensors has rows.
+        beside: What a single file holds beside them; None for a sharded one.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Checkpoint:
     module: nn.Module | None = None
     notes: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
+    beside: Beside | None = None
 
 
 def looks_like_file(text: str) -> bool:
@@ -84,7 +87,8 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         says = _metadata(path) if kinds[path] == "safetensors" else content
         categories, notes = _named_classes(says, weights.state, name)
         notes = (*weights.notes, *notes)
-        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, notes, categories)
+        beside = beside_weights(content, weights.state, options.key)
+        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, notes, categories, beside)
     contents = _read_verified(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
     joined, warnings = _joined(name, read_index(path), read)

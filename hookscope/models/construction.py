@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from torch.overrides import TorchFunctionMode
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
+
+if TYPE_CHECKING:
+    from hookscope.models.beside import Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class LoadedModel:
         warnings: Sentences a reader must see, such as that trained weights could not be had.
         example_shape: Of an input that it is known to take, batch axis first; None if nothing is known.
         notes: Sentences about how it was loaded that are no cause for alarm, such as which network was recognised.
+        beside: What the weights file holds beside the weights; None without such a file.
     """
 
     module: nn.Module
@@ -37,6 +41,7 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
     example_shape: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+    beside: "Beside | None" = None
 
 
 def loaded_module(module: nn.Module) -> LoadedModel:

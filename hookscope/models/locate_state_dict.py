@@ -89,7 +89,7 @@ def parts_of(content: object, name: str, key: str | None = None) -> list[Part]:
 
 def _sets(content: object) -> list[tuple[_Keys, object]]:
     """Return the sets of weights in what a file holds, and the keys that lead to them: itself if it has none inside."""
-    if _is_optimiser(content):
+    if is_optimiser(content):
         return []
     if isinstance(content, dict):
         candidates = list(_candidates(content))
@@ -111,6 +111,15 @@ def _may_be_weights(keys: _Keys, found: object) -> bool:
     return not named_so and any(each.dim() > 0 and each.is_floating_point() for each in tensors)
 
 
+def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, Any]]]:
+    """Return the sets of weights that a file holds but for the one at `key`, or the only one, and where they are."""
+    own = _walked(content, key, "")[0] if key is not None else None
+    sets = [(keys, found) for keys, found in _sets(content) if keys and isinstance(found, dict)]
+    if own is None:
+        own = sets[0][0] if sets else ()
+    return [(_dotted(keys), found) for keys, found in sets if keys != own]
+
+
 def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, Tensor]]:
     """Yield every tensor of nested dicts, lists and tuples: which part it is of, its path there, and itself, detached.
 
@@ -127,7 +136,7 @@ def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[st
         if not isinstance(value, dict | list | tuple) or id(value) in seen:
             continue
         seen.add(id(value))
-        if path and (_is_optimiser(value) if is_weights else not where):  # everything else, by its top-level entry
+        if path and (is_optimiser(value) if is_weights else not where):  # everything else, by its top-level entry
             where, is_weights, path = ".".join(filter(None, [where, path])), False, ""
         for step, child in reversed(_members(value)):
             waiting.append((child, (where, is_weights), path + step if path else step.removeprefix(".")))
@@ -206,7 +215,7 @@ def _find(content: object, name: str) -> _Keys:
     """Return the keys that lead to the only weights there are; () for the content itself."""
     if not isinstance(content, dict):
         return ()
-    if _is_optimiser(content):
+    if is_optimiser(content):
         raise CheckpointError(f"{name} is an optimiser's state, not a network's; give the file of its state dict.")
     candidates = list(_candidates(content))
     usual = [keys for keys, _ in candidates if keys[-1] in _WEIGHTS_KEYS]
@@ -235,7 +244,7 @@ def _candidates(content: dict[Any, Any]) -> Iterator[tuple[_Keys, object]]:
                 seen.add(id(value))
                 if isinstance(value, nn.Module) or _tensors(value):
                     yield (*keys, key), value
-                elif not _is_optimiser(value):
+                elif not is_optimiser(value):
                     deeper.append(((*keys, key), value))
         level = deeper
 
@@ -271,7 +280,7 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
     if not isinstance(state, dict):
         raise CheckpointError(f"{where} a {type(state).__name__}, not a state dict (tensors by name).")
     if not _tensors(state):
-        if any(_is_optimiser(value) for value in dict.values(state)):
+        if any(is_optimiser(value) for value in dict.values(state)):
             raise CheckpointError(f"{where} an optimiser's state, but no weights: {_inside(state)}.")
         raise CheckpointError(f"{where} no tensors by name: {_inside(state)}.")
     plain: OrderedDict[str, Any] = OrderedDict()
@@ -311,7 +320,8 @@ def _versions(metadata: object) -> dict[str, dict[str, int]]:
     }
 
 
-def _is_optimiser(content: object) -> bool:
+def is_optimiser(content: object) -> bool:
+    """Say whether a part of a file has the keys of an optimiser's state dict."""
     return isinstance(content, dict) and set(dict.keys(content)) >= _OPTIMISER
 
 

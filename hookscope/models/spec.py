@@ -151,12 +151,14 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         _check_complete(path, options)
         origin, categories = checkpoint.name, checkpoint.categories
         info = model_info(origin, module, origin, sha256=checkpoint.sha256, categories=categories)
-        return LoadedModel(module, info, default_preprocessing(module), checkpoint.warnings, notes=checkpoint.notes)
+        preprocessing, notes = default_preprocessing(module), checkpoint.notes
+        return LoadedModel(module, info, preprocessing, checkpoint.warnings, notes=notes, beside=checkpoint.beside)
     network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
     arguments = {**recognised, **options.arguments}
     loaded = _load_network(network, replace(options, weights=checkpoint, arguments=arguments, input_channels=channels))
     name = f"{checkpoint.name} ({loaded.info.name})"
-    return replace(loaded, info=replace(loaded.info, name=name), notes=(*notes, *loaded.notes))
+    notes = (*notes, *loaded.notes)
+    return replace(loaded, info=replace(loaded.info, name=name), notes=notes, beside=checkpoint.beside)
 
 
 def _network_of(

@@ -15,11 +15,11 @@ from PIL import Image
 
 from hookscope.errors import UsageError
 from hookscope.render.overlays import overlay, shrunk
-from hookscope.render.overview import draw_overview
+from hookscope.render.overviews.attributions import draw_overview
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import InputRecord, Photograph, Region
 from hookscope.runs.attributions import SCHEMA_VERSION, StoredPicture, attributions_to_dict
-from hookscope.runs.directory import new_run
+from hookscope.runs.directory import OVERVIEW, new_run
 from hookscope.runs.serialize import provenance_to_dict
 from hookscope.text import counted, safe_text, slug, strict_json
 
@@ -141,7 +141,7 @@ def _candidates(name: str) -> Iterator[str]:
 
 def _write_input(folder: Path, result: Attributions, index: int, photograph: Photograph) -> StoredPicture:
     digits = max(3, len(str(len(result.inputs) - 1)))
-    overview = f"overview-{index:0{digits}d}.png" if index else "overview.png"
+    overview = f"overview-{index:0{digits}d}.png" if index else OVERVIEW
     draw_overview(result, index, photograph).save(folder / overview, compress_level=6)
     height, width = photograph.pixels.shape[:2]
     ratio = min(1.0, _PAGE_SIDE / max(height, width))

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path, PurePath
 from textwrap import wrap
 from typing import Any
 
@@ -14,7 +16,8 @@ from hookscope.errors import gravest
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
-from hookscope.text import counted, printable
+from hookscope.runs.directory import OVERVIEW
+from hookscope.text import counted, printable, safe_text
 
 # Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.
 _NAME_LENGTH = 300
@@ -117,6 +120,19 @@ def readable(value: Any, limit: int = _NAME_LENGTH) -> Any:
     return replace(value, **{name: readable(getattr(value, name), room) for name, room in limits.items()})
 
 
+def repository_file(checkpoint: str, repository: Path) -> str:
+    """Return the path of a checkpoint below the repository, or of the source file that builds it: "file.py:factory".
+
+    "" if there is no such file there, or its name is not printable.
+    """
+    for name in (checkpoint, checkpoint.rpartition(":")[0]):
+        path = Path(name)
+        with suppress(OSError, ValueError):  # a name too long for a file; one outside the repository
+            if path.is_file() and safe_text(name) == name:
+                return (path.parent.resolve() / path.name).relative_to(repository.resolve()).as_posix()
+    return ""
+
+
 def finding_text(finding: Finding) -> str:
     """Return where and what on one line; where only once, if the message quotes it."""
     where = "" if f"'{finding.where}'" in finding.message else finding.where
@@ -167,7 +183,7 @@ def _details(report: CheckReport, width: int) -> Iterator[Text]:
     for reason, rules in skipped_rules(report).items():
         yield from _lines("skip", f"{rules}: {reason}", width, "dim")
     if report.evidence:
-        yield from _lines("see", report.evidence, width)
+        yield from _lines("see", str(PurePath(report.evidence, OVERVIEW)), width)
 
 
 def _findings(outcome: RuleOutcome, level: str, width: int) -> Iterator[Text]:

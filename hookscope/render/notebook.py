@@ -16,7 +16,7 @@ from rich.text import Text
 from hookscope.render import conversion, plot_axes, plots, terminal
 from hookscope.render.attribution_files import photograph_of
 from hookscope.render.grids import draw_grid, encode_png
-from hookscope.render.overview import draw_overview
+from hookscope.render.overviews.attributions import draw_overview
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients

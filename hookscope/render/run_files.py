@@ -1,4 +1,4 @@
-"""Write the run directory of a result: tables, grids, plots, tensors, and `run.json` last."""
+"""Write the run directory of a result: the overview, tables, grids, plots, tensors, and `run.json` last."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,8 @@ from PIL import Image
 from hookscope.errors import LayerNotFoundError, OutputError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
 from hookscope.render.attribution_files import save_attributions
+from hookscope.render.overviews.activations import draw_activations
+from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
@@ -19,7 +21,7 @@ from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS, Provenance
 from hookscope.runs import serialize
-from hookscope.runs.directory import new_run
+from hookscope.runs.directory import OVERVIEW, new_run
 from hookscope.text import safe_text
 
 MOST_HISTOGRAMS = 12
@@ -33,7 +35,12 @@ class SavedRun(NamedTuple):
 
     folder: Path
     grids: tuple[Grid, ...]
-    files: tuple[str, ...]  # everything else but `run.json` and the pictures of the inputs
+    files: tuple[str, ...]  # everything else but the overview, `run.json` and the pictures of the inputs
+
+    @property
+    def overview(self) -> Path:
+        """The picture to look at first."""
+        return self.folder / OVERVIEW
 
 
 def save_result(result: Activations | Gradients | Attributions, path: str | Path, **options: Any) -> Any:
@@ -75,6 +82,7 @@ def save_run(
     else:
         maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
     with new_run(Path(path)) as run:
+        draw_overview(result).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
         files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
         if result.tensors:
@@ -84,6 +92,7 @@ def save_run(
             "verb": "grads" if isinstance(result, Gradients) else "activations",
             "command": command,
             **serialize.provenance_to_dict(provenance),
+            "overview": OVERVIEW,
             "grids": [asdict(grid) for grid in drawn],
             **{name: value for name, value in conversion.result_dict(result).items() if name not in _IN_FILES},
             **provenance.settings,
@@ -91,6 +100,11 @@ def save_run(
         }
         run.finish(record)
     return SavedRun(Path(path), tuple(drawn), tuple(files))
+
+
+def draw_overview(result: Activations | Gradients) -> Image.Image:
+    """Draw the one picture of a run that says most."""
+    return draw_gradients(result) if isinstance(result, Gradients) else draw_activations(result)
 
 
 def check_histograms(labels: Sequence[str], result: Gradients) -> None:

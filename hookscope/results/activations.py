@@ -110,6 +110,32 @@ class FeatureMaps:
 
 
 @dataclass(frozen=True, slots=True)
+class MapSummary:
+    """The maps of one activation for one input as two, for the overview.
+
+    Maps of more than 160 values a side are averaged over square blocks; a token sequence is laid back on its grid,
+    without a class token and its like; of a clip it is the frame in the middle.
+
+    Attributes:
+        row: `LayerRow.index` of the activation it belongs to.
+        mean: Mean over channels, (h, w) float32.
+        strongest: The channel whose root mean square is the greatest, of those without NaN, (h, w) float32.
+        channel: Which one that is, from 0; 0 where all hold NaN.
+        size: (H, W) before averaging.
+    """
+
+    row: int
+    label: str
+    kind: str
+    input_index: int
+    mean: NDArray[np.float32]
+    strongest: NDArray[np.float32]
+    channel: int
+    channel_count: int
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class UncalledLayer:
     """A selected module whose forward never ran as a module, and why as far as known."""
 
@@ -180,9 +206,14 @@ class Run(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Activations(Run):
-    """What layers put out in one run; without `feature_maps` unless asked for."""
+    """What layers put out in one run; without `feature_maps` unless asked for.
+
+    Attributes:
+        map_summaries: Of the first three inputs, for the overview.
+    """
 
     feature_maps: tuple[FeatureMaps, ...] = ()
+    map_summaries: tuple[MapSummary, ...] = ()
 
     def __getitem__(self, label: str) -> LayerRow:
         """Return the row of an output: "layer1.0.conv1", "relu#1".

@@ -25,6 +25,21 @@ Status = Literal["pass", "warn", "fail", "off", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
+class ConstantRun:
+    """A run of one value in the memory of a weight, the longest there is.
+
+    Attributes:
+        length: Values in it.
+        chance: How long the longest would about be, were the value strewn over the weight as often as it is elsewhere
+            in its rows and columns: log(n) / -log(share); Inf where nothing else is there.
+    """
+
+    length: int
+    value: float
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
 class StoredValues:
     """What one parameter or buffer of the loaded network holds. Statistics are over the finite values.
 
@@ -41,6 +56,14 @@ class StoredValues:
         aliases: Other names of the same (tied) tensor.
         means_without_variance: Of a BatchNorm's running variance, the channels where it is exactly zero though the
             running mean is not, by index; empty for everything else.
+        outlier_ratio: Greatest magnitude over the 99.9 % quantile of magnitudes other than zero, or the greatest but
+            one; None where the greatest is at most 1, or there are fewer than 16, and for what is not floating-point.
+        repeated_filters: Of a weight with output channels, those that equal one before them, by index.
+        constant_run: Of such a weight, the longest run of one value, once filters and columns that are dead (below a
+            hundredth of the greatest magnitude) are taken out; None below 32 values.
+        spread_beyond_chance: Of such a weight, how much more its rows, columns and kernel places differ among
+            themselves than those of independent values do, in standard errors; None for fewer than 2,048 values
+            other than zero.
     """
 
     name: str
@@ -61,6 +84,50 @@ class StoredValues:
     twin_of: str = ""
     aliases: tuple[str, ...] = ()
     means_without_variance: tuple[int, ...] = ()
+    outlier_ratio: float | None = None
+    repeated_filters: tuple[int, ...] = ()
+    constant_run: ConstantRun | None = None
+    spread_beyond_chance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimiserValues:
+    """What an optimiser's state beside the weights holds.
+
+    Attributes:
+        key: Where it is in the file.
+        tensor_count: Tensors in it.
+        non_finite: Those with NaN or Inf, as "state.0.exp_avg".
+        negative: Second moments (`exp_avg_sq` and its like) with negative values.
+        steps: How many parameters have been stepped how often.
+    """
+
+    key: str
+    tensor_count: int
+    non_finite: tuple[str, ...] = ()
+    negative: tuple[str, ...] = ()
+    steps: Mapping[float, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyValues:
+    """An averaged copy of the weights (EMA) in the same file.
+
+    Attributes:
+        key: Where it is in the file.
+        tensor_count: Tensors in it.
+        non_finite: Those with NaN or Inf, by name.
+        reshaped: Those of another shape than the weights that are loaded.
+        missing: Parameters that are loaded and not in it; buffers need not be.
+        unknown: Tensors in it that stand for none of the weights; counters aside.
+    """
+
+    key: str
+    tensor_count: int
+    non_finite: tuple[str, ...] = ()
+    reshaped: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +224,8 @@ class CheckMeasurements:
     Attributes:
         stored: Parameters and buffers of the state dict, in its order; a tied one once.
         forward: The forward passes over all inputs, every module hooked; `failure` is set where one raised.
+        optimisers: States of optimisers that the weights file holds beside the weights.
+        copies: Averaged copies of the weights in the same file.
         origin: Where NaN or Inf begins in the forward pass; None if all is finite but for -Inf that the network takes
             up again, as attention masks are, or if an input is not finite itself (see `unmeasured`).
         channel_peaks: For each output of a smooth activation function (GELU, SiLU, Mish…) by label, the greatest
@@ -187,6 +256,8 @@ class CheckMeasurements:
     origin_searched: bool = True
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     no_network: str = ""
+    optimisers: tuple[OptimiserValues, ...] = ()
+    copies: tuple[CopyValues, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     signatures: Mapping[str, OutputSignature] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from hookscope.results.activations import Activations, FeatureMaps, LayerRow
+from hookscope.results.activations import Activations, FeatureMaps, LayerRow, MapSummary
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.labels import row_label
 
@@ -13,6 +13,7 @@ Key = tuple[str, int, str]
 
 Run = TypeVar("Run", Activations, Gradients)
 Row = TypeVar("Row", bound=LayerRow | GradientRow)
+Maps = TypeVar("Maps", FeatureMaps, MapSummary)
 
 
 def fold_repeats(run: Run) -> Run:
@@ -25,7 +26,7 @@ def fold_repeats(run: Run) -> Run:
         return run
     rows = _folded(run.rows, into)
     if isinstance(run, Activations):
-        return replace(run, rows=_numbered(rows), feature_maps=_of_rows(run.feature_maps, rows))
+        return _with_activations(run, rows)
     calls = {(row.layer, row.call) for row in rows}
     stay = [each for each in run.gradients if each.role == "output" or (each.layer, each.call) in calls]
     taken_by = {row.label: row.taken_by or () for row in run.gradients if row.role == "output" and _key(row) in into}
@@ -43,7 +44,7 @@ def without_rows(run: Run, left_out: Collection[str]) -> Run:
     inputs = {row.label: row.inputs for row in run.rows if row.label in left_out}
     rows = [replace(row, inputs=_resolved(row.inputs, inputs) or ()) for row in _repeating_others(run.rows, left_out)]
     if isinstance(run, Activations):
-        return replace(run, rows=_numbered(rows), feature_maps=_of_rows(run.feature_maps, rows))
+        return _with_activations(run, rows)
     taken_by = {row.label: row.taken_by or () for row in run.gradients if row.label in left_out}
     return _with_gradients(run, rows, _repeating_others(run.gradients, left_out), taken_by)
 
@@ -61,6 +62,12 @@ def _repeating_others(rows: Sequence[Row], left_out: Collection[str]) -> list[Ro
         else:
             stay.append(row)
     return stay
+
+
+def _with_activations(run: Activations, rows: Sequence[LayerRow]) -> Activations:
+    """Return the run with other rows, numbered anew, and what is drawn of them."""
+    maps, summaries = _of_rows(run.feature_maps, rows), _of_rows(run.map_summaries, rows)
+    return replace(run, rows=_numbered(rows), feature_maps=maps, map_summaries=summaries)
 
 
 def _with_gradients(
@@ -122,7 +129,7 @@ def _numbered(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(replace(row, index=index) for index, row in enumerate(rows))
 
 
-def _of_rows(maps: Sequence[FeatureMaps], rows: Sequence[Row]) -> tuple[FeatureMaps, ...]:
+def _of_rows(maps: Sequence[Maps], rows: Sequence[Row]) -> tuple[Maps, ...]:
     """Return the maps of the rows that stay; `rows` still have the numbers that the maps know them by."""
     numbers = {row.index: number for number, row in enumerate(rows)}
     return tuple(replace(each, row=numbers[each.row]) for each in maps if each.row in numbers)

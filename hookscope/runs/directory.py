@@ -30,6 +30,9 @@ if sys.platform != "win32":
 
 SCHEMA_VERSION = 2  # in version 1, grids were paths alone
 
+OVERVIEW = "overview.png"
+"""The picture to look at first, of every run."""
+
 _RECORD = "run.json"
 _MARK = {"schema_version": SCHEMA_VERSION, "tool": "hookscope"}
 

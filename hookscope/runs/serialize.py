@@ -42,7 +42,10 @@ _ROWS = ("rows", "uncalled")
 _STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram")]
 
 # Fields of results that no file of JSON has.
-_NOT_IN_JSON = ("feature_maps", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance", "unlisted")
+_NOT_IN_JSON = (
+    *("feature_maps", "map_summaries", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance"),
+    "unlisted",
+)
 
 # A longer whole number is infinite as a float; JSON and Python have no limit.
 _MOST_DIGITS = 300
@@ -53,8 +56,9 @@ class RunRecord:
     """What `run.json` says besides the result.
 
     Of its fields, `threads` are torch's, `patterns` as given with `--layer`, `unusable_inputs` one sentence each,
-    `thumbnails` for the first inputs a picture of what the network saw, as a path inside the run, or None, and
-    `layers`, of evidence, the labels of the rows that a rule fails.
+    `overview` a path inside the run, "" in runs of earlier versions, `thumbnails` for the first inputs a picture of
+    what the network saw, as a path inside the run, or None, and `layers`, of evidence, the labels of the rows that a
+    rule fails.
     """
 
     verb: Literal["activations", "grads", "attribute", "check"]
@@ -64,6 +68,7 @@ class RunRecord:
     threads: int | None = None
     patterns: tuple[str, ...] = ()
     unusable_inputs: tuple[str, ...] = ()
+    overview: str = ""
     grids: tuple[Grid, ...] = ()
     thumbnails: tuple[str | None, ...] = ()
     edits: tuple[str, ...] = ()

@@ -151,7 +151,7 @@ def arrange(
     if by_channel.dim() == 4:
         return "frames", by_channel, None, ""
     if by_channel.dim() == 2:
-        grid = _token_grid(by_channel.shape[1], grids) if channel_axis == 2 else None
+        grid = token_grid(by_channel.shape[1], grids) if channel_axis == 2 else None
         if grid is None:
             axes = "channel" if channel_axis == 1 else "token sequence without a grid: one channel"
             return "maps", by_channel.unsqueeze(0), None, f"{axes} per row"
@@ -163,7 +163,7 @@ def arrange(
     return "frames", by_channel.flatten(1, -3), None, f"axes {tuple(values.shape)} flattened to frames"
 
 
-def _token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits."""
     for halvings in range(_MAX_HALVINGS + 1):  # what was seen before what would have to be halved
         for *frames, height, width in reversed(grids):

@@ -180,6 +180,7 @@ def test_evidence_holds_what_failed_and_nothing_else(network: Network) -> None:
     kept = Path("kept")
     names = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     assert {name for name in names if not name.startswith("grids/")} == {
+        "overview.png",
         "report.json",
         "rows.csv",
         "plots/histograms.png",
@@ -191,7 +192,7 @@ def test_evidence_holds_what_failed_and_nothing_else(network: Network) -> None:
     # One of four channels of 14x14 is NaN, for both inputs.
     assert row["nan_count"] == str(2 * 14 * 14)
     [grid] = (kept / "grids").iterdir()
-    for picture in (grid, kept / "plots" / "histograms.png"):
+    for picture in (grid, kept / "plots" / "histograms.png", kept / "overview.png"):
         with Image.open(picture) as image:
             image.verify()
     [written] = json.loads((kept / "report.json").read_bytes())["checkpoints"]
@@ -201,7 +202,7 @@ def test_evidence_holds_what_failed_and_nothing_else(network: Network) -> None:
 def test_evidence_of_what_could_not_be_loaded_is_the_report_and_replaces_earlier_evidence(network: Network) -> None:
     check(broken(network), evidence="kept")
     check("missing.pt", evidence="kept")
-    assert {path.name for path in Path("kept").iterdir()} == {"report.json", "run.json"}
+    assert {path.name for path in Path("kept").iterdir()} == {"overview.png", "report.json", "run.json"}
 
 
 def test_evidence_that_cannot_be_written_is_an_error_beside_the_findings(network: Network) -> None:
@@ -249,7 +250,8 @@ def forward_of(network: Network) -> Activations:
 
 
 STORED = {"non-finite-parameter", "zero-parameter", "constant-parameter", "duplicate-parameter"}
-STORED |= {"batchnorm-variance", "dead-filter"}
+STORED |= {"batchnorm-variance", "dead-filter", "outlier-weight", "duplicate-filter", "constant-block"}
+STORED |= {"untrained-weight", "untrained-norm", "optimizer-state", "averaged-weights"}
 
 
 def judged(report: CheckReport) -> set[str]:

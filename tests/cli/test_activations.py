@@ -26,7 +26,7 @@ from hookscope.render.html import report_html
 from hookscope.runs.reading import read_run
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
 
-TABLES = {"run.json", "layers.csv", "layers.json"}
+TABLES = {"run.json", "overview.png", "layers.csv", "layers.json"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
 
 
@@ -140,7 +140,8 @@ def test_the_table_names_every_convolution_and_the_last_line_the_files(resnet34_
     assert shown == [row["layer"] for row in rows_of(run_path)]
     assert max(map(len, lines[:-1])) <= 80
     assert lines[-1] == (
-        "36 grids, layers.csv, layers.json and run.json are in hookscope-runs/activations-resnet34-cat"
+        "hookscope-runs/activations-resnet34-cat/overview.png is the picture; 36 grids, layers.csv, layers.json and "
+        "run.json are beside it (fewer with --layer, none with --no-grids)"
     )
 
 
@@ -172,7 +173,13 @@ def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Pat
     assert any("resized from 300x451 to 256x384" in step for step in picture["steps"])
     assert any("centre crop 224x224" in step for step in picture["steps"])
     assert sorted(record["files"]) == sorted(
-        [*(grid["path"] for grid in record["grids"]), *record["thumbnails"], "layers.csv", "layers.json"]
+        [
+            *(grid["path"] for grid in record["grids"]),
+            *record["thumbnails"],
+            "overview.png",
+            "layers.csv",
+            "layers.json",
+        ]
     )
 
 
@@ -298,7 +305,8 @@ def test_grids_are_drawn_for_the_first_pictures_only(
     expected = {f"grids/00{row}-{layer}-input{number}.png" for row, layer in ((0, 0), (1, 2)) for number in range(3)}
     inputs = {"inputs", *(f"inputs/{number:03d}.png" for number in range(5))}
     assert names_below(tmp_path / "out") == TABLES | inputs | {"grids"} | expected
-    assert ended.stdout.splitlines()[-1].startswith("6 grids for the first 3 of 5 inputs (--grids-for), layers.csv")
+    told = "out/overview.png is the picture; 6 grids for the first 3 of 5 inputs (--grids-for), layers.csv"
+    assert ended.stdout.splitlines()[-1].startswith(told)
     assert len({(tmp_path / "out" / name).read_bytes() for name in expected}) == 6
 
 
@@ -329,7 +337,7 @@ def test_with_json_stdout_is_one_document_and_tables_go_to_stderr(run: Run, tmp_
     assert document["run"] == "out"
     assert document["rows"] == rows_of(tmp_path / "out")
     assert "Conv2d" in ended.stderr
-    assert "run.json are in out" in ended.stderr
+    assert "out/overview.png is the picture; " in ended.stderr
 
 
 def test_quiet_prints_warnings_only(run: Run, tmp_path: Path) -> None:
@@ -362,7 +370,7 @@ def test_a_long_table_is_folded_unless_full(run: Run) -> None:
 def test_no_line_of_a_table_is_wider_than_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     ended = run("activations", "demo", CAT, "--layer", "*", "--full", "--no-grids", "--out", "out")
-    lines = [line.rstrip() for line in ended.stdout.splitlines()]
+    lines = [line.rstrip() for line in ended.stdout.splitlines()[:-1]]  # the last one holds a path
     assert len(lines) > 200
     assert max(map(len, lines)) <= int(columns)
     assert max(map(len, lines)) > int(columns) - 15
@@ -370,7 +378,9 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(run: Run, monkeypatch: py
 
 def test_no_grids_draws_none(run: Run, tmp_path: Path) -> None:
     ended = run("activations", "net.py:tiny", CAT, "--no-grids", "--out", "out")
-    assert ended.stdout.splitlines()[-1] == "layers.csv, layers.json and run.json are in out"
+    assert ended.stdout.splitlines()[-1] == (
+        "out/overview.png is the picture; layers.csv, layers.json and run.json are beside it"
+    )
     assert names_below(tmp_path / "out") == OF_ONE_PICTURE
 
 
@@ -444,7 +454,7 @@ def test_names_are_never_read_as_markup(run: Run, tmp_path: Path, pictures: list
     odd = pictures[0].rename(tmp_path / "[bold]a :cat:.png")
     ended = run("activations", "net.py:tiny", odd, "--out", "[red]b :dog:", "--no-grids")
     assert "[bold]a :cat:.png" in ended.stdout
-    assert ended.stdout.splitlines()[-1].endswith("are in [red]b :dog:")
+    assert ended.stdout.splitlines()[-1].startswith("[red]b :dog:/overview.png is the picture; ")
 
 
 def test_equal_seeds_give_equal_files_and_other_seeds_other_weights(run: Run, tmp_path: Path) -> None:

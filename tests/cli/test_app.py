@@ -54,6 +54,30 @@ def test_the_version_is_the_packages(run: Run) -> None:
     assert run("--version").stdout == f"hookscope {version('hookscope')}\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "1000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_threads_that_wait_let_go_of_their_cores_unless_the_user_says_otherwise(
+    environment: dict[str, str], given: dict[str, str], used: dict[str, str]
+) -> None:
+    script = (
+        "import os, sys; from hookscope.cli import app;"
+        "app.run = lambda _: print({name: os.environ[name] for name in sys.argv[1:] if name in os.environ}) or 0;"
+        "app.main()"
+    )
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    without = {name: value for name, value in environment.items() if name not in names}
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *names], env=without | given, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{used}\n", "")
+
+
 def test_the_installed_script_is_this_command_line() -> None:
     [script] = entry_points(group="console_scripts", name="hookscope")
     assert script.load() is app_module.main

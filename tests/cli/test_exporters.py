@@ -18,7 +18,7 @@ from hookscope.results.activations import FeatureMaps
 from tests.cli.conftest import CAT, Run, record_of, rows_of
 from tests.cli.test_tensorboard import read
 
-LARGEST_FILE = 200_000
+LARGEST_FILE = 600_000
 SCORES = "return nn.Sequential(*tiny(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))"
 
 NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
@@ -28,17 +28,10 @@ NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on 
 SHOW = """
 import sys
 from pathlib import Path
-import numpy as np
 from hookscope.cli.console import consoles
-from hookscope.cli.preview import show_grids
-from hookscope.results.activations import FeatureMaps
+from hookscope.cli.preview import show_picture
 
-values = np.zeros((1, 1, 1), np.float32)
-maps = [
-    FeatureMaps(number, f"layer{number}\\x1b[2J", "Conv2d", place, "maps", values, None, 1, (1, 1, 1))
-    for number in range(int(sys.argv[2])) for place in (0, 1)
-]
-show_grids(maps, [Path(sys.argv[1])] * len(maps), *consoles(json=False), json=False)
+show_picture(Path(sys.argv[1]), *consoles(json=False), json=False)
 """
 
 
@@ -123,7 +116,7 @@ def half_blocks(text: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("answers", ["nothing", ""])
 @pytest.mark.parametrize("pixels", [8, 0])
 def test_a_terminal_without_an_image_protocol_gets_half_blocks(picture: Path, answers: str, pixels: int) -> None:
-    text = on_a_terminal(["-c", SHOW, str(picture), "1"], answers=answers, pixels=pixels)
+    text = on_a_terminal(["-c", SHOW, str(picture)], answers=answers, pixels=pixels)
     [drawn] = half_blocks(text)
     height, width, _ = drawn.shape
     assert width <= 100
@@ -137,19 +130,11 @@ def test_a_terminal_without_an_image_protocol_gets_half_blocks(picture: Path, an
 
 
 def test_sixel_and_kitty_are_used_where_the_terminal_knows_them(picture: Path) -> None:
-    sixel = on_a_terminal(["-c", SHOW, str(picture), "1"], answers="sixel")
+    sixel = on_a_terminal(["-c", SHOW, str(picture)], answers="sixel")
     assert len(re.findall(r"\x1bP[\d;]*q", sixel)) == 1
-    kitty = on_a_terminal(["-c", SHOW, str(picture), "1"], answers="kitty")
+    kitty = on_a_terminal(["-c", SHOW, str(picture)], answers="kitty")
     assert "\U0010eeee" in kitty  # kitty's place holder for a piece of a picture
     assert "▀" not in sixel + kitty
-
-
-def test_six_grids_of_the_first_input_are_shown_over_depth_and_names_are_harmless(picture: Path) -> None:
-    text = on_a_terminal(["-c", SHOW, str(picture), "11"], answers="nothing")
-    assert len(half_blocks(text)) == 6
-    assert re.findall(r"layer(\d+)\\x1b\[2J \(Conv2d\)", text) == ["0", "2", "4", "6", "8", "10"]
-    assert "… 16 more in the run's folder" in text
-    assert "\x1b[2J" not in text
 
 
 @pytest.mark.parametrize(
@@ -158,19 +143,25 @@ def test_six_grids_of_the_first_input_are_shown_over_depth_and_names_are_harmles
 def test_a_terminal_that_cannot_draw_is_asked_nothing(
     picture: Path, size: tuple[int, int], variables: dict[str, str]
 ) -> None:
-    text = on_a_terminal(["-c", SHOW, str(picture), "1"], answers="", size=size, **variables)
+    text = on_a_terminal(["-c", SHOW, str(picture)], answers="", size=size, **variables)
     assert text == f"{NOTHING_SHOWN}\r\n"
 
 
 def test_the_terminal_of_another_session_is_asked_nothing(picture: Path) -> None:
-    assert on_a_terminal(["-c", SHOW, str(picture), "1"], answers="", own=False) == f"{NOTHING_SHOWN}\r\n"
+    assert on_a_terminal(["-c", SHOW, str(picture)], answers="", own=False) == f"{NOTHING_SHOWN}\r\n"
 
 
-def test_the_command_shows_its_grids_after_its_tables(networks: Path, picture: Path) -> None:
-    command = ["-m", "hookscope", "activations", f"{networks}:tiny", str(CAT), "--out", str(picture.parent / "out")]
-    text = on_a_terminal([*command, "--show"], answers="sixel")
-    assert len(re.findall(r"\x1bP[\d;]*q", text)) == 4
-    assert text.index("run.json are in") < text.index("\x1bP")
+@pytest.mark.parametrize(("command", "options"), [("activations", ["--no-grids"]), ("grads", [])])
+def test_the_command_shows_its_overview_after_its_tables(
+    networks: Path, tmp_path: Path, command: str, options: list[str]
+) -> None:
+    given = ["-m", "hookscope", command, f"{networks}:tiny", str(CAT), *options, "--out", str(tmp_path / "out")]
+    text = on_a_terminal([*given, "--show"], answers="nothing")
+    assert text.index("overview.png is the picture") < text.index("▀")
+    [drawn] = half_blocks(text)
+    with Image.open(tmp_path / "out/overview.png") as overview:
+        wanted = np.asarray(overview.convert("RGB").resize(drawn.shape[1::-1]), float)
+    assert np.abs(drawn - wanted).mean() < 1
 
 
 def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: Path) -> None:
@@ -194,15 +185,6 @@ def test_a_pipe_gets_no_pictures_and_stderr_says_so(run: Run) -> None:
         if "--json" not in extra:  # which holds timings
             assert ended.stdout == plain.stdout
         assert "\x1b" not in ended.stdout + ended.stderr
-
-
-def test_show_needs_grids(run: Run) -> None:
-    for command in (("grads", "net.py:tiny", CAT), ("activations", "net.py:tiny", CAT, "--no-grids")):
-        ended = run(*command, "--show", "--out", "out")
-        assert ended.code == 2
-        assert ended.errors == ["hookscope: error: --show shows grids: give --grids too."]
-        assert not Path("out").exists()
-    assert run("grads", "net.py:tiny", CAT, "--grids", "--show", "--out", "out").code == 0
 
 
 @pytest.mark.parametrize(("package", "option"), [("textual_image", "show"), ("tensorboard", "tensorboard")])
@@ -269,7 +251,8 @@ def test_a_folder_for_tensorboard_that_cannot_be_is_one_line_before_anything_run
 def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path, tmp_path: Path) -> None:
     # The event file holds all grids, so it alone is larger than any file may be.
     ended = command(
-        *("activations", f"{networks}:tiny", CAT, "--out", "out", "--tensorboard", "logs", "--quiet"),
+        *("activations", f"{networks}:tiny", CAT, "--model-arg", "width=12", "--out", "out"),
+        *("--tensorboard", "logs", "--quiet"),
         cwd=tmp_path,
         largest_file=LARGEST_FILE,
     )
@@ -326,7 +309,8 @@ def test_a_page_that_cannot_be_is_one_line_before_anything_runs(run: Run, page: 
 def test_a_page_that_the_disk_has_no_room_for_leaves_the_run(command: Run, networks: Path, tmp_path: Path) -> None:
     # The page holds all grids, so it alone is larger than any file may be.
     ended = command(
-        *("activations", f"{networks}:tiny", CAT, "--out", "out", "--report", "page.html", "--quiet"),
+        *("activations", f"{networks}:tiny", CAT, "--model-arg", "width=12", "--out", "out"),
+        *("--report", "page.html", "--quiet"),
         cwd=tmp_path,
         largest_file=LARGEST_FILE,
     )

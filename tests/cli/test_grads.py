@@ -126,6 +126,7 @@ not_a_function = 3
 """
 
 RUN_FILES = {
+    "overview.png",
     "run.json",
     "layers.csv",
     "layers.json",
@@ -216,7 +217,9 @@ def test_the_run_holds_tables_and_plots_and_is_said_to_be_where_it_is(run: Run, 
     ended = run("grads", "case.py:Textbook", "ones.npy")
     [path] = (folder / "hookscope-runs").iterdir()
     assert names_below(path) == RUN_FILES
-    assert ended.stdout.splitlines()[-1].endswith(f"run.json are in {path.relative_to(folder)}")
+    told = ended.stdout.splitlines()[-1]
+    assert told.startswith(f"{path.relative_to(folder)}/overview.png is the picture; layers.csv, ")
+    assert told.endswith(" and run.json are beside it")
     for name in ("gradient-flow", "gradient-histograms", "parameter-ratios"):
         with Image.open(path / "plots" / f"{name}.png") as plot:
             assert min(plot.size) > 100

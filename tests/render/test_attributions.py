@@ -12,7 +12,7 @@ import pytest
 import hookscope
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.render.attribution_text import finding_of, sanity_line
-from hookscope.render.overview import draw_overview
+from hookscope.render.overviews.attributions import draw_overview
 from hookscope.results.attributions import AttributionMap, Target
 from hookscope.results.inputs import Photograph, Region
 from hookscope.runs.attributions import read_attributions

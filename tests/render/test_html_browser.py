@@ -87,6 +87,26 @@ def test_axe_finds_nothing_on_the_page_or_in_a_layer(open_page: Open, small: Pat
     assert opened.axe_violations() == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_overview_comes_first_as_it_is_in_the_run(
+    open_html: Open, tmp_path: Path, width: int, scheme: Scheme
+) -> None:
+    run = write_run(tmp_path / "run", [row(0, "conv")], overview="overview.png")
+    (run / "overview.png").write_bytes(picture_png(1200))
+    opened = open_html(report_html(read_run(run)), width=width, scheme=scheme)
+    page = opened.page
+    picture = page.locator("main > :first-child img.overview")
+    assert picture.evaluate("img => [img.naturalWidth, img.naturalHeight]") == [1200, 1200]
+    content = base64.b64decode((picture.get_attribute("src") or "").partition(",")[2])
+    with Image.open(io.BytesIO(content)) as shown, Image.open(run / "overview.png") as kept:
+        np.testing.assert_array_equal(np.asarray(shown), np.asarray(kept))
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert page.inner_text("nav li:first-child") == "Overview"
+    assert opened.axe_violations() == []
+    assert opened.wrong == []
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_wider_than_the_window(open_page: Open, small: Path, width: int) -> None:
     page = open_page(small, "#layer=stem.conv", width=width).page

@@ -202,6 +202,20 @@ def test_evidence_is_embedded_byte_for_byte_with_words_and_findings_lead_there(k
     assert page.said("a", href="#picture=1") == ["layer1.0.relu"]
 
 
+def test_the_overview_comes_before_the_findings_and_is_no_picture_of_a_layer(kept: Callable[..., Path]) -> None:
+    files = {"overview.png": picture_png(), "grids/layer1.0.relu": PNG}
+    folder = kept(files, overview="overview.png")
+    text = checks_html([replace(FAILED, evidence=str(folder))])
+    overview, grid = (picture.attributes for picture in Page(text).all("img"))
+    assert base64.b64decode((overview["src"] or "").partition(",")[2]) == files["overview.png"]
+    assert overview["alt"] == "Overview of what fails: layer1.0.relu"
+    assert (grid["alt"] or "").startswith("Feature maps of layer1.0.relu")
+    assert text.index('class="overview"') < text.index("<h3>Findings</h3>")
+    assert Page(text).named("picture=1") == "Feature maps of layer1.0.relu"
+    (folder / "overview.png").unlink()
+    assert "1 picture of the folder cannot be read any more." in checks_html([replace(FAILED, evidence=str(folder))])
+
+
 def test_a_finding_about_a_parameter_leads_to_its_layer(kept: Callable[..., Path]) -> None:
     folder = kept({"grids/layer1.0.bn1": PNG}, layers=["layer1.0.bn1"])
     page = Page(checks_html([replace(FAILED, evidence=str(folder))]))

@@ -22,6 +22,7 @@ from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.measuring.signatures import OnCall, OnTensor, OutputSignatures, weights_precision
 from hookscope.checks.measuring.stored import stored_tensors
+from hookscope.checks.measuring.training_state import copy_values, optimiser_values
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs, of_modules
 from hookscope.checks.settings import CheckSettings
@@ -99,6 +100,8 @@ def measure(
     norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
     with found.timed("stored"):
         stored, unread = stored_tensors(subject.network)
+        optimisers = optimiser_values(loaded.beside) if "optimizer-state" in wanted else ()
+        copies = copy_values(loaded.beside) if "averaged-weights" in wanted else ()
     found.warnings += unread
     if unread and not any(each.nan_count or each.inf_count for each in stored):
         found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
@@ -146,6 +149,8 @@ def measure(
         labelled,
         found.gradients,
         unmeasured=found.unmeasured,
+        optimisers=optimisers,
+        copies=copies,
         warnings=tuple(dict.fromkeys(sentences)),
         seconds={"load": prepared.load_seconds, **found.seconds},
         signatures=signatures.results() if signatures else {},
@@ -162,7 +167,7 @@ def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence
     modules = inspected_network(prepared.loaded).modules
     patterns = [_pattern_of(label, modules) for label in labels]
     try:
-        return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, **_options(settings))
+        return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, summaries=True, **_options(settings))
     except ForwardError as error:
         return error.inspection
 

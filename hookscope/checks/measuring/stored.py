@@ -9,6 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from hookscope.checks.measuring.weight_structure import (
+    longest_run,
+    outlier_ratio,
+    repeated_filters,
+    spread_beyond_chance,
+)
 from hookscope.checks.rules.stored import is_weight
 from hookscope.results.check import StoredValues
 from hookscope.statistics.storage import stored_values
@@ -96,17 +102,22 @@ def _measure(found: _Found) -> StoredValues:
         totals.min = totals.max = totals.max_abs = 0.0
     for piece in _pieces(values):
         totals.add(piece)
-    filter_count, zero_filters = _filters(found, values, shape, totals.zero_count)
+    filter_count = _filter_count(found, values, shape)
+    filters = None if filter_count is None else _filters(found, values, shape, filter_count)
+    is_real = values.is_floating_point() and not totals.inf_count and not totals.nan_count
     if values.is_complex() or values.dtype == torch.bool:  # which have no order
         totals.min = totals.max = None
-    return StoredValues(
+    measured = StoredValues(
         *(found.name, type(found.module).__name__, found.role, shape, str(tensor.dtype).removeprefix("torch."), count),
         **asdict(totals),
-        zero_filters=zero_filters,
+        zero_filters=_zero_filters(filters, totals.zero_count),
         filter_count=filter_count,
         aliases=tuple(found.aliases),
+        outlier_ratio=outlier_ratio(values) if is_real and (totals.max_abs or 0) > 1 else None,
         means_without_variance=_means_without_variance(found) if totals.zero_count else (),
     )
+    is_plain = filters is None or not is_real or totals.min == totals.max
+    return measured if is_plain or filters is None else _structured(measured, filters, values, tensor)
 
 
 def _means_without_variance(found: _Found) -> tuple[int, ...]:
@@ -177,26 +188,52 @@ def _bounds(piece: Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _filters(
-    found: _Found, values: Tensor, shape: tuple[int, ...], zero_count: int
-) -> tuple[int | None, tuple[int, ...]]:
-    """Return how many output channels a tensor has, None if it is not known to have any, and which of them are zero."""
+def _filter_count(found: _Found, values: Tensor, shape: tuple[int, ...]) -> int | None:
+    """Return how many output channels a tensor has; None if it is not known to have any."""
     module, name = found.module, found.name.rpartition(".")[2]
     packed = hasattr(module, "_packed_params")
     is_kernel = name == "weight" and (packed or isinstance(module, _ConvNd | nn.Linear))
     is_attention = isinstance(module, nn.MultiheadAttention) and name.endswith("proj_weight")
     is_recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith("weight_")
     if not (is_kernel or is_attention or is_recurrent) or len(shape) < 2 or values.dim() != len(shape):
-        return None, ()
-    transposed = isinstance(module, _ConvTransposeNd) or (packed and type(module).__name__.startswith("ConvTranspose"))
-    groups = int(getattr(module, "groups", 1))
-    count = shape[1] * groups if transposed else shape[0]
-    if zero_count < max(1, math.prod(shape) // max(1, count)):
-        return count, ()
-    if transposed:  # (groups * inputs, outputs, ...)
-        values = values.reshape(groups, -1, shape[1], math.prod(shape[2:])).transpose(1, 2)
-    is_zero = (values.reshape(count, -1) == 0).all(1)
-    return count, tuple(is_zero.nonzero().flatten().tolist())
+        return None
+    return shape[1] * _groups(module) if _is_transposed(module) else shape[0]
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    packed = hasattr(module, "_packed_params")
+    return isinstance(module, _ConvTransposeNd) or (packed and type(module).__name__.startswith("ConvTranspose"))
+
+
+def _groups(module: nn.Module) -> int:
+    return int(getattr(module, "groups", 1))
+
+
+def _filters(found: _Found, values: Tensor, shape: tuple[int, ...], count: int) -> Tensor:
+    """Return a weight as (output channels, input channels of each, places of the kernel)."""
+    places = math.prod(shape[2:])
+    if _is_transposed(found.module):  # (groups * inputs, outputs, ...)
+        values = values.reshape(_groups(found.module), -1, shape[1], places).transpose(1, 2)
+    return values.reshape(count, -1, places) if values.numel() else values.reshape(count, 0, 0)
+
+
+def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
+    """Return the output channels whose weights are all zero."""
+    if filters is None or zero_count < max(1, math.prod(filters.shape[1:])):
+        return ()
+    return tuple((filters == 0).flatten(1).all(1).nonzero().flatten().tolist())
+
+
+def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
+    """Add what of a weight's filters stands out."""
+    rounded = tensor.is_quantized or filters.itemsize < 2
+    plain, values = (each.float() if each.itemsize < 2 else each for each in (filters, values))
+    return replace(
+        measured,
+        repeated_filters=repeated_filters(plain.flatten(1), rounded=rounded),
+        constant_run=longest_run(values),
+        spread_beyond_chance=spread_beyond_chance(plain),
+    )
 
 
 def _twin_of(found: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:

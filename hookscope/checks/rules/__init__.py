@@ -16,11 +16,16 @@ from hookscope.checks.rules import (
     labelled,
     learning,
     stored,
+    training_state,
+    weights,
 )
 from hookscope.checks.rules.rule import Limit, Rule
 from hookscope.errors import UsageError, nearest
 
-_FILES = (stored, forward, batch_norm, activations, expectations, labelled, drift, gradients, learning)
+_FILES = (
+    *(stored, weights, training_state),
+    *(forward, batch_norm, activations, expectations, drift, labelled, gradients, learning),
+)
 
 RULES: Mapping[str, Rule] = {
     each.identifier: each for file in _FILES for each in vars(file).values() if isinstance(each, Rule)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, named, of_modules, output_of, rule, stored_in
-from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight
+from hookscope.checks.rules.stored import batch_norm_is_untrained, is_untrained, is_weight
 from hookscope.text import counted
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ _MODULE_OF = {
     "hardtanh": "ReLU",
 }
 
+# Those of them that are sure to cut off at zero.
+_RECTIFIER_FUNCTIONS = {name: _MODULE_OF[name] for name in ("relu", "relu6", "hardswish", "threshold")}
+
 # What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 
@@ -81,6 +84,34 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             what = f"channels are 0 over {_inputs(forward)}"
             share = row.activation.dead_channel_fraction or 0.0
             yield from _above(terms, share, row, f"of its {row.activation.channel_count} {what}")
+
+
+@rule("dead-layer", "fail", "forward", ("non-finite-activation",), followers="layer")
+@limit(
+    "min_values",
+    1024,
+    "outputs of a layer over all inputs, from which it is no accident that all are zero",
+    "our choice",
+)
+def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A layer behind a ReLU is zero everywhere, over all inputs.
+
+    Where all channels are dead, nothing passes and nothing is learnt. Biases that were shifted, a weight with the wrong
+    sign or of another layer, or a diverged step do it; no sound network has such a layer but one whose residual branch
+    was switched off on purpose. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While
+    weights are random or BatchNorm is untrained, it is a warning.
+    """
+    forward = _forward(measured)
+    for row in forward.rows:
+        is_rectifier = (row.kind if row.owner is None else _RECTIFIER_FUNCTIONS.get(row.kind)) in RECTIFIERS
+        statistics = row.activation
+        enough = max(terms.limit("min_values", output_of(row)), _VALUES_PER_CHANNEL * (statistics.channel_count or 1))
+        if is_rectifier and statistics.element_count >= enough and statistics.dead_channel_fraction == 1:
+            what = (
+                f"all {statistics.element_count:,} outputs of its {counted(statistics.channel_count or 0, 'channel')}"
+            )
+            message = f"{named(row)}: {what} are 0 over {_inputs(forward)}."
+            yield Objection(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
 @rule("quiet-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
@@ -183,6 +214,9 @@ def _forward(measured: CheckMeasurements) -> Activations:
 _FP16_MAX = 65504.0
 _BF16_MAX = (2 - 2**-7) * 2.0**127
 
+# What has float32's range of exponents, and its greatest number, with which attention is masked.
+_MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
+
 
 @rule("fp16-headroom", "warn", "forward")
 @limit(
@@ -225,6 +259,39 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         yield Objection(stored_in(worst), message)
 
 
+@rule("overflowing-activation", "fail", "forward")
+@limit(
+    "max_magnitude",
+    1.8e19,
+    "greatest magnitude of activations of float32 and bfloat16",
+    "our choice: the root of 3.4e38, the greatest of float32 (IEEE 754 binary32)",
+)
+def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """The square of an activation overflows float32.
+
+    A greater number than 1.8e19 has a square beyond float32: the next norm, variance or product of two such makes Inf.
+    A network that was trained never comes near; a flipped bit in the exponent of a weight, wrong units or missing
+    normalisation lead there. The first layer beyond is named. A warning while weights are random or BatchNorm is
+    untrained.
+    """
+    rows = of_modules(_forward(measured).rows)
+    known = [(_greatest(row.activation), row) for row in rows if row.activation.dtype in _MASKED]
+    beyond = [
+        (magnitude, row)
+        for magnitude, row in known
+        if terms.is_on(output_of(row))
+        and terms.limit("max_magnitude", output_of(row)) < magnitude < _MASKED[row.activation.dtype]
+    ]
+    if beyond:
+        magnitude, first = beyond[0]
+        message = (
+            f"{named(first)} reaches {magnitude:.3g}, whose square overflows float32"
+            f" (limit {terms.limit('max_magnitude', output_of(first)):.3g});"
+            f" {len(beyond)} of {counted(len(known), 'output')} {are(len(beyond))} above it."
+        )
+        yield Objection(output_of(first), message, "warn" if is_untrained(measured) else "fail")
+
+
 @rule("bf16-headroom", "warn", "forward")
 @limit(
     "max_fraction_of_range",
@@ -264,4 +331,9 @@ def _magnitude(row: LayerRow, dtype: str) -> float:
     statistics = row.activation
     if statistics.dtype == dtype and statistics.inf_count:
         return float("inf")
+    return _greatest(statistics)
+
+
+def _greatest(statistics: TensorStatistics) -> float:
+    """Return the greatest finite magnitude; 0 without any."""
     return max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))

@@ -114,7 +114,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
         if values.min < 0:
             yield _about(values, f" goes down to {values.min:.3g} (limit 0)")
         elif stuck := values.means_without_variance:
-            channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {_numbers(stuck)}"
+            channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {numbers(stuck)}"
             yield _about(values, f" is 0 (limit: above 0) in {channels}")
         elif share > limit:
             channels = f"{values.zero_count:,} of {counted(values.element_count, 'channel')}"
@@ -143,7 +143,7 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
         if share > limit:
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
             what = f"{channels} have no weight but 0, {share:.1%} (limit {limit:.0%})"
-            yield _about(values, f": {what}: {_numbers(values.zero_filters)}")
+            yield _about(values, f": {what}: {numbers(values.zero_filters)}")
 
 
 def _about(values: StoredValues, what: str) -> Objection:
@@ -168,12 +168,18 @@ def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
     return bool(known) and all(values.min == values.max == start for values, start in known)
 
 
+def is_untrained(measured: CheckMeasurements) -> bool:
+    """Tell whether hookscope itself drew the weights at random, or BatchNorm has not been trained."""
+    return measured.model.random or batch_norm_is_untrained(measured)
+
+
 def _is_mask(values: StoredValues) -> bool:
     """Tell whether a buffer holds nothing but zeros and infinities."""
     finite = values.element_count - values.inf_count
     return values.role == "buffer" and not values.nan_count and finite == values.zero_count > 0
 
 
-def _numbers(indices: tuple[int, ...], shown: int = 8) -> str:
+def numbers(indices: tuple[int, ...], shown: int = 8) -> str:
+    """Return the first few of some indices, and how many more there are."""
     more = f" and {len(indices) - shown} more" if len(indices) > shown else ""
     return ", ".join(map(str, indices[:shown])) + more

@@ -13,7 +13,7 @@ from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure
 from hookscope.render.html.flow import flows_of
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
 from hookscope.render.html.page import making_facts, model_facts, render_page
-from hookscope.render.html.pictures import Picture, shrink_all, thumbnail_uri
+from hookscope.render.html.pictures import Picture, picture_uri, shrink_all, thumbnail_uri
 from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
@@ -64,6 +64,7 @@ def report_html(run: StoredRun) -> str:
         facts=_facts(run),
         making=making_facts(run.record, run.result, [("Layers asked for", patterns)]),
         remarks=remarks,
+        overview=picture_uri(run.read_picture(run.record.overview), run.record.overview) if run.record.overview else "",
         findings=findings_of(run, layers),
         flagged=[layer for layer in layers if layer.flagged],
         inputs=_inputs(run),

@@ -60,6 +60,7 @@ class EvidencePicture(NamedTuple):
 class Evidence(NamedTuple):
     """What a folder holds to be shown: grids in execution order, then histograms."""
 
+    overview: EvidencePicture | None = None
     pictures: Sequence[EvidencePicture] = ()
     byte_count: int = 0  # of their files together
     remarks: Sequence[str] = ()  # on what is not shown
@@ -191,6 +192,9 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     histograms = f"Histograms of the outputs of {', '.join(record.layers)}"
     shown += [(_HISTOGRAMS, "", histograms)] if _HISTOGRAMS in record.files else []
     pictures: list[EvidencePicture] = []
+    overview = None
+    if record.overview:
+        shown.insert(0, (record.overview, "", f"Overview of what fails: {', '.join(record.layers) or 'no layer'}"))
     taken = left_out = unreadable = 0
     for name, layer, alternative in shown:
         try:
@@ -205,12 +209,15 @@ def read_evidence(folder: Path, room: int) -> Evidence:
             left_out += 1
         else:
             taken += len(png)
-            pictures.append(picture)
+            if name == record.overview:
+                overview = picture
+            else:
+                pictures.append(picture)
     remarks = (
         f"{counted(left_out, 'picture')} did not fit here and are in the folder only." if left_out else "",
         f"{counted(unreadable, 'picture')} of the folder cannot be read any more." if unreadable else "",
     )
-    return Evidence(pictures, taken, tuple(filter(None, remarks)))
+    return Evidence(overview, pictures, taken, tuple(filter(None, remarks)))
 
 
 def _contents(folder: Path) -> RunRecord:

@@ -166,6 +166,12 @@ def thumbnail_uri(content: bytes, name: str, side: int = _THUMBNAIL_SIDE) -> str
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
+def picture_uri(content: bytes, name: str) -> str:
+    """Return a drawing of a run, encoded anew, as a data URI; raises as `thumbnail_uri`."""
+    with _opened(content, name) as picture:
+        return png_uri(picture.convert("RGB"))
+
+
 def png_uri(picture: Image.Image) -> str:
     """Return a drawing as a data URI."""
     file = io.BytesIO()

@@ -103,11 +103,19 @@ def with_auxiliary() -> nn.Module:
     )
 
 
+def with_positive_part() -> nn.Module:
+    """Add to the features what of them is positive, once they are shifted as the checkpoint says."""
+    return Part(lambda net, x: x + net.relu(x + net.shift), relu=nn.ReLU(), shift=torch.zeros(10, 1, 1))
+
+
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: classifier(nn.Identity()),
     "residual": lambda: classifier(scaled(nn.Conv2d(10, 10, 3, padding=1))),
     "wide": lambda: classifier(nn.Identity(), width=20),
+    "deep": lambda: classifier(nn.Sequential(*(nn.Conv2d(16, 16, 3) for _ in range(4))), width=16),
     "normalised": lambda: classifier(nn.BatchNorm2d(10)),
+    "often_normalised": lambda: classifier(nn.Sequential(*(nn.BatchNorm2d(10) for _ in range(5)))),
+    "rectified_beside": lambda: classifier(with_positive_part()),
     "rectified": lambda: classifier(nn.ReLU()),
     "wide_rectified": lambda: classifier(nn.ReLU(), width=20),
     "smooth": lambda: classifier(nn.GELU()),

@@ -118,11 +118,55 @@ class Pair:
         return self.case.partition(" at ")[2]
 
 
+def trained(*names: str) -> Change:
+    """Make the rows of weights differ, as training does: one in size, one in sign."""
+    return both(
+        *(lambda state, name=name: state[name].mul_(torch.linspace(0.5, 2, 16).view(16, 1, 1, 1)) for name in names)
+    )
+
+
+def moved(*norms: str) -> Change:
+    """Give BatchNorms other statistics than they start with."""
+    return both(
+        *(put(f"{norm}.running_mean", torch.linspace(-0.1, 0.1, 10)) for norm in norms),
+        *(put(f"{norm}.running_var", torch.linspace(0.9, 1.1, 10)) for norm in norms),
+    )
+
+
+def saved_with(**others: Any) -> Change:
+    """Put the weights below "model", beside other things; functions are given the weights."""
+
+    def change(state: State) -> None:
+        weights = {name: state.pop(name) for name in list(state)}
+        whole: dict[str, Any] = state  # type: ignore[assignment]
+        whole["model"] = weights
+        whole.update({name: other(weights) if callable(other) else other for name, other in others.items()})
+
+    return change
+
+
+def adam(steps: Any, *moments: float) -> dict[str, Any]:
+    """Return the state of Adam for as many parameters as there are first moments."""
+    state = {
+        at: {"step": steps, "exp_avg": torch.tensor([0.0, each]), "exp_avg_sq": torch.zeros(2)}
+        for at, each in enumerate(moments)
+    }
+    return {"state": state, "param_groups": [{"lr": 0.1, "params": list(state)}]}
+
+
+def averaged(**replaced: Tensor) -> Callable[[State], State]:
+    """Return a copy of weights as AveragedModel names them, some replaced."""
+    return lambda weights: {
+        f"module.{name}": replaced.get(name.replace(".", "_"), each) for name, each in weights.items()
+    }
+
+
 NINE_OF_TEN, EIGHT_OF_TEN, SEVEN_OF_TEN = slice(9), slice(8), slice(7)
 ALL = slice(None)
 BIAS, VARIANCE, MEAN = "first.bias", "middle.running_var", "middle.running_mean"
 NEGATIVE = spots(BIAS, -100, NINE_OF_TEN, EIGHT_OF_TEN)
 FP16 = frozenset({"fp16-headroom"})
+UNSQUARED = frozenset({"overflowing-activation", "outlier-weight"})
 GUESSING = frozenset({"accuracy"})  # a warning where no picture is right
 UNCHANGED = 0  # what the network says of the picture
 NAN_LOSS = frozenset({"non-finite-loss"})
@@ -151,10 +195,11 @@ PAIRS = [
         "zero-parameter of residual at middle.branch.weight",
         after(put("middle.branch.weight", 0), puts("middle.branch.weight", 0, 0.1, at=(ALL, 3, 1, 1))),
     ),
-    # One weight is the next number of float32.
+    # One weight is the next number of float32; filters without it are equal.
     Pair(
         "constant-parameter of plain at first.weight",
         after(put("first.weight", 0.1), puts("first.weight", 0.1, 0.1 + 2**-27, at=(4, 1, 2, 0))),
+        missed=frozenset({"duplicate-filter"}),
     ),
     Pair(
         "duplicate-parameter of twins at middle.1.weight",
@@ -176,6 +221,52 @@ PAIRS = [
     ),
     # Just 25 %.
     Pair("dead-filter of wide at first.weight", spots("first.weight", 0, slice(6), slice(5))),
+    # The greatest other value of the 270 is about 0.19, a ten-thousandth.
+    Pair("outlier-weight of plain at first.weight", puts("first.weight", 3000, 15, at=(4, 1, 2, 0))),
+    Pair(
+        "duplicate-filter of plain at first.weight",
+        after(
+            lambda state: state["first.weight"][7].copy_(state["first.weight"][2]),
+            (nothing, put("first.weight", 0.01, (7, 2, 0, 1))),
+        ),
+        "1 of 10 output channels equal one before them: 7",
+    ),
+    # A filter has 90 values.
+    Pair(
+        "constant-block of twins at middle.0.weight",
+        tuple(lambda state, end=end: state["middle.0.weight"][3].view(-1)[5:end].zero_() for end in (75, 65)),
+        "70 values in a row are 0, where chance explains 1",
+    ),
+    # What comes last may be a new head.
+    Pair(
+        "untrained-weight of deep at middle.2.weight",
+        (
+            trained("middle.0.weight", "middle.1.weight", "middle.3.weight"),
+            trained("middle.0.weight", "middle.1.weight", "middle.2.weight"),
+        ),
+    ),
+    # Likewise, but that it counts batches.
+    Pair(
+        "untrained-norm of often_normalised at middle.4.running_mean",
+        after(moved(*(f"middle.{at}" for at in range(4))), puts("middle.4.num_batches_tracked", 7, 0)),
+        "after 7 batches",
+    ),
+    # The near miss is a state that was never stepped.
+    Pair(
+        "optimizer-state of plain at optimizer",
+        (saved_with(optimizer=adam(3, 0.1, math.nan)), saved_with(optimizer=adam(0, 0.1, 0.2))),
+        "1 of 4 tensors: 'state.1.exp_avg'",
+    ),
+    # The near miss has another number, but its own counter.
+    Pair(
+        "averaged-weights of plain at ema",
+        (
+            saved_with(ema=averaged(head_bias=torch.full((5,), math.nan))),
+            saved_with(ema=averaged(head_bias=torch.zeros(5))),
+        ),
+        "1 of 4 tensors: 'module.head.bias'",
+        {"key": "model"},
+    ),
     Pair("forward of reordered at middle", puts("middle.value", 10, 9, at=0)),
     # A loss of NaN is NaN.
     Pair("non-finite-activation of root_of_square at middle", puts("middle.value", -1, 0), consequences=NAN_LOSS),
@@ -198,6 +289,12 @@ PAIRS = [
     ),
     Pair("batchnorm-statistics of normalised at middle", puts(VARIANCE, 0.08, 0.1), "the first BatchNorm", SAMPLES),
     Pair("dead-channels of rectified at middle", NEGATIVE),
+    Pair(
+        "dead-layer of rectified_beside at middle.relu",
+        spots("middle.shift", -100, ..., SEVEN_OF_TEN),
+        "all 3,920 outputs of its 10 channels are 0 over all 2 inputs",
+        consequences=frozenset({"dead-channels"}),
+    ),
     Pair("quiet-channels of smooth at middle", NEGATIVE),
     # GELU(-3.2) is -0.0022, GELU(-3) is -0.0040, and the inputs hardly vary.
     Pair(
@@ -217,8 +314,19 @@ PAIRS = [
         spots("first.weight", 1e-9, (ALL, 0, 0), (ALL, 0, 0, slice(2))),
         "11.1% of its values other than 0 become 0 in float16 (limit 10%)",
     ),
-    # What is too large for bfloat16 is too large for float16.
-    Pair("bf16-headroom of pooled at first", puts(BIAS, 1.8e38, 1.6e38, at=0), consequences=FP16, missed=FP16),
+    # The root of float32's greatest number is 1.84e19; what is too large to be squared is too large for float16.
+    Pair(
+        "overflowing-activation of pooled at first",
+        puts(BIAS, 2e19, 1.7e19, at=0),
+        consequences=FP16 | {"outlier-weight"},
+        missed=FP16,
+    ),
+    Pair(
+        "bf16-headroom of pooled at first",
+        puts(BIAS, 1.8e38, 1.6e38, at=0),
+        consequences=FP16 | UNSQUARED,
+        missed=FP16 | UNSQUARED,
+    ),
     Pair("expectation of plain at half.png", spots("head.bias", 9, 2, 3), "class 2 with", expects={"top1": 3}),
     Pair(
         "expectation of plain at half.png",
@@ -240,7 +348,7 @@ PAIRS = [
     ),
     Pair(
         "drift of wide_rectified at middle",
-        spots(BIAS, -100, slice(2), slice(1)),
+        spots(BIAS, -15, slice(2), slice(1)),
         "its share of dead channels went from 0 to 0.1",
         WHATEVER_THE_VALUES,
     ),

@@ -1,5 +1,6 @@
 """Measurements that break exactly one rule, and near misses; for gradients see test_grads.py."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.activations import SATURATED_BEYOND
 from hookscope.results.activations import LayerRow
-from hookscope.results.check import CheckMeasurements, NonFiniteOrigin
+from hookscope.results.check import (
+    CheckMeasurements,
+    ConstantRun,
+    NonFiniteOrigin,
+)
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import Failure
@@ -51,6 +56,12 @@ BREAKING: list[tuple[str, str, str, CheckMeasurements]] = [
     ("batchnorm-variance", "fail", "bn.running_var", with_stored("bn.running_var", min=-1e-9)),
     ("batchnorm-variance", "fail", "bn.running_var", with_stored("bn.running_var", min=0.0, zero_count=3)),
     ("dead-filter", "warn", "conv.weight", with_stored("conv.weight", zero_filters=(0, 2))),
+    ("outlier-weight", "warn", "head.weight", with_stored("head.weight", max_abs=101.0, outlier_ratio=101.0)),
+    ("outlier-weight", "warn", "head.weight", with_stored("head.weight", max_abs=999.0, outlier_ratio=1e30)),
+    ("outlier-weight", "fail", "head.weight", with_stored("head.weight", max_abs=1001.0, outlier_ratio=10001.0)),
+    ("outlier-weight", "fail", "bn.running_var", with_stored("bn.running_var", max_abs=1001.0, outlier_ratio=10001.0)),
+    ("duplicate-filter", "warn", "conv.weight", with_stored("conv.weight", repeated_filters=(3,))),
+    ("constant-block", "warn", "conv.weight", with_stored("conv.weight", constant_run=ConstantRun(64, 0.0, 3.9))),
     ("output-shape", "fail", "(model)", with_output(shape=(2, 5))),
     ("constant-output", "fail", "(model)", with_output(input_difference=9e-7)),
     ("repeatability", "fail", "(model)", with_output(repeat_difference=1.1e-5)),
@@ -75,6 +86,11 @@ NEAR_MISSES: list[tuple[str, CheckMeasurements]] = [
     ("batchnorm-variance", with_stored("bn.running_var", min=5.6e-45)),
     ("dead-filter", with_stored("conv.weight", zero_filters=(2,))),
     ("dead-filter", with_stored("head.weight", kind="Embedding", zero_filters=(0,))),
+    ("outlier-weight", with_stored("head.weight", max_abs=100.0, outlier_ratio=100.0)),
+    ("outlier-weight", with_stored("mask", max_abs=3e4, outlier_ratio=1e30)),
+    ("constant-block", with_stored("conv.weight", constant_run=ConstantRun(63, 0.0, 1.0))),
+    ("constant-block", with_stored("conv.weight", constant_run=ConstantRun(64, 0.0, 4.0))),
+    ("constant-block", with_stored("conv.weight", constant_run=ConstantRun(5000, 0.0, math.inf))),
     ("output-shape", with_output(shape=(2, 5), batched=False)),
     ("output-shape", with_output(shape=(2, 5, 7))),
     ("constant-output", with_output(input_difference=1e-6)),
@@ -84,6 +100,8 @@ NEAR_MISSES: list[tuple[str, CheckMeasurements]] = [
     ("dead-channels", with_row("conv", dead_channel_count=4)),
     ("dead-channels", with_row("relu", dead_channel_count=3)),
     ("dead-channels", with_row("relu", dead_channel_count=4, element_count=127)),
+    ("dead-layer", with_row("conv", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4)),
+    ("dead-layer", with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=3)),
     ("quiet-channels", with_peaks(1.0, 0.001, 0.001, 0.001)),
     ("quiet-channels", with_peaks(1e-6, 1e-6, 1e-6, 1e-6)),
     ("saturated-activation", with_row("gate", distribution=distribution_of(np.r_[np.full(8, 0.999), 0.5, 0.5]))),

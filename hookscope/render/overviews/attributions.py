@@ -10,21 +10,31 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import number_text, probability_text
-from hookscope.render.lettering import drawable, font, line_height, wrap
+from hookscope.render.lettering import drawable, font, line_height
 from hookscope.render.overlays import bar, colour_scale, outside_dimmed, overlay, seen_part, shrunk
+from hookscope.render.overviews.sheet import (
+    DIM,
+    GAP,
+    INK,
+    INNER,
+    LINE,
+    MARGIN,
+    NAME,
+    PAPER,
+    RED,
+    TEXT,
+    TITLE,
+    WIDTH,
+    Line,
+    text_height,
+    write,
+)
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import Photograph
 
-# Pixels, our choice: read without a magnifier on a page 1,200 wide.
-_WIDTH, _MARGIN, _GAP = 1200, 28, 24
-_TITLE, _NAME, _TEXT = 26, 20, 16
 _BAR = 14
-_INK, _DIM, _PAPER, _LINE = (24, 24, 24), (96, 103, 112), (255, 255, 255), (40, 44, 50)
 _TALLEST = 560  # of a picture in it
 _MOST_MAPS = 24  # of one input; the others have their files
-
-
-_Line = tuple[str, int, tuple[int, int, int]]  # text, size and colour
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class _Cell:
     """A picture and the lines below it; a colour bar last, with its labels."""
 
     pixels: NDArray[np.uint8]
-    lines: Sequence[_Line]
+    lines: Sequence[Line]
     bar: NDArray[np.uint8] | None = None
     labels: Sequence[str] = ()
 
@@ -42,14 +52,14 @@ def draw_overview(result: Attributions, index: int, photograph: Photograph) -> I
     maps = [each for each in result.maps if each.input_index == index]
     shown = maps[:_MOST_MAPS]
     columns, across = _column_count(shown, photograph)
-    width = (_WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns
+    width = (INNER - (columns - 1) * GAP) // columns
     ratio = min(width / photograph.region.width, _TALLEST / photograph.region.height)
     height, width = (max(1, round(side * ratio)) for side in photograph.pixels.shape[:2])
     small = shrunk(photograph, height, width)
     cells: list[_Cell] = [_input_cell(result, index, small), *(_map_cell(each, small) for each in shown)]
     if len(shown) < len(maps):
         more = f"{len(maps) - len(shown)} more maps are in the run's folder."
-        cells.append(_Cell(np.full((1, width, 3), 255, np.uint8), [(more, _TEXT, _DIM)]))
+        cells.append(_Cell(np.full((1, width, 3), 255, np.uint8), [(more, TEXT, DIM)]))
     rows: list[list[_Cell | None]]
     starts = range(1, len(cells), across)
     if across < columns:  # the input has a column
@@ -80,19 +90,19 @@ def _column_count(maps: Sequence[AttributionMap], photograph: Photograph) -> tup
     return columns, columns
 
 
-def _heading(result: Attributions) -> Sequence[_Line]:
+def _heading(result: Attributions) -> Sequence[Line]:
     model = result.model
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
     return (
-        (f"{result.method}: where {model.name} looks", _TITLE, _INK),
-        (f"{weights}   -   each map has its own scale, from 0", _TEXT, _DIM),
+        (f"{result.method}: where {model.name} looks", TITLE, INK),
+        (f"{weights}   -   each map has its own scale, from 0", TEXT, DIM),
     )
 
 
-def _footing(result: Attributions, photograph: Photograph) -> Sequence[_Line]:
-    lines = [(sentence, _TEXT, _DIM) for sentence in (photograph.remark,) if sentence]
+def _footing(result: Attributions, photograph: Photograph) -> Sequence[Line]:
+    lines = [(sentence, TEXT, DIM) for sentence in (photograph.remark,) if sentence]
     failed = [each for each in result.sanity if not each.passed]
-    return [*lines, *((f"The {each.name} check failed. {each.meaning}", _TEXT, (150, 40, 30)) for each in failed)]
+    return [*lines, *((f"The {each.name} check failed. {each.meaning}", TEXT, RED) for each in failed)]
 
 
 def _input_cell(result: Attributions, index: int, photograph: Photograph) -> _Cell:
@@ -102,7 +112,7 @@ def _input_cell(result: Attributions, index: int, photograph: Photograph) -> _Ce
         _outline(pixels, *rows_columns)
     before = f"{record.size[0]} x {record.size[1]} pixels" if record.size else "a tensor"
     seen = f"{before}, to the network as {' x '.join(map(str, record.shape))}"
-    return _Cell(pixels, [(PurePath(record.name).name or record.name, _NAME, _INK), (seen, _TEXT, _DIM)])
+    return _Cell(pixels, [(PurePath(record.name).name or record.name, NAME, INK), (seen, TEXT, DIM)])
 
 
 def _map_cell(each: AttributionMap, photograph: Photograph) -> _Cell:
@@ -110,11 +120,11 @@ def _map_cell(each: AttributionMap, photograph: Photograph) -> _Cell:
     words = f"score {number_text(target.score)}"
     if target.probability is not None:
         words += f"   probability {probability_text(target.probability)}"
-    lines = [(target.label, _NAME, _INK), (words, _TEXT, _INK)]
+    lines = [(target.label, NAME, INK), (words, TEXT, INK)]
     if each.layer:
-        lines.append((f"at {each.layer}, {each.values.shape[0]} x {each.values.shape[1]}", _TEXT, _DIM))
+        lines.append((f"at {each.layer}, {each.values.shape[0]} x {each.values.shape[1]}", TEXT, DIM))
     if not scale.top:
-        return _Cell(overlay(photograph, each), [*lines, ("the map is 0 everywhere", _TEXT, _DIM)])
+        return _Cell(overlay(photograph, each), [*lines, ("the map is 0 everywhere", TEXT, DIM)])
     pixels = overlay(photograph, each)
     if (rows_columns := seen_part(photograph.region)) != (slice(0, len(pixels)), slice(0, pixels.shape[1])):
         _outline(pixels, *rows_columns)
@@ -125,66 +135,46 @@ def _outline(pixels: NDArray[np.uint8], rows: slice, columns: slice) -> None:
     """Draw a line around the part that the network saw."""
     part = pixels[rows, columns]
     for edge in (part[:1], part[-1:], part[:, :1], part[:, -1:]):
-        edge[:] = _LINE
+        edge[:] = LINE
 
 
 def _put_together(
-    heading: Sequence[_Line],
+    heading: Sequence[Line],
     rows: Sequence[Sequence[_Cell | None]],
     columns: int,
-    footing: Sequence[_Line],
+    footing: Sequence[Line],
 ) -> Image.Image:
-    pitch = (_WIDTH - 2 * _MARGIN + _GAP) // columns
-    inner = _WIDTH - 2 * _MARGIN
-    width = pitch - _GAP
+    pitch = (INNER + GAP) // columns
+    width = pitch - GAP
     heights = [max(_cell_height(cell, width) for cell in row if cell is not None) for row in rows]
-    total = 2 * _MARGIN + sum(_text_height(*line, inner) for line in (*heading, *footing))
-    total += sum(heights) + len(rows) * _GAP + (_GAP if footing else 0)
-    image = Image.new("RGB", (_WIDTH, total), _PAPER)
+    total = 2 * MARGIN + sum(text_height(*line, INNER) for line in (*heading, *footing))
+    total += sum(heights) + len(rows) * GAP + (GAP if footing else 0)
+    image = Image.new("RGB", (WIDTH, total), PAPER)
     pen = ImageDraw.Draw(image)
-    top = _write(pen, heading, _MARGIN, _MARGIN, inner) + _GAP
+    top = write(pen, heading, MARGIN, MARGIN, INNER) + GAP
     for row, height in zip(rows, heights, strict=True):
         for place, cell in enumerate(row):
             if cell is not None:
-                _draw_cell(image, pen, cell, top, _MARGIN + place * pitch, width)
-        top += height + _GAP
-    _write(pen, footing, top, _MARGIN, inner)
+                _draw_cell(image, pen, cell, top, MARGIN + place * pitch, width)
+        top += height + GAP
+    write(pen, footing, top, MARGIN, INNER)
     return image
 
 
 def _draw_cell(image: Image.Image, pen: ImageDraw.ImageDraw, cell: _Cell, top: int, left: int, width: int) -> None:
     image.paste(Image.fromarray(cell.pixels), (left, top))
-    top = _write(pen, cell.lines, top + len(cell.pixels) + 8, left, width)
+    top = write(pen, cell.lines, top + len(cell.pixels) + 8, left, width)
     if cell.bar is None:
         return
     image.paste(Image.fromarray(cell.bar), (left, top + 8))
     length = cell.bar.shape[1]
     for place, label in enumerate(cell.labels):
         words = drawable(label, 40)
-        size = font(_TEXT).getlength(words)
+        size = font(TEXT).getlength(words)
         at = left + place * (length - size) / (len(cell.labels) - 1)
-        pen.text((at, top + 8 + _BAR + 3), words, _DIM, font(_TEXT))
+        pen.text((at, top + 8 + _BAR + 3), words, DIM, font(TEXT))
 
 
 def _cell_height(cell: _Cell, width: int) -> int:
-    scale = 8 + _BAR + 3 + line_height(_TEXT) if cell.bar is not None else 0
-    return len(cell.pixels) + 8 + sum(_text_height(*line, width) for line in cell.lines) + scale
-
-
-def _text_height(text: str, size: int, _colour: tuple[int, int, int], width: int) -> int:
-    return len(wrap([drawable(text, 400)], size, width, "")) * line_height(size)
-
-
-def _write(
-    pen: ImageDraw.ImageDraw,
-    lines: Sequence[_Line],
-    top: int,
-    left: int,
-    width: int,
-) -> int:
-    """Write lines of text, each broken where it must; return where the next one would begin."""
-    for text, size, colour in lines:
-        for pieces in wrap([drawable(text, 400)], size, width, ""):
-            pen.text((left, top), "".join(pieces), colour, font(size))
-            top += line_height(size)
-    return top
+    scale = 8 + _BAR + 3 + line_height(TEXT) if cell.bar is not None else 0
+    return len(cell.pixels) + 8 + sum(text_height(*line, width) for line in cell.lines) + scale

@@ -1,0 +1,200 @@
+"""What of a weight's values stands out: outliers, filters that are there twice, runs of one value, and pure chance."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookscope.results.check import ConstantRun
+
+# As in `stored`: what stays in a processor's cache.
+_PIECE_ELEMENTS = 2**14
+
+# So many values, evenly spaced, say about where the greatest thousandth begins.
+_SAMPLE_ELEMENTS = 4096
+
+# Our choice: of fewer values the greatest but one says nothing.
+_FEWEST_FOR_OUTLIERS = 16
+
+# Our choice: filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
+_FEWEST_IN_FILTER = 8
+_FEWEST_IN_ROUNDED_FILTER = 32
+
+# Columns of which one at least differs, in nearly all filters that are not equal.
+_PROBED_COLUMNS = 8
+
+_SHORTEST_RUN = 32  # shorter ones are not looked for; our choice
+
+# Our choice: a filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
+_DEAD_BELOW = 0.01
+
+# Our choice: with fewer values, or groups of fewer, spreads say little.
+_FEWEST_FOR_SPREAD = 2048
+_FEWEST_IN_GROUP = 8
+
+# Our choice: with a greater kurtosis, a few values hold all the energy, wherever they are. That of the normal
+# distribution is 3.
+_HEAVIEST_TAILS = 100.0
+
+
+def outlier_ratio(values: Tensor) -> float | None:
+    """Return the greatest magnitude over the 99.9 % quantile of magnitudes, of values that are finite and not zero.
+
+    That quantile is the value with a thousandth of all at or above it, but at least the greatest but one. None for
+    fewer than 16 values.
+    """
+    flat = values.reshape(-1)
+    if flat.numel() < _FEWEST_FOR_OUTLIERS:
+        return None
+    count = int(torch.count_nonzero(flat.float() if flat.itemsize < 2 else flat))
+    sample = _magnitudes(flat[:: max(1, flat.numel() // _SAMPLE_ELEMENTS)].contiguous())
+    likely = float(sample.quantile(0.97)) if sample.numel() else 0.0
+    for threshold in (likely, 0.0):
+        pieces = (_magnitudes(flat[begin : begin + _PIECE_ELEMENTS]) for begin in range(0, len(flat), _PIECE_ELEMENTS))
+        top = torch.cat([piece[piece >= threshold] for piece in pieces])
+        wanted = max(2, math.ceil((count if threshold else len(top)) / 1000))
+        if len(top) >= wanted:
+            break
+    if count < _FEWEST_FOR_OUTLIERS or len(top) < wanted:
+        return None
+    greatest = torch.topk(top, wanted).values
+    return float(greatest[0]) / float(greatest[-1])
+
+
+def _magnitudes(piece: Tensor) -> Tensor:
+    magnitudes = (piece if piece.itemsize > 4 else piece.float()).abs()
+    return magnitudes[(magnitudes > 0) & magnitudes.isfinite()]
+
+
+def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
+    """Return the filters, rows of (filters, values), that equal one before them; `rounded` to eight bits or fewer.
+
+    Filters of few values other than zero are left out, and those of a weight with a single filter over and over: that
+    is one on purpose, as a blur is.
+    """
+    if filters.shape[1] < _FEWEST_IN_FILTER or len(filters) < 2:
+        return ()
+    alike = _occurring_again(filters[:, :: filters.shape[1] // _PROBED_COLUMNS])
+    if not len(alike):
+        return ()
+    least = _FEWEST_IN_ROUNDED_FILTER if rounded else _FEWEST_IN_FILTER
+    dense = (filters[alike] != 0).sum(1) >= least
+    alike = alike[dense.cpu().numpy()]
+    known: dict[bytes, int] = {}
+    found = []
+    for index in alike.tolist():
+        content = _bytes_of(filters[index : index + 1]).tobytes()
+        if known.setdefault(content, index) != index:
+            found.append(index)
+    return () if len(found) == len(filters) - 1 else tuple(found)
+
+
+def _occurring_again(rows: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the indices of the rows of which there are several."""
+    keys = _bytes_of(rows)
+    whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
+    _, inverse, counts = np.unique(whole, return_inverse=True, return_counts=True)
+    return np.flatnonzero(counts[inverse] > 1)
+
+
+def _bytes_of(rows: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    return rows.detach().cpu().contiguous().view(torch.uint8).numpy()
+
+
+def longest_run(weight: Tensor) -> ConstantRun | None:
+    """Return the longest run of one value in the memory of a weight; None below 32 values.
+
+    Channels and places that are dead, zero or nearly so, are taken out before: training and structured pruning leave
+    such. A run may go on from one channel to the next.
+    """
+    laid_out = weight.permute(sorted(range(weight.dim()), key=weight.stride, reverse=True))
+    first = next((size for size in laid_out.shape if size > 1), 1)
+    matrix = laid_out.reshape(first, -1)  # other axes show as columns, whichever of them comes first in memory
+    flat = matrix.reshape(-1)
+    # A run of 32 holds a whole sixteenth pair of neighbours, if not two.
+    if not torch.any(
+        flat[_SHORTEST_RUN // 2 :: _SHORTEST_RUN // 2] == flat[_SHORTEST_RUN // 2 - 1 : -1 : _SHORTEST_RUN // 2]
+    ):
+        return None
+    magnitudes = matrix.abs()
+    live = magnitudes > _DEAD_BELOW * magnitudes.max()
+    rows, columns = live.any(1).nonzero().flatten(), live.any(0).nonzero().flatten()
+    kept = matrix[rows][:, columns]
+    flat = kept.reshape(-1)
+    differs = (flat[1:] != flat[:-1]).nonzero().flatten() + 1
+    edges = torch.cat([differs.new_zeros(1), differs, differs.new_full((1,), len(flat))])
+    lengths = edges.diff()
+    if not len(lengths) or (length := int(lengths.max())) < _SHORTEST_RUN:
+        return None
+    begin = int(edges[int(lengths.argmax())])
+    share = _share_elsewhere(kept == flat[begin], begin, begin + length)
+    chance = math.log(len(flat)) / -math.log(share) if 0 < share < 1 else math.inf if share else 1.0
+    return ConstantRun(length, float(flat[begin]), chance)
+
+
+def _share_elsewhere(equal: Tensor, begin: int, end: int) -> float:
+    """Return the share of a value outside a run of it, in all, in its rows or in its columns: the greatest."""
+    width = equal.shape[1]
+    first, last = begin // width, (end - 1) // width + 1
+    regions = [equal, equal[first:last]]
+    if last - first == 1:
+        regions.append(equal[:, begin % width : (end - 1) % width + 1])
+    shares = []
+    for region in regions:
+        outside = region.numel() - (end - begin)
+        if outside >= _SHORTEST_RUN:
+            shares.append((int(region.sum()) - (end - begin)) / outside)
+    return max(shares, default=1.0)
+
+
+def spread_beyond_chance(values: Tensor) -> float | None:
+    """Return how far a weight is from values drawn independently from one distribution, in standard errors.
+
+    Energies and means of the rows (outputs), the columns (inputs) and the places in a kernel spread by what is
+    expected of independent values, or more: for `g` groups of `d` values with second and fourth moments s and f, the
+    mean square of their means is s/d, and the variance of their mean squares is (f - s²)/d, each give or take a share
+    of sqrt(2/g). The greatest excess is returned. Training leaves each of them far outside; every usual
+    initialisation draws values independently, whatever their distribution.
+
+    None for fewer than 2,048 values other than zero, and where moments overflow, vanish, or are those of a few
+    outliers. `values` are (O, I, ...).
+    """
+    outputs, inputs = values.shape[:2]
+    if values.numel() < _FEWEST_FOR_SPREAD:
+        return None
+    filters = values.reshape(outputs, -1)
+    width = filters.shape[1]
+    row_sums, row_squares = [], []
+    column_sums = torch.zeros(width, dtype=torch.float64)
+    column_squares, fourth, count = torch.zeros_like(column_sums), 0.0, 0
+    step = max(1, _PIECE_ELEMENTS // width)
+    for begin in range(0, outputs, step):
+        piece = filters[begin : begin + step].float()
+        squares = piece * piece
+        row_sums.append(piece.sum(1).cpu().double())
+        row_squares.append(squares.sum(1).cpu().double())
+        column_sums += piece.sum(0).cpu().double()
+        column_squares += squares.sum(0).cpu().double()
+        fourth += float(torch.linalg.vector_norm(squares) ** 2)
+        count += int(torch.count_nonzero(piece))
+    if count < _FEWEST_FOR_SPREAD:
+        return None
+    second = float(column_squares.sum()) / values.numel()
+    fourth = fourth / values.numel() - second**2
+    if not (math.isfinite(fourth) and second > 0 and 0 < fourth < _HEAVIEST_TAILS * second**2):
+        return None
+    found = []
+    for axis in (None, 1, 0):  # rows; columns, of which each holds the places of a kernel
+        sums, squares = (
+            (torch.cat(row_sums), torch.cat(row_squares))
+            if axis is None
+            else (column_sums.view(inputs, -1).sum(axis), column_squares.view(inputs, -1).sum(axis))
+        )
+        groups, size = len(sums), values.numel() // len(sums)
+        if groups < 2 or size < _FEWEST_IN_GROUP:
+            continue
+        spread_of_means = float((sums / size).square().mean()) / (second / size)
+        spread_of_energies = float((squares / size).var()) / (fourth / size)
+        found += [(each - 1) * math.sqrt(groups / 2) for each in (spread_of_means, spread_of_energies)]
+    return max(found, default=None)

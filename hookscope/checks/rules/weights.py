@@ -1,0 +1,235 @@
+"""Rules about weights that stand out: among their own values, or among the other weights of the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
+from hookscope.checks.rules.stored import numbers
+from hookscope.text import counted
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements, StoredValues
+
+# The greatest finite number (IEEE 754; bfloat16 is its single precision with 8 significant bits).
+_GREATEST: Mapping[str, float] = {
+    "float16": 65504.0,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float32": (2 - 2**-23) * 2.0**127,
+    "float64": (2 - 2**-52) * 2.0**1023,
+}
+
+# Our choice: a running variance may well be 10^4 times the others of its layer, where those are of dead channels; and
+# a single weight below this does not carry a layer away.
+_LEAST_THAT_FAILS = 1000.0
+
+# From so many standard errors on a weight is taken to be trained. Our choice: of the weights of EfficientNet-Lite0 to 2
+# with 2,048 values and more, nine in ten are beyond, by up to 10^3.
+_TRAINED_SPREAD = 10.0
+
+_FEWEST_TRAINED = 3  # our choice: among fewer nothing stands out
+
+
+@rule("outlier-weight", "fail", "stored")
+@limit(
+    "max_ratio",
+    100.0,
+    "greatest magnitude of a weight over the 99.9 % quantile of its magnitudes, from which there is a warning",
+    "our choice; of 21 trained networks and 65 copies of them, pruned or rounded, the nearest has 48 (Silero VAD), of"
+    " 112 random ones 31",
+)
+@limit(
+    "fail_ratio",
+    1e4,
+    "the same, from which a value of at least 1,000 fails",
+    "our choice: a flipped exponent bit multiplies by 2**16 in float16, by 2**128 in float32 and bfloat16",
+)
+def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A value of a weight is far greater than all others.
+
+    A single value that is thousands of times the others, or whose square overflows its type, comes of a damaged file (a
+    flipped bit of an exponent multiplies by up to 2**128) or of a diverging step; the greatest number of the type
+    itself is what an overflow is cut to. Such a value drowns everything beside it, and fails. Values that are hundreds
+    of times the others also occur in sound networks, and warn. Judged are parameters and BatchNorm's statistics; of
+    fewer than 2,000 values the greatest is held against the next. Go back to an earlier checkpoint, or download again.
+    """
+    for values in measured.stored:
+        if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
+            continue
+        target, ratio = stored_in(values), values.outlier_ratio or 0.0
+        greatest = _GREATEST.get(values.dtype, math.inf)
+        named = f"'{values.name}' ({values.kind}) reaches {values.max_abs:.3g}"
+        times = f"{ratio:.3g} times the 99.9 % quantile of its magnitudes"
+        if values.max_abs == greatest:
+            yield Objection(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
+        elif values.dtype != "float16" and values.max_abs > math.sqrt(greatest):
+            beside = f"; it is {times}" if ratio > terms.limit("max_ratio", target) else ""
+            yield Objection(target, f"{named}, whose square overflows {values.dtype}{beside}.")
+        elif values.max_abs >= _LEAST_THAT_FAILS and ratio > (most := terms.limit("fail_ratio", target)):
+            yield Objection(target, f"{named}, {times} (limit {most:g}).")
+        elif ratio > (most := terms.limit("max_ratio", target)):
+            yield Objection(target, f"{named}, {times} (limit {most:g}).", "warn")
+
+
+@rule("duplicate-filter", "warn", "stored")
+def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """Output channels of one weight are equal to the last bit.
+
+    Two filters that start apart never meet in training. A faulty conversion or a tensor that was put together from
+    overlapping pieces copies them; a network that was widened by copying, and not trained since, has them on purpose.
+    Filters of zeros, and of fewer than 8 values other than zero (32 where values are rounded to 8 bits), do not count,
+    nor does a weight that is one filter over and over, as a blur is.
+    """
+    for values in measured.stored:
+        if values.repeated_filters and values.filter_count:
+            equal = f"{len(values.repeated_filters)} of {counted(values.filter_count, 'output channel')} equal"
+            yield _about(values, f": {equal} one before them: {numbers(values.repeated_filters)}")
+
+
+@rule("constant-block", "warn", "stored")
+@limit(
+    "min_length",
+    64,
+    "values in a row that are the same, from which a run is looked at",
+    "our choice; of 21 trained networks and 35 copies, rounded or structurally pruned, none has 32",
+)
+@limit(
+    "max_over_chance",
+    16.0,
+    "length of a run over that of the longest expected by chance, from the share of the value elsewhere",
+    "our choice; of 30 copies of trained networks pruned value by value, 50 % to 98 %, the nearest has 6.5",
+)
+def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A block of a weight has one value, mostly zero, while the rest has not.
+
+    A page of a file that was never written reads as zeros, and a fault in a conversion leaves a block as it was
+    allocated. Judged is the longest run of one value in a weight's memory, against what the share of that value around
+    it lets expect: so a network that was pruned value by value passes. Filters and inputs that are zero as a whole are
+    left out, as structured pruning and dead channels leave them; of filters dead-filter says so.
+    """
+    for values in measured.stored:
+        run = values.constant_run
+        if run is None or run.length < terms.limit("min_length", stored_in(values)):
+            continue
+        limit = terms.limit("max_over_chance", stored_in(values))
+        if run.length > limit * run.chance:
+            block = f"{run.length:,} values in a row are {run.value:.6g}"
+            yield _about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
+
+
+@rule("untrained-weight", "warn", "stored")
+@limit(
+    "max_spread",
+    3.0,
+    "spread of a weight's rows, columns and kernel places beyond that of independent values, in standard errors",
+    "our choice; of 21 trained networks and 65 copies, pruned or rounded, the nearest has 4.7; of the 8,566 weights of"
+    " 112 random ones 98 % stay below",
+)
+@limit(
+    "min_trained_fraction",
+    0.75,
+    "share of the weights that must be trained, so that one that is not stands out, 0-1",
+    "our choice: of two networks trained for seconds 57 % and 11 % are, of EfficientNet-Lite0 to 2 at least 91 %",
+)
+def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A weight looks drawn at random, while nearly all others are trained.
+
+    Whatever the distribution, initialisation draws the values of a weight independently; training makes rows, columns
+    and the places of a kernel differ from one another by far more than chance does. A weight without any such structure
+    among trained ones was never loaded, was initialised again, or is not used. Judged are kernels and matrices of 2,048
+    values and more. What comes after the last trained weight passes, for a new head on a trained body is on purpose;
+    so does a network with fewer trained weights than the limit.
+    """
+    last = _last_trained(measured.stored, terms.limit("min_trained_fraction"))
+    for values in measured.stored[:last]:
+        spread, most = values.spread_beyond_chance, terms.limit("max_spread", stored_in(values))
+        if spread is not None and spread < most:
+            what = "its rows, columns and kernel places differ by no more than independent random values do"
+            yield _about(values, f" looks untrained: {what} ({spread:.1f} standard errors beyond, limit {most:g})")
+
+
+@rule("untrained-norm", "fail", "stored")
+@limit(
+    "min_trained_fraction",
+    0.75,
+    "share of the normalisation layers that must have moved, so that one that has not stands out, 0-1",
+    "our choice, as for untrained-weight; none of 21 trained networks has such a layer",
+)
+def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A normalisation layer is as it starts, while nearly all others have moved.
+
+    Statistics of exactly 0 and 1, or a weight of exactly 1 with a bias of exactly 0, are what a layer starts with, and
+    no training leaves them so: it was reset, never loaded, or is not used. A BatchNorm that counts batches and has not
+    moved for them is impossible, and fails; all else warns. What comes after everything that was trained passes, for a
+    new head on a trained body is on purpose.
+    """
+    norms = _norms(measured.stored)
+    trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
+    last = max([_last_trained(measured.stored, 0.0), *trained])
+    seen: set[int] = set()
+    for what, starts in _STARTS.items():
+        states = [(at, norm, _is_at_start(norm, starts)) for at, norm in norms]
+        moved = sum(each is False for _, _, each in states)
+        unmoved = [(at, norm) for at, norm, each in states if each and at not in seen]
+        if moved < max(_FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))):
+            continue
+        for at, norm in unmoved:
+            batches = norm["num_batches_tracked"].max if "num_batches_tracked" in norm else None
+            counted_in_vain = what == "statistics" and bool(batches)
+            if not (at < last or counted_in_vain):
+                continue
+            seen.add(at)
+            first = norm[next(iter(starts))]
+            start = " and ".join(f"'{norm[leaf].name}' is {value:g}" for leaf, value in starts.items())
+            after = f", after {batches:,.0f} batches" if counted_in_vain and batches else ""
+            message = f"{start} everywhere{after}, as a new layer's; {moved} other layers have moved."
+            yield Objection(stored_in(first), message, "fail" if counted_in_vain else "warn")
+
+
+# What the parts of a normalisation layer start with.
+_STARTS: Mapping[str, Mapping[str, float]] = {
+    "statistics": {"running_mean": 0.0, "running_var": 1.0},
+    "affine": {"weight": 1.0, "bias": 0.0},
+}
+
+
+def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, StoredValues]]]:
+    """Return what may be normalisation layers, by leaf names, each with its position: all they hold is vectors."""
+    layers: dict[str, dict[str, StoredValues]] = {}
+    positions: dict[str, int] = {}
+    for at, values in enumerate(stored):
+        layer, _, leaf = values.name.rpartition(".")
+        layers.setdefault(layer, {})[leaf] = values
+        positions[layer] = at
+    return [
+        (positions[name], held) for name, held in layers.items() if all(len(each.shape) < 2 for each in held.values())
+    ]
+
+
+def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) -> bool | None:
+    """Tell whether parts of a layer have the values they start with; None if it has no such parts, or others set so."""
+    if not starts.keys() <= norm.keys():
+        return None
+    parts = {leaf: norm[leaf] for leaf in starts}
+    if any(each.min != each.max for each in parts.values()):
+        return False
+    return True if all(each.min == starts[leaf] for leaf, each in parts.items()) else None
+
+
+def _about(values: StoredValues, what: str) -> Objection:
+    return Objection(stored_in(values), f"'{values.name}' ({values.kind}){what}.")
+
+
+def _leaf(values: StoredValues) -> str:
+    return values.name.rpartition(".")[2]
+
+
+def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
+    """Return the position of the last trained weight; 0 if fewer than three are, or less than a share of all."""
+    judged = [
+        (at, each.spread_beyond_chance) for at, each in enumerate(stored) if each.spread_beyond_chance is not None
+    ]
+    trained = [at for at, spread in judged if spread >= _TRAINED_SPREAD]
+    return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0

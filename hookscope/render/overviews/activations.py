@@ -1,0 +1,194 @@
+"""What layers make of an input, in one picture: maps of a few layers, and all layers' figures over depth."""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from hookscope.render.columns import probability_text
+from hookscope.render.overlays import seen_part
+from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.maps import MAP_KEY, MapColumns, chosen_maps
+from hookscope.render.overviews.sheet import (
+    DIM,
+    GREEN,
+    INK,
+    INNER,
+    LINE,
+    MARGIN,
+    NAME,
+    RED,
+    SMALL,
+    TEXT,
+    TITLE,
+    Block,
+    Line,
+    draw_sheet,
+    text_block,
+    text_height,
+    write,
+)
+from hookscope.results.activations import Activations, Flag, LayerRow
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
+from hookscope.text import counted
+
+_WORDS = 218  # pixels: the column of the input
+_LETTERS = "ABCDE"
+_FEW = 3  # layers that a line about a flag names
+
+_FLAGS: tuple[tuple[Flag, str], ...] = (
+    ("non-finite", "NaN or Inf in"),
+    ("all zero", "all zero:"),
+    ("constant", "the same value everywhere:"),
+    ("dead channels", "half of the channels or more are dead in"),
+    ("unmeasured", "not measured:"),
+)
+"""Flags that call for a look, the gravest first."""
+
+
+def draw_activations(result: Activations) -> Image.Image:
+    """Draw the overview of a run, 1,200 pixels wide: one input and its maps, or the means of up to three inputs."""
+    shown = sorted({each.input_index for each in result.map_summaries}) or [0]
+    chosen = chosen_maps([each for each in result.map_summaries if each.input_index == shown[0]])
+    letters = dict(zip([each.row for each in chosen], _LETTERS, strict=False))
+    blocks = [text_block(_heading(result))]
+    for index in shown[: len(result.inputs)]:
+        maps = [each for each in result.map_summaries if each.input_index == index and each.row in letters]
+        columns = MapColumns(maps, MARGIN + _WORDS + 16, letters, with_strongest=len(result.inputs) == 1)
+        blocks.append(_input_block(result, index, columns))
+    words = [MAP_KEY] if letters else []
+    if len(result.inputs) > len(shown):
+        words.append(
+            f"{counted(len(result.inputs) - len(shown), 'more input')}: the figures below are over all of them."
+        )
+    blocks.append(text_block([(" ".join(words), SMALL, DIM)] if words else []))
+    return draw_sheet([*blocks, *depth_blocks(result.rows, letters), text_block(flag_lines(result.rows))])
+
+
+def model_line(model: ModelInfo, *more: str) -> Line:
+    """Return what an overview says of the weights, and more, in one line."""
+    weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
+    return "   -   ".join((weights, *more)), TEXT, DIM
+
+
+def depth_blocks(
+    rows: Sequence[LayerRow], letters: dict[int, str] | None = None, ground: Sequence[int] = ()
+) -> list[Block]:
+    """Return the charts of layers over depth: magnitudes, zeros and dead channels.
+
+    Args:
+        rows: In the order of the layers.
+        letters: By `LayerRow.index`, what stands above a layer.
+        ground: Positions of the layers with a tinted ground.
+    """
+    if not rows:
+        return []
+    values = [row.activation for row in rows]
+    places = [(letters[row.index], place) for place, row in enumerate(rows) if letters and row.index in letters]
+    broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
+    magnitudes = Chart(
+        title="Size of the values, layer by layer",
+        series=[
+            Series("largest |x|", [each.max_abs for each in values], ORANGE),
+            Series("std", [each.std for each in values], GREY),
+            Series("mean |x|", [each.mean_abs for each in values], BLUE),
+        ],
+        count=len(rows),
+        marks=[Marks("holds NaN or Inf", broken, VERMILION)],
+        ground=ground,
+        letters=places,
+    )
+    dead = [each.dead_channel_fraction or None for each in values]
+    shares = Chart(
+        title="Exact zeros and dead channels",
+        series=[
+            Series("zeros, share of values", [each.zero_fraction for each in values], (160, 196, 222), "area"),
+            Series("dead (all zero), share of channels", dead, VERMILION, "dots"),
+        ],
+        count=len(rows),
+        percent=True,
+        ground=ground,
+        names=[row.layer or "(model)" for row in rows],
+    )
+    return [magnitudes.block, shares.block]
+
+
+def input_name(record: InputRecord) -> str:
+    """Return the name of an input without its folder."""
+    return PurePath(record.name).name or record.name
+
+
+def names_of(inputs: Sequence[InputRecord]) -> str:
+    """Return the names of the first inputs, and how many more there are."""
+    names = [*dict.fromkeys(input_name(each) for each in inputs)][:3]
+    return ", ".join(names) + (f" and {len(inputs) - len(names)} more" if len(inputs) > len(names) else "")
+
+
+def input_picture(result: Activations | Gradients, index: int, width: int, height: int) -> Image.Image | None:
+    """Return an input as the network saw it, as large as the place allows; None if it is no picture."""
+    provenance, record = result.provenance, result.inputs[index]
+    pixels = None if provenance is None else provenance.pictures.get(record)
+    if pixels is None and record.region is not None and provenance is not None and provenance.photographs is not None:
+        photograph = provenance.photographs(result.inputs, index)
+        pixels = photograph.pixels[seen_part(photograph.region)] if not photograph.remark else None
+    if pixels is None or not pixels.size:
+        return None
+    picture = Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
+    ratio = min(width / picture.width, height / picture.height)
+    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+    return picture.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def _heading(result: Activations) -> list[Line]:
+    title = f"What the layers of {result.model.name} see in {names_of(result.inputs)}"
+    return [(title, TITLE, INK), model_line(result.model, counted(len(result.rows), "output") + " of layers")]
+
+
+def _input_block(result: Activations, index: int, columns: MapColumns) -> Block:
+    """Return one input, and its maps beside it."""
+    picture = input_picture(result, index, _WORDS, 260 if columns.with_strongest else 160)
+    words = _input_lines(result, index)
+    width = _WORDS if columns.summaries else INNER
+    height = (picture.height + 8 if picture else 0) + sum(text_height(*line, width) for line in words)
+
+    def draw(image: Image.Image, top: int) -> None:
+        columns.draw(image, top)
+        pen = ImageDraw.Draw(image)
+        if picture:
+            image.paste(picture, (MARGIN, top))
+            pen.rectangle([MARGIN, top, MARGIN + picture.width - 1, top + picture.height - 1], outline=LINE)
+        write(pen, words, top + (picture.height + 8 if picture else 0), MARGIN, width)
+
+    return Block(max(height, columns.height), draw)
+
+
+def _input_lines(result: Activations, index: int) -> list[Line]:
+    record = result.inputs[index]
+    before = f"{record.size[0]} x {record.size[1]} pixels, " if record.size else ""
+    lines = [
+        (input_name(record), NAME, INK),
+        (f"{before}to the network as {' x '.join(map(str, record.shape)) or 'a number'}", SMALL, DIM),
+    ]
+    for prediction in result.predictions:
+        if prediction.input_index == index:
+            best = prediction.classes[:3]
+            lines += [(f"{name}  {probability_text(share)}", TEXT, INK) for name, share in best]
+    if not any(each.input_index == index for each in result.map_summaries):
+        lines.append(("No maps: no layer here puts out values with height and width.", SMALL, DIM))
+    return lines
+
+
+def flag_lines(rows: Sequence[LayerRow]) -> list[Line]:
+    """Return a line on each flag that calls for a look, with the first layers that have it."""
+    lines: list[Line] = []
+    for flag, words in _FLAGS:
+        labels = [row.label or "(model)" for row in rows if flag in row.flags]
+        if labels:
+            more = f" and {len(labels) - _FEW} more" if len(labels) > _FEW else ""
+            lines.append((f"{words} {', '.join(labels[:_FEW])}{more}", TEXT, RED))
+    return lines or [
+        ("No layer holds NaN or Inf, is the same everywhere, or has half of its channels dead.", TEXT, GREEN)
+    ]

@@ -1,0 +1,272 @@
+"""Figures of layers over the depth of a network, drawn without Matplotlib: importing it takes longer than a run."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from PIL import Image, ImageDraw
+
+from hookscope.render.lettering import font, line_height
+from hookscope.render.overviews.sheet import DIM, INK, INNER, MARGIN, NAME, PAPER, SMALL, TEXT, Block, Colour, in_font
+
+# Okabe and Ito 2008, "Color Universal Design", as in the plots.
+BLUE, ORANGE, VERMILION, GREY = (0, 114, 178), (230, 159, 0), (213, 94, 0), (118, 118, 118)
+
+# Pixels, our choice.
+_PLOT_HEIGHT = 150
+_AXIS = 64  # left of the plot, for its numbers
+_SMOOTH = 3  # drawn so many times larger, then averaged: lines and dots without steps
+_GRID_LINE = (226, 228, 231)
+_GROUND = (250, 226, 214)  # behind what is pointed at
+_MOST_DOTS = 80  # of more layers, lines have no dots
+
+_MOST_TICKS = 5
+_LONGEST_BLOCK = 0.45  # of the depth: names under the axis go deeper as long as some block is longer. Our choice.
+_LONGEST_NAME = 18  # characters of two parts of a name; of a longer one the last part stands alone
+_LEAST, _GREATEST = 1e-300, 1e300  # what an axis reaches
+
+Shape = Literal["line", "area", "dots"]
+Mark = Literal["cross", "triangle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values by layer; None where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: Colour
+    shape: Shape = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Layers to be marked at the foot of a chart."""
+
+    name: str
+    places: Sequence[int]
+    colour: Colour
+    mark: Mark = "cross"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Values over the depth of a network: on a logarithmic axis, or from 0 to 100 %.
+
+    Attributes:
+        title: Stands above it, with a key to the colours.
+        series: A value for each layer; what a logarithmic axis cannot show is left out.
+        count: Of layers.
+        percent: Whether values are shares, 0-1.
+        marks: What stands at the foot.
+        ground: Positions of layers with a tinted ground: those that fail.
+        letters: Layers with a dotted line and a letter above it.
+        names: Of the layers, to stand below where blocks of them begin; none for a chart with another below it.
+    """
+
+    title: str
+    series: Sequence[Series]
+    count: int
+    percent: bool = False
+    marks: Sequence[Marks] = ()
+    ground: Sequence[int] = ()
+    letters: Sequence[tuple[str, int]] = ()
+    names: Sequence[str] = ()
+
+    @property
+    def block(self) -> Block:
+        """The chart as a block of the sheet."""
+        below = line_height(SMALL) + 8 if self.names else 0
+        return Block(self._head + _PLOT_HEIGHT + 8 + below, self._draw)
+
+    @property
+    def _head(self) -> int:
+        return line_height(NAME) + 10 + line_height(SMALL) * bool(self.letters)
+
+    @property
+    def _step(self) -> float:
+        return (INNER - _AXIS) / self.count
+
+    def _x(self, place: float) -> float:
+        return _AXIS + (place + 0.5) * self._step
+
+    def _draw(self, image: Image.Image, top: int) -> None:
+        low, high = (0.0, 1.0) if self.percent else _log_range(self.series)
+        ticks = [0.0, 0.5, 1.0] if self.percent else _log_ticks(low, high)
+        heights = [_height(tick, low, high, percent=self.percent) for tick in ticks]
+        plot = Image.new("RGB", (INNER * _SMOOTH, (_PLOT_HEIGHT + 8) * _SMOOTH), PAPER)
+        pen = _Pen(ImageDraw.Draw(plot))
+        self._draw_ground(pen, heights)
+        for each in self.series:
+            points = [
+                (self._x(place), _height(value, low, high, percent=self.percent))
+                if value is not None and _shown(value, percent=self.percent)
+                else None
+                for place, value in enumerate(each.values)
+            ]
+            _draw_series(pen, points, each, dots=self.count <= _MOST_DOTS, step=self._step)
+        for mark in self.marks:
+            for place in mark.places:
+                pen.mark(self._x(place), _PLOT_HEIGHT - 8, mark.mark, mark.colour)
+        image.paste(plot.resize((INNER, _PLOT_HEIGHT + 8), Image.Resampling.BOX), (MARGIN, top + self._head))
+        self._write_head(image, top)
+        words = [f"{tick:.0%}" if self.percent else f"{tick:g}" for tick in ticks]
+        self._write_axes(image, top + self._head, zip(words, heights, strict=True))
+
+    def _draw_ground(self, pen: "_Pen", heights: Sequence[float]) -> None:
+        half = max(3.0, self._step / 2)
+        for place in self.ground:
+            pen.box(self._x(place) - half, 0, self._x(place) + half, _PLOT_HEIGHT, _GROUND)
+        for height in heights:
+            pen.line([(_AXIS, height), (INNER, height)], _GRID_LINE, 1)
+        for _, place in self.letters:
+            for dash in range(0, _PLOT_HEIGHT, 8):
+                pen.line([(self._x(place), dash), (self._x(place), dash + 3)], GREY, 1)
+
+    def _write_head(self, image: Image.Image, top: int) -> None:
+        """Write the title on the left, and the key to colours and marks on the right."""
+        pen, drawn = ImageDraw.Draw(image), font(TEXT)
+        pen.text((MARGIN, top), in_font(self.title), INK, font(NAME))
+        key: list[tuple[str, Colour, Shape | Mark]] = [(each.name, each.colour, each.shape) for each in self.series]
+        key += [(mark.name, mark.colour, mark.mark) for mark in self.marks if mark.places]
+        key += [("fails", _GROUND, "area")] if self.ground else []
+        left = MARGIN + INNER - sum(28 + drawn.getlength(name) + 18 for name, _, _ in key) + 18
+        for name, colour, shape in key:
+            image.paste(_swatch(colour, shape), (round(left), top + 3))
+            pen.text((left + 28, top + 3), name, INK, drawn)
+            left += 28 + drawn.getlength(name) + 18
+
+    def _write_axes(self, image: Image.Image, top: int, ticks: Iterable[tuple[str, float]]) -> None:
+        pen, drawn = ImageDraw.Draw(image), font(SMALL)
+        for words, height in ticks:
+            pen.text((MARGIN + _AXIS - 8 - drawn.getlength(words), top + height - 5), words, DIM, drawn)
+        left = 0.0
+        for letter, place in self.letters:
+            left = max(left + drawn.getlength(letter) + 5, MARGIN + self._x(place) - drawn.getlength(letter) / 2)
+            pen.text((left, top - line_height(SMALL) + 1), letter, INK, drawn)
+        taken: list[tuple[float, float]] = []
+        top += _PLOT_HEIGHT + 8
+        for place, name in _blocks(self.names) if self.names else ():
+            words = in_font(name, 24)
+            left = MARGIN + self._x(place)
+            right = left + drawn.getlength(words)
+            if right <= MARGIN + INNER and all(right + 10 < other[0] or left > other[1] + 10 for other in taken):
+                taken.append((left, right))
+                pen.line([(left, top), (left, top + 5)], DIM)
+                pen.text((left, top + 6), words, DIM, drawn)
+
+
+def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
+    """Return where blocks of layers begin, with their names: the outermost blocks first, longer ones before shorter."""
+    result: dict[int, str] = {}
+    for depth in range(1, 2 + max(name.count(".") for name in names)):
+        blocks = [".".join(name.split(".")[:depth]) for name in names]
+        starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
+        lengths = {start: end - start for start, end in zip(starts, [*starts[1:], len(names)], strict=True)}
+        for start in sorted(starts, key=lambda each: (-lengths[each], each)):
+            result.setdefault(start, _tail(blocks[start]))
+        if max(lengths.values()) <= _LONGEST_BLOCK * len(names):
+            break
+    return list(result.items())
+
+
+def _tail(block: str) -> str:
+    """Return the last two parts of a dotted name, or the last one."""
+    parts = block.split(".")
+    two = ".".join(parts[-2:])
+    return two if len(two) <= _LONGEST_NAME else parts[-1]
+
+
+class _Pen:
+    """Draws on the larger canvas in pixels of the smaller one."""
+
+    def __init__(self, pen: ImageDraw.ImageDraw) -> None:
+        """Draw with this pen."""
+        self._pen = pen
+
+    def line(self, points: Sequence[tuple[float, float]], colour: Colour, width: float) -> None:
+        scaled = [(x * _SMOOTH, (y + 4) * _SMOOTH) for x, y in points]
+        self._pen.line(scaled, colour, round(width * _SMOOTH), joint="curve")
+
+    def box(self, left: float, top: float, right: float, bottom: float, colour: Colour) -> None:
+        self._pen.rectangle([left * _SMOOTH, (top + 4) * _SMOOTH, right * _SMOOTH, (bottom + 4) * _SMOOTH], colour)
+
+    def area(self, points: Sequence[tuple[float, float]], colour: Colour) -> None:
+        self._pen.polygon([(x * _SMOOTH, (y + 4) * _SMOOTH) for x, y in points], colour)
+
+    def dot(self, x: float, y: float, radius: float, colour: Colour) -> None:
+        box = [(x - radius) * _SMOOTH, (y + 4 - radius) * _SMOOTH, (x + radius) * _SMOOTH, (y + 4 + radius) * _SMOOTH]
+        self._pen.ellipse(box, colour)
+
+    def mark(self, x: float, y: float, mark: Shape | Mark, colour: Colour) -> None:
+        if mark == "triangle":
+            self.area([(x - 6, y - 5), (x + 6, y - 5), (x, y + 6)], colour)
+        else:
+            self.line([(x - 5, y - 5), (x + 5, y + 5)], colour, 2.5)
+            self.line([(x - 5, y + 5), (x + 5, y - 5)], colour, 2.5)
+
+
+def _draw_series(
+    pen: _Pen, points: Sequence[tuple[float, float] | None], series: Series, *, dots: bool, step: float
+) -> None:
+    runs: list[list[tuple[float, float]]] = [[]]
+    for point in points:
+        if point is None:
+            runs.append([])
+        else:
+            runs[-1].append(point)
+    for run in runs:
+        if series.shape == "area":
+            for x, y in run:
+                pen.box(x - step / 2, y, x + step / 2, _PLOT_HEIGHT, series.colour)
+        elif series.shape == "line" and len(run) > 1:
+            pen.line(run, series.colour, 2)
+        if series.shape == "dots" or (series.shape == "line" and (dots or len(run) == 1)):
+            for x, y in run:
+                pen.dot(x, y, 3.2 if series.shape == "line" or dots else 2.2, series.colour)
+
+
+def _swatch(colour: Colour, shape: Shape | Mark) -> Image.Image:
+    """Draw what stands before a name in the key."""
+    swatch = Image.new("RGB", (22 * _SMOOTH, 20 * _SMOOTH), PAPER)
+    pen = _Pen(ImageDraw.Draw(swatch))
+    if shape in ("cross", "triangle"):
+        pen.mark(11, 6, shape, colour)
+    elif shape == "area":
+        pen.box(2, 0, 20, 12, colour)
+    else:
+        if shape == "line":
+            pen.line([(0, 6), (22, 6)], colour, 2)
+        pen.dot(11, 6, 3.2, colour)
+    return swatch.resize((22, 20), Image.Resampling.BOX)
+
+
+def _shown(value: float, *, percent: bool) -> bool:
+    return math.isfinite(value) and (percent or _LEAST < value < _GREATEST)
+
+
+def _height(value: float, low: float, high: float, *, percent: bool) -> float:
+    """Return how many pixels below the top of the plot a value lies."""
+    share = value if percent else (math.log10(value) - low) / (high - low)
+    return _PLOT_HEIGHT * (1 - share)
+
+
+def _log_range(series: Sequence[Series]) -> tuple[float, float]:
+    """Return the exponents that the axis begins and ends with."""
+    shown = [value for each in series for value in each.values if value is not None and _shown(value, percent=False)]
+    if not shown:
+        return -1.0, 1.0
+    low, high = math.log10(min(shown)), math.log10(max(shown))
+    room = max(0.12 * (high - low), 0.15)
+    return low - room, high + room / 2
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return at most about five round numbers between two exponents."""
+    exponents = range(math.ceil(low), math.floor(high) + 1)
+    if len(exponents) >= 2:
+        step = math.ceil(len(exponents) / _MOST_TICKS)
+        return [10.0**exponent for exponent in exponents if exponent % step == 0]
+    around = [digit * 10.0**exponent for exponent in range(math.floor(low), math.ceil(high) + 1) for digit in (1, 2, 5)]
+    return [tick for tick in around if low <= math.log10(tick) <= high]

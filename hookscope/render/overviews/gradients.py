@@ -1,0 +1,105 @@
+"""Where gradients go, in one picture: the verdicts in words, and gradients of outputs and parameters over depth."""
+
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw
+
+from hookscope.render.columns import number_text
+from hookscope.render.overviews.activations import input_picture, model_line, names_of
+from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.sheet import (
+    AMBER,
+    DIM,
+    GREEN,
+    INK,
+    INNER,
+    LINE,
+    MARGIN,
+    RED,
+    TEXT,
+    TITLE,
+    Block,
+    Line,
+    draw_sheet,
+    text_block,
+    text_height,
+    write,
+)
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+from hookscope.text import counted
+
+_PICTURE = 150  # pixels a side, the input
+_MOST_FINDINGS = 6
+
+
+def draw_gradients(result: Gradients) -> Image.Image:
+    """Draw the overview of a run, 1,200 pixels wide."""
+    outputs = [row for row in result.gradients if row.role == "output"]
+    failing = {each.where for each in result.verdicts if each.level == "fail"}
+    blocks = [text_block(_heading(result)), _verdict_block(result)]
+    if outputs:
+        blocks.append(_flow("Gradient of the loss by each layer's output", outputs, failing))
+    if result.parameters:
+        blocks.append(_flow("Gradient of the loss by each parameter", result.parameters, failing))
+    return draw_sheet(blocks)
+
+
+def finding_lines(findings: Sequence[Finding], nothing: str) -> list[Line]:
+    """Return verdicts in words, the first few, or that there are none."""
+    lines: list[Line] = []
+    for each in findings[:_MOST_FINDINGS]:
+        where = f"{each.where}: " if each.where else ""
+        lines.append(
+            (f"{each.level}  {each.rule}  {where}{each.message}", TEXT, RED if each.level == "fail" else AMBER)
+        )
+    if len(findings) > _MOST_FINDINGS:
+        lines.append((f"and {counted(len(findings) - _MOST_FINDINGS, 'more finding')}", TEXT, DIM))
+    return lines or [(nothing, TEXT, GREEN)]
+
+
+def _heading(result: Gradients) -> list[Line]:
+    lines = [(f"Gradients of {result.model.name}, {names_of(result.inputs)}", TITLE, INK)]
+    if result.loss is not None:
+        target = f", target: {result.loss.target}" if result.loss.target else ""
+        lines.append((f"loss {result.loss.name} = {number_text(result.loss.value)}{target}", TEXT, INK))
+    return [*lines, model_line(result.model, f"{result.mode} mode")]
+
+
+def _verdict_block(result: Gradients) -> Block:
+    """Return the first input beside the verdicts."""
+    picture = input_picture(result, 0, _PICTURE, _PICTURE) if result.inputs else None
+    left = picture.width + 20 if picture else 0
+    lines = finding_lines(result.verdicts, "No issues found.")
+
+    def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
+        if picture:
+            image.paste(picture, (MARGIN, top))
+            pen.rectangle([MARGIN, top, MARGIN + picture.width - 1, top + picture.height - 1], outline=LINE)
+        write(pen, lines, top, MARGIN + left, INNER - left)
+
+    height = sum(text_height(*line, INNER - left) for line in lines)
+    return Block(max(height, picture.height if picture else 0), draw)
+
+
+def _flow(title: str, rows: Sequence[GradientRow | ParameterRow], failing: set[str]) -> Block:
+    values = [row.gradient for row in rows]
+    broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
+    without = [place for place, row in enumerate(rows) if row.status in ("no gradient path", "not reached")]
+    zero = [place for place, row in enumerate(rows) if row.status == "zero"]
+    return Chart(
+        title=title,
+        series=[
+            Series("largest |g|", [each.max_abs for each in values], ORANGE),
+            Series("mean |g|", [each.mean_abs for each in values], BLUE),
+        ],
+        count=len(rows),
+        marks=[
+            Marks("exactly 0", zero, VERMILION, "triangle"),
+            Marks("no gradient", without, GREY, "triangle"),
+            Marks("holds NaN or Inf", broken, VERMILION),
+        ],
+        ground=[place for place, row in enumerate(rows) if row.label in failing],
+        names=[getattr(row, "layer", row.label) or "(model)" for row in rows],
+    ).block

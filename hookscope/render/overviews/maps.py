@@ -1,0 +1,175 @@
+"""Feature maps in an overview: which layers stand for the network, and how their two maps are drawn."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from hookscope.render.lettering import font, line_height
+from hookscope.render.overviews.sheet import DIM, INK, INNER, LINE, MARGIN, SMALL, fitting, write
+from hookscope.render.palettes import colour_levels
+from hookscope.results.activations import MapSummary
+
+MOST_STAGES = 5
+"""Layers whose maps are shown beside the input. Our choice: wide enough to see something, and most networks have five
+sizes of maps."""
+
+_LARGE_ENOUGH = 4  # values a side: smaller maps are shown where there are few others
+_BAR_HEIGHT = 8
+_LEVELS = 255
+_NON_FINITE = (255, 0, 255)
+_TALLEST = 1.4  # a map is drawn at most so many times as high as wide
+
+# Pixels, our choice.
+_GAP, _BETWEEN = 16, 12  # beside a column, and between its maps
+_HEAD = 3 * line_height(SMALL) + 6
+_UNDER_NAME = line_height(SMALL) + 4
+_UNDER_MAP = 5 + _BAR_HEIGHT + 1 + line_height(SMALL)
+
+MAP_KEY = "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
+
+
+def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
+    """Return those that stand for the network, in the order of its layers.
+
+    They are the last of each size; of more sizes than there is room for, the largest, the smallest and some between.
+    Where sizes are few, as in a transformer, layers far from those chosen join them.
+
+    Args:
+        summaries: Of one input, in the order of the layers.
+    """
+    layers = [each for each in summaries if "pad" not in each.kind.lower()] or list(summaries)
+    last = {each.size: place for place, each in enumerate(layers)}
+    large = {size: place for size, place in last.items() if min(size) >= _LARGE_ENOUGH}
+    last = large if len(large) >= MOST_STAGES else last
+    sizes = sorted(last, key=lambda size: (-size[0] * size[1], last[size]))
+    octaves = [math.log2(height * width) for height, width in sizes]
+    chosen = {last[sizes[each]] for each in _spread(octaves, [0, len(sizes) - 1] if sizes else [])}
+    return [layers[place] for place in sorted(_spread(range(len(layers)), sorted(chosen)))]
+
+
+def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
+    """Choose more positions, each time that whose value is farthest from those chosen, as many as stages are shown."""
+    result = set(chosen)
+    while 0 < len(result) < min(MOST_STAGES, len(values)):
+        away = [min(abs(value - values[other]) for other in result) for value in values]
+        result.add(max(range(len(values)), key=lambda each: (each not in result, away[each])))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class MapScale:
+    """What the colours of one map mean: from 0 to `top`, or from `-top` to `top` if some value is negative.
+
+    Attributes:
+        top: The greatest magnitude of its finite values; None without one.
+    """
+
+    top: float | None
+    signed: bool
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What stands under the ends of the bar, and under its middle."""
+        if not self.top:
+            return ("no finite value" if self.top is None else "0 everywhere",)
+        return (f"-{self.top:.3g}", "0", f"{self.top:.3g}") if self.signed else ("0", f"{self.top:.3g}")
+
+    @property
+    def colours(self) -> NDArray[np.uint8]:
+        """From low to high, (255, 3)."""
+        return colour_levels("berlin" if self.signed else "viridis", _LEVELS)
+
+
+def map_scale(values: NDArray[np.float32]) -> MapScale:
+    """Return the scale of one map, from its finite values."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
+        return MapScale(None, signed=False)
+    return MapScale(float(np.abs(finite).max()), signed=bool(finite.min() < 0))
+
+
+def coloured(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return a map in colours, (h, w, 3), a pixel for each value; NaN and Inf are magenta."""
+    scale = map_scale(values)
+    finite = np.isfinite(values)
+    shares = np.where(finite, values, 0).astype(np.float64) / (scale.top or 1.0)
+    levels = ((shares + 1) / 2 if scale.signed else shares) * (_LEVELS - 1)
+    result = scale.colours[(levels + 0.5).astype(np.int64)]
+    result[~finite] = _NON_FINITE
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class MapColumns:
+    """Maps side by side, a layer a column: its name, the mean over channels, and the strongest channel below.
+
+    Attributes:
+        summaries: Of one input, one a layer.
+        left: Where the first column begins, in pixels of the sheet; they fill the rest.
+        letters: By `MapSummary.row`, what stands before the name.
+        with_strongest: Whether the strongest channels are shown.
+    """
+
+    summaries: Sequence[MapSummary]
+    left: int
+    letters: Mapping[int, str] = field(default_factory=dict)
+    with_strongest: bool = True
+
+    @property
+    def height(self) -> int:
+        """Pixels that they take; 0 without any."""
+        return _HEAD + (1 + self.with_strongest) * self._pitch - _BETWEEN if self.summaries else 0
+
+    @property
+    def _width(self) -> int:
+        return (MARGIN + INNER - self.left - (MOST_STAGES - 1) * _GAP) // MOST_STAGES
+
+    @property
+    def _pitch(self) -> int:
+        tallest = max(_height(each.size, self._width) for each in self.summaries)
+        return _UNDER_NAME + tallest + _UNDER_MAP + _BETWEEN
+
+    def draw(self, image: Image.Image, top: int) -> None:
+        """Draw them on the sheet."""
+        pen = ImageDraw.Draw(image)
+        for column, each in enumerate(self.summaries):
+            left = self.left + column * (self._width + _GAP)
+            label = f"{self.letters[each.row]}  {each.label}" if each.row in self.letters else each.label
+            size = " x ".join(map(str, (each.channel_count, *each.size)))
+            named = [(label or "(model)", INK), (each.kind, DIM), (size, DIM)]
+            lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
+            write(pen, lines, top, left, self._width)
+            drawings = [(each.mean, "mean over channels"), (each.strongest, f"channel {each.channel}, strongest")]
+            for place, (values, name) in enumerate(drawings[: 1 + self.with_strongest]):
+                here = top + _HEAD + place * self._pitch
+                write(pen, [(name, SMALL, INK)], here, left, self._width)
+                size_drawn = (self._width, _height(each.size, self._width))
+                _paste(image, values, here + _UNDER_NAME, left, *size_drawn)
+
+
+def _height(size: tuple[int, int], width: int) -> int:
+    """Return how high a map of so many rows and columns is when it is drawn this wide."""
+    return max(12, min(round(width * size[0] / size[1]), round(width * _TALLEST)))
+
+
+def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int, width: int, height: int) -> None:
+    """Draw a map this large, with a bar and the ends of its scale below."""
+    pixels = Image.fromarray(coloured(values))
+    larger = pixels.width <= width and pixels.height <= height
+    way = Image.Resampling.NEAREST if larger else Image.Resampling.BOX
+    image.paste(pixels.resize((width, height), way), (left, top))
+    scale = map_scale(values)
+    pen, drawn = ImageDraw.Draw(image), font(SMALL)
+    under = top + height + 5
+    if scale.top:
+        bar = Image.fromarray(np.ascontiguousarray(scale.colours[None]))
+        image.paste(bar.resize((width, _BAR_HEIGHT), Image.Resampling.NEAREST), (left, under))
+        pen.rectangle([left, under, left + width - 1, under + _BAR_HEIGHT - 1], outline=LINE)
+    for place, label in enumerate(scale.labels):
+        room = width - drawn.getlength(label)
+        at = left + place * room / max(1, len(scale.labels) - 1)
+        pen.text((at, under + _BAR_HEIGHT + 1), label, DIM, drawn)

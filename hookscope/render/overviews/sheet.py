@@ -1,0 +1,83 @@
+"""The sheet that overviews are drawn on: 1,200 pixels wide, dark on an opaque white that stands on any page."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw
+
+from hookscope.render.lettering import drawable, font, line_height, text_width, wrap
+
+# Pixels, our choice: read without a magnifier on a page 1,200 wide.
+WIDTH, MARGIN, GAP = 1200, 28, 24
+INNER = WIDTH - 2 * MARGIN
+TITLE, NAME, TEXT, SMALL = 26, 20, 16, 14
+
+Colour = tuple[int, int, int]
+INK, DIM, PAPER, LINE = (24, 24, 24), (96, 103, 112), (255, 255, 255), (40, 44, 50)
+RED, AMBER, GREEN = (150, 40, 30), (140, 90, 0), (20, 110, 60)
+
+Line = tuple[str, int, Colour]
+"""Text, size and colour."""
+
+_LONGEST_TEXT = 400  # characters
+
+# Signs that sentences of ours hold and the font lacks.
+_SPELLED = str.maketrans({"‖": "||", "·": "-", "×": "x", "…": "...", "≥": ">=", "≤": "<="})
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Something that lies across the sheet, so many pixels high; `draw` gets the sheet and its own top edge."""
+
+    height: int
+    draw: Callable[[Image.Image, int], None]
+
+
+def draw_sheet(blocks: Sequence[Block], gap: int = GAP) -> Image.Image:
+    """Draw blocks under each other, a gap between them."""
+    shown = [block for block in blocks if block.height]
+    height = 2 * MARGIN + sum(block.height for block in shown) + gap * max(0, len(shown) - 1)
+    image = Image.new("RGB", (WIDTH, height), PAPER)
+    top = MARGIN
+    for block in shown:
+        block.draw(image, top)
+        top += block.height + gap
+    return image
+
+
+def text_block(lines: Sequence[Line], left: int = MARGIN, width: int = INNER) -> Block:
+    """Return lines of text as a block."""
+
+    def draw(image: Image.Image, top: int) -> None:
+        write(ImageDraw.Draw(image), lines, top, left, width)
+
+    return Block(sum(text_height(*line, width) for line in lines), draw)
+
+
+def in_font(text: str, limit: int = _LONGEST_TEXT) -> str:
+    """Return a text in letters that the font has, the middle left out if it is long."""
+    return drawable(text.translate(_SPELLED), limit)
+
+
+def text_height(text: str, size: int, _colour: Colour, width: int) -> int:
+    """Return how high a line of text is, broken where it must."""
+    return len(wrap([in_font(text)], size, width, "")) * line_height(size)
+
+
+def write(pen: ImageDraw.ImageDraw, lines: Sequence[Line], top: int, left: int, width: int) -> int:
+    """Write lines of text, each broken where it must; return where the next one would begin."""
+    for text, size, colour in lines:
+        for pieces in wrap([in_font(text)], size, width, ""):
+            pen.text((left, top), "".join(pieces), colour, font(size))
+            top += line_height(size)
+    return top
+
+
+def fitting(text: str, size: int, width: int) -> str:
+    """Return text that `write` writes on one line of a width; "..." stands for the middle of a longer one."""
+    shown = whole = in_font(text)
+    for kept in range(len(whole) - 1, 3, -1):
+        if text_width([shown], size) <= width:
+            break
+        shown = f"{whole[: kept // 3]}...{whole[len(whole) - (kept - kept // 3) :]}"
+    return shown

@@ -1,0 +1,141 @@
+"""Weights, norms and layers that stand out, and what stands beside weights: measurements on both sides of each rule."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hookscope.results.check import CheckMeasurements, CopyValues, OptimiserValues, StoredValues
+from tests.checks.measurements import FORWARD, HEALTHY, judged, objections, stored, with_row, with_stored
+
+
+def spreads(*each: float | None) -> CheckMeasurements:
+    """Return weights in a row, by their spread beyond chance."""
+    return replace(
+        HEALTHY, stored=tuple(stored(f"{at}.weight", spread_beyond_chance=spread) for at, spread in enumerate(each))
+    )
+
+
+def test_an_untrained_weight_stands_out_among_trained_ones_only() -> None:
+    assert objections(judged(spreads(10.0, 2.9, 99.0, 10.0))) == [("untrained-weight", "warn", "1.weight")]
+    passing = [
+        (10.0, 3.0, 99.0, 10.0),  # not as random
+        (10.0, 10.0, 99.0, 0.0, 0.0),  # a new head
+        (0.0, 0.0, 10.0, 99.0, 10.0, 10.0),  # two thirds are trained
+        (0.0, 10.0, 99.0),  # too few to stand out
+        (0.0, 1.0, -1.0, 2.0, 0.5),  # all are random
+        (10.0, None, 99.0, 10.0),  # too few values
+    ]
+    for each in passing:
+        assert judged(spreads(*each)).findings == ()
+
+
+def norm(name: str, *, statistics: bool, affine: bool, batches: int | None) -> list[StoredValues]:
+    """Return what a BatchNorm stores, by whether its statistics, and weight and bias, have moved."""
+
+    def values(leaf: str, start: float, *, moved: bool, role: str) -> StoredValues:
+        bounds = {"min": 0.2, "max": 0.9} if moved else {"min": start, "max": start}
+        known = {"zero_count": 4 if not moved and not start else 0, "max_abs": bounds["max"], **bounds}
+        return stored(f"{name}.{leaf}", "BatchNorm2d", (4,), role=role, **known)
+
+    counter = {"min": float(batches or 0), "max": float(batches or 0), "dtype": "int64"}
+    return [
+        values("weight", 1.0, moved=affine, role="parameter"),
+        values("bias", 0.0, moved=affine, role="parameter"),
+        values("running_mean", 0.0, moved=statistics, role="buffer"),
+        values("running_var", 1.0, moved=statistics, role="buffer"),
+        *([] if batches is None else [stored(f"{name}.num_batches_tracked", shape=(), role="buffer", **counter)]),
+    ]
+
+
+def norms(*each: tuple[bool, bool, int | None]) -> CheckMeasurements:
+    made = [norm(str(at), statistics=a, affine=b, batches=c) for at, (a, b, c) in enumerate(each)]
+    return replace(HEALTHY, stored=tuple(values for one in made for values in one))
+
+
+MOVED = (True, True, 9)
+
+
+@pytest.mark.parametrize(
+    ("layers", "level", "where"),
+    [
+        ([MOVED, (False, False, 9), MOVED, MOVED], "fail", "1.running_mean"),
+        ([MOVED, (False, True, 9), MOVED, MOVED], "fail", "1.running_mean"),
+        ([MOVED, MOVED, MOVED, (False, False, 9)], "fail", "3.running_mean"),
+        ([MOVED, (False, False, 0), MOVED, MOVED], "warn", "1.running_mean"),
+        ([MOVED, (False, False, None), MOVED, MOVED], "warn", "1.running_mean"),
+        ([MOVED, (True, False, 9), MOVED, MOVED], "warn", "1.weight"),
+    ],
+)
+def test_an_untrained_norm_stands_out_among_those_that_moved(
+    layers: list[tuple[bool, bool, int | None]], level: str, where: str
+) -> None:
+    assert objections(judged(norms(*layers))) == [("untrained-norm", level, where)]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [MOVED, MOVED, MOVED, (False, False, 0)],  # a new head
+        [(False, False, 9)] * 4,  # momentum 0
+        [(True, False, 9)] * 4,  # run, and not trained
+        [MOVED, MOVED, (False, False, 9)],  # too few to stand out
+        [MOVED, MOVED, MOVED, (False, False, 9), (False, False, 9), MOVED],  # a third
+    ],
+)
+def test_norms_pass_where_as_many_are_new(layers: list[tuple[bool, bool, int | None]]) -> None:
+    assert judged(norms(*layers)).findings == ()
+
+
+def test_a_weight_whose_square_overflows_and_one_that_was_cut_off_fail() -> None:
+    finding = judged(with_stored("bn.running_var", max_abs=2e19)).findings[0]
+    assert (finding.rule, finding.level) == ("outlier-weight", "fail")
+    assert finding.message == "'bn.running_var' (BatchNorm2d) reaches 2e+19, whose square overflows float32."
+    cut = with_stored("conv.bias", dtype="float16", max_abs=65504.0)
+    message = next(each.message for each in judged(cut).findings if each.rule == "outlier-weight")
+    assert message.endswith("reaches 6.55e+04, the greatest number of float16: an overflow was cut off there.")
+    near = with_stored("bn.running_var", max_abs=1.8e19)
+    assert "outlier-weight" not in {each.rule for each in judged(near).findings}
+
+
+def test_a_layer_that_is_zero_everywhere_fails_once_weights_are_trained() -> None:
+    dead = with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4, max=0.0)
+    assert objections(judged(dead)) == [("dead-layer", "fail", "relu"), ("dead-channels", "warn", "relu")]
+    random = replace(dead, model=replace(dead.model, random=True))
+    assert objections(judged(random)) == [("dead-channels", "warn", "relu"), ("dead-layer", "warn", "relu")]
+
+
+def test_activations_whose_square_overflows_fail_where_they_begin() -> None:
+    rows = [replace(each, activation=replace(each.activation, max=3e19)) for each in FORWARD.rows[1:3]]
+    measured = replace(HEALTHY, forward=replace(FORWARD, rows=(FORWARD.rows[0], *rows, *FORWARD.rows[3:])))
+    found_ = [each for each in judged(measured).findings if each.rule == "overflowing-activation"]
+    assert [(each.level, each.where) for each in found_] == [("fail", "relu")]
+    assert found_[0].message == (
+        "'relu' (ReLU) reaches 3e+19, whose square overflows float32 (limit 1.8e+19); 2 of 5 outputs are above it."
+    )
+    for passing in (with_row("gate", min=-3.4028234663852886e38), with_row("gate", min=-1e30, dtype="float64")):
+        assert "overflowing-activation" not in {each.rule for each in judged(passing).findings}
+
+
+def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
+    def of(**changes: Any) -> list[tuple[str, str]]:
+        measured = replace(HEALTHY, optimisers=(OptimiserValues("optimizer", 9, **changes),))
+        return [(each.level, each.message) for each in judged(measured).findings]
+
+    assert of() == of(steps={0.0: 3}) == []
+    assert of(steps={math.nan: 1, 3.0: 2}) == [
+        ("fail", "'optimizer' in the file counts nan steps (limit 0) for 1 parameter.")
+    ]
+    assert of(steps={9.0: 5, 3.0: 60}) == [
+        ("warn", "'optimizer' in the file counts steps that disagree: 3 for 60 parameters, 9 for 5 parameters.")
+    ]
+    assert "and 2 more counts" in of(steps={float(each): 1 for each in range(5)})[0][1]
+
+
+def test_a_copy_may_be_broken_in_several_ways_at_once() -> None:
+    copy = CopyValues("ema", 9, ("a",), ("b",), ("c", "d"), ("e",))
+    found_ = judged(replace(HEALTHY, copies=(copy,))).findings
+    assert [(each.rule, each.level) for each in found_] == [
+        ("averaged-weights", level) for level in ("fail", "fail", "warn", "warn")
+    ]

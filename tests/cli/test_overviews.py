@@ -1,0 +1,62 @@
+"""The picture that every run writes first: one and the same from the command, without its grids, and from Python."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hookscope
+from tests.cli.conftest import CAT, Run, record_of
+
+
+@pytest.mark.parametrize(
+    ("command", "more"), [("activations", ("--no-grids",)), ("grads", ("--grids",))], ids=["activations", "grads"]
+)
+def test_the_overview_is_the_same_with_grids_or_without_and_from_python(
+    run: Run, tmp_path: Path, command: str, more: tuple[str, ...]
+) -> None:
+    assert run(command, "net.py:tiny", CAT, "--out", "one").code == 0
+    assert run(command, "net.py:tiny", CAT, "--out", "other", *more).code == 0
+    getattr(hookscope, command)("net.py:tiny", CAT).save(tmp_path / "python")
+    overviews = [(tmp_path / folder / "overview.png").read_bytes() for folder in ("one", "other", "python")]
+    assert overviews[0] == overviews[1] == overviews[2]
+    assert record_of(tmp_path / "one")["overview"] == "overview.png"
+    assert "overview.png" in record_of(tmp_path / "one")["files"]
+    with Image.open(tmp_path / "one" / "overview.png") as picture:
+        assert (picture.width, picture.mode) == (1200, "RGB")
+        assert np.asarray(picture)[0, 0].tolist() == [255, 255, 255]  # opaque: the same on a dark page
+
+
+def test_several_pictures_share_one_overview(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
+    heights = []
+    for count in (1, 2, 3, 5):
+        given = (*pictures[:count], "--resize", "24x24", "--crop", "none", "--out", "out")
+        assert run("activations", "net.py:tiny", *given).code == 0
+        with Image.open(tmp_path / "out" / "overview.png") as picture:
+            heights.append(picture.height)
+        assert len(list((tmp_path / "out").glob("overview*"))) == 1
+    assert heights[1] < heights[2] == heights[3]
+
+
+@pytest.mark.parametrize("command", ["activations", "grads"])
+def test_the_page_opens_with_the_overview(run: Run, tmp_path: Path, command: str) -> None:
+    assert run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html").code == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    main = page[page.index("<main>") :]
+    assert main.index('<img class="overview"') < main.index('<dl class="facts">') < main.index('id="findings"')
+
+
+def test_a_page_of_a_run_whose_overview_is_gone_is_refused_and_one_that_never_had_it_is_not(
+    run: Run, tmp_path: Path
+) -> None:
+    assert run("grads", "net.py:tiny", CAT, "--out", "out").code == 0
+    (tmp_path / "out" / "overview.png").write_bytes(b"no picture")
+    ended = run("report", "out")
+    assert ended.code == 3
+    assert "overview.png" in ended.stderr
+    record = tmp_path / "out" / "run.json"
+    text = record.read_text(encoding="utf-8")
+    record.write_text(text.replace('"overview": "overview.png",', ""), encoding="utf-8")
+    assert run("report", "out").code == 0
+    assert '<img class="overview"' not in (tmp_path / "out.html").read_text(encoding="utf-8")

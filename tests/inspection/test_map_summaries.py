@@ -1,0 +1,157 @@
+"""Two small maps of each activation: held against NumPy's own of the whole activation, kept as feature maps."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hookscope.errors import UnfitInputError
+from hookscope.inspection.forward import inspect
+from hookscope.results.activations import Activations, FeatureMaps, MapSummary
+from tests.inspection.test_forward import batches_of
+
+
+class Tokens(nn.Module):
+    """A patch convolution, and tokens on its grid behind a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 6, 4, 4)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)  # (N, T, D)
+        apart = torch.full((len(x), 1, 6), 50.0) * torch.arange(6)
+        return self.norm(torch.cat([apart, tokens], 1))
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 2, 2)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.stem(x).movedim(1, -1))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(inplace=True), nn.Conv2d(5, 7, 3, stride=2), nn.BatchNorm2d(7))
+
+
+def clip() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(3, 4, 3, padding=1), nn.ReLU())
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "maps": (convolutions, (2, 3, 12, 17)),
+    "tokens": (Tokens, (2, 3, 16, 24)),
+    "channels last": (ChannelsLast, (2, 3, 12, 10)),
+    "frames": (clip, (2, 3, 5, 6, 7)),
+}
+
+
+def summaries_of(model: nn.Module, x: Tensor) -> Activations:
+    torch.manual_seed(0)
+    return inspect(model, x, grids_for=3, summaries=True)
+
+
+def whole(maps: FeatureMaps) -> NDArray[np.float32]:
+    """Return the maps of an activation, (C, H, W); of a clip the frame in the middle."""
+    return maps.values[:, maps.values.shape[1] // 2] if maps.values.ndim == 4 else maps.values
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, torch.float32) for kind in NETWORKS), ("maps", torch.float64), ("maps", torch.bfloat16)],
+)
+def test_the_mean_is_numpys_and_the_strongest_channel_is_that_channel(kind: str, dtype: torch.dtype) -> None:
+    build, shape = NETWORKS[kind]
+    torch.manual_seed(1)
+    model = build().to(dtype)
+    run = summaries_of(model, torch.randn(shape, dtype=dtype))
+    assert len(run.map_summaries) == len(run.feature_maps) == 2 * len(run.rows)
+    for summary, kept in zip(run.map_summaries, run.feature_maps, strict=True):
+        values = whole(kept).astype(np.float64)  # (C, H, W)
+        assert (summary.row, summary.label, summary.input_index) == (kept.row, kept.label, kept.input_index)
+        assert (summary.channel_count, *summary.size) == values.shape
+        np.testing.assert_allclose(summary.mean, values.mean(axis=0), rtol=1e-5, atol=1e-6)
+        strengths = np.sqrt((values**2).mean(axis=(1, 2)))
+        assert strengths[summary.channel] == pytest.approx(strengths.max(), rel=1e-5)
+        np.testing.assert_array_equal(summary.strongest, whole(kept)[summary.channel])
+
+
+def test_large_maps_are_averaged_over_blocks_those_at_the_end_smaller() -> None:
+    x = torch.randn(1, 2, 165, 330)
+    [summary] = summaries_of(nn.Identity(), x).map_summaries
+    assert summary.size == (165, 330)
+    assert summary.mean.shape == (55, 110)  # blocks of 3 x 3
+    means = x[0].numpy().mean(axis=0)
+    np.testing.assert_allclose(summary.mean, means.reshape(55, 3, 110, 3).mean(axis=(1, 3)), rtol=1e-4, atol=1e-6)
+    [uneven] = summaries_of(nn.Identity(), torch.arange(161.0).expand(1, 1, 161, 161)).map_summaries
+    assert uneven.mean.shape == (81, 81)
+    assert uneven.mean[0, -1] == 160  # the last block has one column
+    assert uneven.mean[0, 0] == 0.5
+
+
+def test_a_channel_with_nan_is_not_the_strongest_and_one_with_inf_is() -> None:
+    x = torch.ones(1, 3, 4, 4)
+    x[0, 1, 2, 3] = torch.nan
+    x[0, 2] = 2
+    [summary] = summaries_of(nn.Identity(), x).map_summaries
+    assert summary.channel == 2
+    assert np.isnan(summary.mean).sum() == 1
+    x[0, 0, 0, 0] = torch.inf
+    [summary] = summaries_of(nn.Identity(), x).map_summaries
+    assert summary.channel == 0
+    [summary] = summaries_of(nn.Identity(), torch.full((1, 3, 4, 4), torch.nan)).map_summaries
+    assert summary.channel == 0
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(2, 8),
+        torch.randn(2, 8, 1, 1),
+        torch.randn(2, 9, 4),  # tokens of no grid that was seen
+        torch.randn(2, 3, 2, 2, 2, 2),
+        torch.zeros(2, 0, 4, 4),
+    ],
+    ids=["a vector", "one value a channel", "words", "more axes", "nothing"],
+)
+def test_what_has_no_maps_has_no_summary(x: Tensor) -> None:
+    assert summaries_of(nn.Identity(), x).map_summaries == ()
+
+
+def test_the_first_three_inputs_have_summaries_whatever_the_batches_and_those_left_out() -> None:
+    class Fragile(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if (x == 1).all(dim=(1, 2, 3)).any():
+                raise ValueError("no ones")
+            return x
+
+    inputs = torch.arange(6.0)[:, None, None, None].expand(6, 1, 2, 2)
+    refused: list[UnfitInputError] = []
+    for size in (1, 2, 6):
+        run = inspect(Fragile(), batches_of(inputs, size), summaries=True, on_error=refused.append)
+        shown = [(each.input_index, float(each.mean[0, 0])) for each in run.map_summaries]
+        assert shown == [(0, 0.0), (1, 2.0), (2, 3.0)]
+    assert len(refused) == 3
+
+
+def test_without_being_asked_for_there_is_none() -> None:
+    assert inspect(convolutions(), torch.randn(1, 3, 12, 12)).map_summaries == ()
+
+
+def one(summaries: tuple[MapSummary, ...], label: str) -> MapSummary:
+    return next(each for each in summaries if each.label == label)
+
+
+def test_a_layer_in_place_does_not_reach_the_summary_of_the_layer_before_it() -> None:
+    torch.manual_seed(2)
+    run = summaries_of(convolutions(), torch.randn(1, 3, 12, 12))
+    assert one(run.map_summaries, "0").strongest.min() < 0
+    assert one(run.map_summaries, "1").strongest.min() == 0

@@ -1,0 +1,267 @@
+"""The one picture of a run: its maps pixel by pixel, its words, and that nothing lies over anything else."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from torch import nn
+
+import hookscope
+from hookscope.inspection.forward import inspect
+from hookscope.render.overviews.activations import draw_activations
+from hookscope.render.overviews.charts import BLUE, Chart, Marks, Series
+from hookscope.render.overviews.checks import draw_check
+from hookscope.render.overviews.gradients import draw_gradients
+from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
+from hookscope.render.overviews.sheet import MARGIN, WIDTH, draw_sheet
+from hookscope.results.activations import MapSummary
+from tests.render.checked import CORRUPT, FAILED
+from tests.render.conftest import GRADIENTS, INSPECTION, ROWS
+
+SIGNED = np.array([[-1.0, 0.0], [0.5, 2.0]], np.float32)
+CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
+
+
+class Written(NamedTuple):
+    text: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@contextmanager
+def writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Written]]:
+    """Record every text that is drawn, with the box of its ink."""
+    written: list[Written] = []
+    drawn = ImageDraw.ImageDraw.text
+
+    def text(pen: ImageDraw.ImageDraw, place: Any, words: str, fill: Any, font: Any) -> None:
+        left, top, right, bottom = pen.textbbox(place, words, font=font)
+        written.append(Written(words, left, top, right, bottom))
+        drawn(pen, place, words, fill, font)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageDraw.ImageDraw, "text", text)
+        yield written
+
+
+def summary(row: int, size: tuple[int, int], kind: str = "Conv2d", **values: Any) -> MapSummary:
+    maps = np.full(size, row, np.float32)
+    known = {"label": f"layer{row}", "kind": kind, "input_index": 0, "mean": maps, "strongest": maps, "channel": 0}
+    return MapSummary(row, **{**known, "channel_count": 4, "size": size, **values})
+
+
+def holds(image: Image.Image, pixels: NDArray[np.uint8]) -> bool:
+    """Tell whether a picture lies somewhere in a larger one, pixel for pixel."""
+    sheet = np.asarray(image)
+    first = pixels[0].tobytes()
+    for top, line in enumerate(sheet[: len(sheet) - len(pixels) + 1]):
+        at = line.tobytes().find(first)
+        if at >= 0 and at % 3 == 0:
+            left = at // 3
+            if np.array_equal(sheet[top : top + len(pixels), left : left + pixels.shape[1]], pixels):
+                return True
+    return False
+
+
+def enlarged(values: NDArray[np.float32], name: str, low: float, high: float, side: int) -> NDArray[np.uint8]:
+    """Return a square map in a colour map of Matplotlib, each value a block, so many pixels a side."""
+    levels = (values - low) / (high - low)
+    colours = (mpl.colormaps[name](np.round(levels * 254) / 254, bytes=True))[..., :3]
+    place = (np.arange(side) + 0.5) * len(values) // side
+    return np.ascontiguousarray(colours[place.astype(int)][:, place.astype(int)])
+
+
+# Maps
+
+
+def test_colours_are_matplotlibs_zero_in_the_middle_where_a_value_is_negative() -> None:
+    positive = np.array([[0.0, 1.0], [2.0, 4.0]], np.float32)
+    np.testing.assert_array_equal(coloured(positive), enlarged(positive, "viridis", 0, 4, 2))
+    np.testing.assert_array_equal(coloured(SIGNED), enlarged(SIGNED, "berlin", -2, 2, 2))
+    assert map_scale(positive).labels == ("0", "4")
+    assert map_scale(SIGNED).labels == ("-2", "0", "2")
+    assert map_scale(np.zeros((2, 2), np.float32)).labels == ("0 everywhere",)
+
+
+def test_values_that_are_not_finite_are_magenta_and_leave_the_scale_alone() -> None:
+    values = np.array([[np.nan, 1.0], [np.inf, 4.0]], np.float32)
+    drawn = coloured(values)
+    assert drawn[0, 0].tolist() == drawn[1, 0].tolist() == [255, 0, 255]
+    assert map_scale(values).labels == ("0", "4")
+    assert map_scale(np.full((2, 2), np.nan, np.float32)).labels == ("no finite value",)
+
+
+def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU())
+    run = inspect(model, torch.randn(1, 3, 14, 14), grids_for=1, summaries=True)
+    sheet = draw_activations(run)
+    for kept, name in zip(run.feature_maps, ("berlin", "viridis"), strict=True):
+        strengths = np.sqrt((kept.values.astype(np.float64) ** 2).mean(axis=(1, 2)))
+        for values in (kept.values.mean(axis=0), kept.values[strengths.argmax()]):
+            top = float(np.abs(values).max())
+            low = -top if values.min() < 0 else 0.0
+            assert (name == "berlin") == (low < 0)
+            assert holds(sheet, enlarged(values, name, low, top, 169))
+    assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 169))
+
+
+def test_the_input_stands_beside_its_maps_as_the_network_saw_it() -> None:
+    run = hookscope.activations("demo", CAT, layer="name:_conv_stem", verify=False)
+    assert run.provenance is not None
+    seen = run.provenance.pictures[run.inputs[0]]
+    small = np.asarray(Image.fromarray(seen).resize((218, 218), Image.Resampling.LANCZOS, reducing_gap=3.0))
+    assert holds(draw_activations(run), np.ascontiguousarray(small[1:-1, 1:-1]))
+
+
+# Which layers
+
+
+def test_the_last_layer_of_each_size_stands_for_it() -> None:
+    sizes = [(56, 56), (56, 56), (28, 28), (28, 28), (14, 14), (7, 7), (7, 7), (112, 112)]
+    layers = [summary(row, size) for row, size in enumerate(sizes)]
+    assert [each.row for each in chosen_maps(layers)] == [1, 3, 4, 6, 7]
+
+
+def test_of_many_sizes_the_largest_the_smallest_and_some_between_are_chosen() -> None:
+    layers = [summary(row, (side, side)) for row, side in enumerate((256, 128, 64, 32, 16, 8, 4, 2))]
+    assert [each.size[0] for each in chosen_maps(layers)] == [256, 128, 64, 32, 4]
+
+
+def test_where_all_maps_are_of_one_size_layers_are_spread_over_the_depth() -> None:
+    layers = [summary(row, (14, 14)) for row in range(41)]
+    assert [each.row for each in chosen_maps(layers)] == [0, 10, 20, 30, 40]
+    assert [each.row for each in chosen_maps(layers[:3])] == [0, 1, 2]
+    assert chosen_maps([]) == []
+
+
+def test_padding_stands_for_nothing_unless_there_is_nothing_else() -> None:
+    padded = [summary(0, (9, 9), "ZeroPad2d"), summary(1, (8, 8))]
+    assert [each.row for each in chosen_maps(padded)] == [1]
+    assert [each.row for each in chosen_maps(padded[:1])] == [0]
+
+
+# Charts
+
+
+def test_an_area_is_as_high_as_its_share() -> None:
+    shares = (1.0, 0.5, 0.0, 0.25)
+    chart = Chart(title="", series=[Series("", shares, (9, 99, 199), "area")], count=4, percent=True)
+    sheet = np.asarray(draw_sheet([chart.block]))
+    inked = (sheet == (9, 99, 199)).all(axis=2)
+    inked[: MARGIN + 30] = False  # the key
+    columns = np.flatnonzero(inked.any(axis=0))
+    assert columns.max() == WIDTH - MARGIN - 1
+    step = (columns.max() + 1 - columns.min()) / 4
+    counts = [inked[:, round(columns.min() + (place + 0.5) * step)].sum() for place in range(4)]
+    np.testing.assert_allclose(np.array(counts) / counts[0], shares, atol=0.03)
+
+
+def test_a_logarithmic_line_is_straight_where_values_grow_by_a_factor() -> None:
+    chart = Chart(title="", series=[Series("", [1e-3, 1e-1, 1e1, 1e3, None], BLUE)], count=5)
+    sheet = np.asarray(draw_sheet([chart.block])).astype(int)
+    near = np.abs(sheet - np.array(BLUE)).sum(axis=2) < 60
+    near[: MARGIN + 30] = False
+    rows, columns = np.nonzero(near)
+    slope, start = np.polyfit(columns, rows, 1)
+    assert slope < 0
+    assert np.abs(rows - (start + slope * columns)).max() < 5  # a dot's radius
+    assert columns.max() < WIDTH - MARGIN - 150  # there is no fifth value
+
+
+def test_a_mark_and_a_ground_stand_at_their_layer() -> None:
+    chart = Chart(title="", series=[], count=10, marks=[Marks("", [2], (200, 0, 0))], ground=[7])
+    sheet = np.asarray(draw_sheet([chart.block])).astype(int)
+    red = np.abs(sheet - (200, 0, 0)).sum(axis=2) < 30
+    red[: MARGIN + 30] = False
+    plot_left = 92
+    step = (WIDTH - MARGIN - plot_left) / 10
+    assert np.nonzero(red)[1].mean() == pytest.approx(plot_left + 2.5 * step, abs=1.5)
+    tinted = (sheet == (250, 226, 214)).all(axis=2)
+    tinted[: MARGIN + 30] = False
+    columns = np.nonzero(tinted)[1]
+    assert (columns.min(), columns.max() + 1) == (
+        pytest.approx(plot_left + 7 * step, abs=2),
+        pytest.approx(plot_left + 8 * step, abs=2),
+    )
+
+
+# Words, and that they can be read
+
+
+DRAWN: dict[str, Callable[[], Image.Image]] = {
+    "activations": lambda: draw_activations(INSPECTION),
+    "grads": lambda: draw_gradients(GRADIENTS),
+    "check": lambda: draw_check(FAILED, ROWS, ROWS[4:6], [summary(4, (56, 56)), summary(5, (5, 200))]),
+    "check without a network": lambda: draw_check(CORRUPT, (), (), ()),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_words_are_those_of_the_golden_file(
+    name: str, monkeypatch: pytest.MonkeyPatch, assert_golden: Callable[[str, str], None]
+) -> None:
+    with writing(monkeypatch) as written:
+        DRAWN[name]()
+    assert all(each.text.isascii() and each.text.isprintable() for each in written)
+    assert_golden(f"overview-{name.replace(' ', '-')}.txt", "".join(f"{each.text}\n" for each in written))
+
+
+def networks() -> Iterator[Image.Image]:
+    """Draw what real networks do: long names, wide and high maps, many layers, few, none, several inputs."""
+    torch.manual_seed(0)
+    long_names = nn.Sequential()
+    for number in range(6):
+        block = nn.Sequential()
+        block.add_module(
+            f"a_block_with_a_long_name_number_{number}", nn.Conv2d(3, 3, 3, stride=1 + number % 2, padding=1)
+        )
+        long_names.add_module(f"a_stage_with_a_long_name_{number}", block)
+    yield draw_activations(inspect(long_names, torch.randn(1, 3, 20, 90), summaries=True))
+    yield draw_activations(inspect(long_names, torch.randn(2, 3, 90, 20), summaries=True))
+    many = nn.Sequential(*(nn.Conv2d(2, 2, 1) for _ in range(300)))
+    yield draw_activations(inspect(many, torch.randn(5, 2, 9, 9), summaries=True))
+    yield draw_activations(inspect(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4), summaries=True))
+    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), torch.nan), summaries=True))
+    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), 1e38), summaries=True))
+    yield from (draw() for draw in DRAWN.values())
+    yield draw_gradients(hookscope.grads(nn.Sequential(nn.Linear(4, 1)), torch.randn(2, 4)))
+    yield draw_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 9))
+
+
+def test_nothing_lies_over_anything_else_and_nothing_leaves_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(monkeypatch) as written:
+        for sheet in networks():
+            assert sheet.width == WIDTH
+            assert sheet.height < 2000
+            for each in written:
+                assert each.left >= MARGIN - 2, each
+                assert each.right <= WIDTH - MARGIN + 6, each
+                assert each.bottom <= sheet.height - MARGIN + 6, each
+            for place, each in enumerate(written):
+                for other in written[:place]:
+                    apart = each.left >= other.right or other.left >= each.right
+                    assert apart or each.top >= other.bottom or other.top >= each.bottom, (each, other)
+            written.clear()
+
+
+def test_a_run_without_rows_or_parameters_is_drawn() -> None:
+    assert draw_activations(replace(INSPECTION, rows=())).width == WIDTH
+    assert draw_gradients(replace(GRADIENTS, gradients=(), parameters=(), verdicts=())).width == WIDTH
+
+
+def test_findings_beyond_the_first_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(monkeypatch) as written:
+        draw_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 2))
+    assert [each.text for each in written if re.match(r"and \d", each.text)] == ["and 4 more findings"]
