@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn, TextIO
 
@@ -20,6 +21,7 @@ from hookscope.cli.check import check
 from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
 from hookscope.cli.diff import diff
+from hookscope.cli.doctor import doctor
 from hookscope.cli.grads import GradsCommand, grads
 from hookscope.cli.layers import layers
 from hookscope.cli.models import models
@@ -78,6 +80,7 @@ app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by 
 app.command(cls=SectionedCommand, short_help="List the tensors in a weights file.")(checkpoint)
 app.command(cls=SectionedCommand, short_help="List the modules of a network, with shapes.")(layers)
 app.command(cls=SectionedCommand, short_help="List the names that MODEL accepts.")(models)
+app.command(cls=SectionedCommand, short_help="Say what is installed here, and what is missing.")(doctor)
 app.command("report", cls=SectionedCommand, short_help="Make one HTML page of a run.")(report_command)
 
 
@@ -131,9 +134,15 @@ def _leave(code: int) -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line, given without the program's name, and return its exit code.
 
-    A message has been printed to stderr unless that is 0. No arguments at all print the help, but are a usage error.
+    A message has been printed to stderr unless that is 0. No arguments at all are a usage error, which prints the help,
+    but in a terminal they are a question, which a greeting answers.
     """
     try:
+        if not arguments and sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
+            from hookscope.cli.greeting import greeting
+
+            typer.echo(greeting(Path()))
+            return EXIT_DONE
         result = app(args=list(arguments) or ["--help"], prog_name="hookscope", standalone_mode=False)
     except SystemExit as error:
         # Both typer and Rich answer a closed pipe with exit code 1, which would look like a failed check.

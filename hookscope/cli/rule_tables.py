@@ -13,7 +13,7 @@ from hookscope.checks.rules.rule import Needs
 
 _STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
 
-_NEEDS: dict[Needs, str] = {
+NEEDS: dict[Needs, str] = {
     "file": "the file",
     "network": "the file and the network",
     "stored": "parameters and buffers",
@@ -43,7 +43,7 @@ def rule_explanation(rule: Rule) -> RenderableType:
     parts: list[RenderableType] = [
         Text(rule.identifier, style="bold"),
         Text(rule.meaning),
-        Text(f"Default level: {rule.level}. Looks at {_NEEDS[rule.needs]}."),
+        Text(f"Default level: {rule.level}. Looks at {NEEDS[rule.needs]}."),
     ]
     if rule.followers:
         parts.append(Text(f"One finding names the first {rule.followers} and counts those that follow."))
