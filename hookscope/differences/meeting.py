@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.differences.lockstep import Strand
+from hookscope.differences.maps import KeptMaps
 from hookscope.differences.measures import Sums, coarser, comparable, plain, squares_by_channel
 from hookscope.differences.party import Finished, Key, Party, Ready, Seen, Stop
 from hookscope.text import exception_line
@@ -93,11 +94,13 @@ class Meeting:
     Attributes:
         strands: In the order of the parties.
         shadows: Whether B's layers are run on A's inputs too.
+        maps: Of A-B, of the first input.
         rows: By key, of the batches that were kept.
     """
 
     parties: Sequence[Party]
     strands: Sequence[Strand[Stop]]
+    maps: KeptMaps
     shadows: bool = False
     rows: dict[Key, Row] = field(default_factory=dict)
     _batch: dict[Key, Row] = field(default_factory=dict)
@@ -115,6 +118,8 @@ class Meeting:
             count: Of its inputs.
         """
         self._first_input, self._count = first_input, count
+        if not first_input:
+            self.maps.clear()
         self._known = {pair: _Known() for pair in combinations(range(len(self.parties)), 2)}
         self._batch.clear()
         self._overwritten.clear()
@@ -199,6 +204,10 @@ class Meeting:
         self._compare_inputs(row, call, a, b)
         if self.shadows:
             self._shadow(row, key, a, b)
+        if not self._first_input and (0, 1) in row.sums and self.parties[0].lists(a.layer):
+            added = None if row.added is None else row.added.relative_l2
+            with torch.no_grad():
+                self.maps.offer(a, b, row.sums[0, 1].relative_l2, added, self.parties[0].recorder)
 
     def _sums(self, pair: tuple[int, int], a: Tensor, b: Tensor) -> Sums | None:
         """Return the sums of two tensors, which may be known already; None if they cannot be compared."""

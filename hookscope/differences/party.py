@@ -196,6 +196,10 @@ class Party:
         with torch.autocast(device, self.autocast, cache_enabled=False):
             yield
 
+    def lists(self, layer: str) -> bool:
+        """Tell whether rows of a layer or operation are shown."""
+        return layer in self.selected or layer not in self.hooked  # operations are no modules
+
     def kept_of(self, layer: str) -> Any:
         """Return what was kept of the latest call of a layer, and forget it; None if nothing was."""
         given = self._given.get(layer)

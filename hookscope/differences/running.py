@@ -10,10 +10,11 @@ import torch
 from hookscope.differences.alignment import CallKey, Pairing, align, match_names
 from hookscope.differences.births import with_origins
 from hookscope.differences.lockstep import strands
+from hookscope.differences.maps import KeptMaps
 from hookscope.differences.meeting import Meeting
 from hookscope.differences.outputs import Outputs
 from hookscope.differences.party import Finished, Party, looked_at, parameter_shapes, traced
-from hookscope.differences.table import listed, not_matched, paired_rows
+from hookscope.differences.table import listed, not_matched, paired_rows, rows_by_place
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import ModelError, NothingMatchedError, UsageError
 from hookscope.hooks.forward_hooks import eager
@@ -104,7 +105,7 @@ def run_diff(
         ran.pairing = _pairing(parties, first, maps)
         _tell_partners(parties, ran.pairing)
     with eager(), strands([each.run for each in parties]) as running:
-        meeting = Meeting(parties, running, shadow)
+        meeting = Meeting(parties, running, KeptMaps(_eps(parties)), shadow)
         for batch in queue:
             _run_batch(batch, queue, meeting, outputs, ran)
             if on_progress is not None:
@@ -131,6 +132,7 @@ def run_diff(
         unmatched=not_matched(parties, meeting, ran.pairing, with_b=not layers),
         outputs=found,
         births=births,
+        maps=meeting.maps.drawn(rows_by_place(shown, parties[0]), births),
         exceeded=exceeded(conditions, shown, found),
         reference="A's weights in float64" if reference else "",
         warnings=tuple(dict.fromkeys((*warnings, *parties[1].edits.warnings(), *queue.remarks))),

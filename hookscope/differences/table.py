@@ -53,13 +53,15 @@ def _row(index: int, shown: Shown, other: Shown, matched: Match, row: Row) -> Di
     )
 
 
+def rows_by_place(rows: Sequence[DifferenceRow], party: Party) -> dict[Place, DifferenceRow]:
+    """Return the rows by the place of A's output that each of them is about."""
+    by_label = {row.label: row for row in rows}
+    return {place: by_label[shown.label] for place, shown in party.shown.items() if shown.label in by_label}
+
+
 def listed(rows: Sequence[DifferenceRow], parties: Sequence[Party]) -> tuple[DifferenceRow, ...]:
     """Return the rows of the layers and operations that are selected."""
-    return tuple(row for row in rows if _is_listed(parties[_A], row.layer))
-
-
-def _is_listed(party: Party, layer: str) -> bool:
-    return layer in party.selected or layer not in party.hooked  # operations are no modules
+    return tuple(row for row in rows if parties[_A].lists(row.layer))
 
 
 def not_matched(parties: Sequence[Party], meeting: Meeting, pairing: Pairing, *, with_b: bool) -> tuple[Unmatched, ...]:
@@ -73,7 +75,7 @@ def not_matched(parties: Sequence[Party], meeting: Meeting, pairing: Pairing, *,
 
 def _alone(party: Party, other: Party, side: str, pairing: Pairing, meeting: Meeting) -> Iterator[Unmatched]:
     for place, shown in party.shown.items():
-        if party.passed_through.get(place) or not _is_listed(party, shown.layer):
+        if party.passed_through.get(place) or not party.lists(shown.layer):
             continue
         partner = pairing.partner(place[:2])
         key = place if side == "A" or partner is None else (*partner[0], place[2])

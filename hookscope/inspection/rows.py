@@ -300,27 +300,28 @@ def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[SavedAct
     if not kept:
         return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
-    result = []
-    for item in kept:
-        row = by_key[item.key]
-        values = item.values.dequantize() if item.values.is_quantized else item.values
-        values = (values.abs() if values.is_complex() else values).float().cpu()
-        arrangement, drawn, extra, remark = arrange(values, item.channel_axis, item.grids)
-        result.append(
-            FeatureMaps(
-                row.index,
-                row.label,
-                row.kind,
-                item.input_index,
-                arrangement,
-                drawn.numpy(),
-                None if extra is None else extra.numpy(),
-                item.channel_count,
-                item.shape,
-                "; ".join(text for text in (item.note, remark) if text),
-            )
-        )
+    found = [(item, by_key[item.key]) for item in kept]
+    result = [arranged(item, row.index, row.label, row.kind) for item, row in found]
     return tuple(sorted(result, key=lambda maps: (maps.row, maps.input_index)))
+
+
+def arranged(item: SavedActivation, index: int, label: str, kind: str) -> FeatureMaps:
+    """Arrange for drawing what was kept of one row."""
+    values = item.values.dequantize() if item.values.is_quantized else item.values
+    values = (values.abs() if values.is_complex() else values).float().cpu()
+    arrangement, drawn, extra, remark = arrange(values, item.channel_axis, item.grids)
+    return FeatureMaps(
+        index,
+        label,
+        kind,
+        item.input_index,
+        arrangement,
+        drawn.numpy(),
+        None if extra is None else extra.numpy(),
+        item.channel_count,
+        item.shape,
+        "; ".join(text for text in (item.note, remark) if text),
+    )
 
 
 def predictions(

@@ -1,19 +1,22 @@
-"""The run directory of `diff`: rows as CSV and JSON, and the plot over depth."""
+"""The run directory of `diff`: the overview, rows as CSV and JSON, the plot over depth, and grids of A-B."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hookscope.errors import UsageError
+from hookscope.render import grids
 from hookscope.render.difference_plots import differences_over_depth
+from hookscope.render.overviews.differences import draw_differences
 from hookscope.render.plot_axes import figure_png
 from hookscope.render.tables import differences_to_csv, weights_to_csv
 from hookscope.render.weights_text import without_gradients
 from hookscope.results.differences import Differences
+from hookscope.results.grids import Grid
 from hookscope.runs.differences import PLOT, differences_to_dict
-from hookscope.runs.directory import new_run
+from hookscope.runs.directory import OVERVIEW, new_run
 from hookscope.runs.serialize import provenance_to_dict
-from hookscope.text import safe_text, strict_json
+from hookscope.text import counted, safe_text, strict_json
 
 # What the record says of inputs that only a comparison in lockstep prepares.
 _OF_INPUTS = ("preprocessing", "named_inputs", "unusable_inputs", "patterns")
@@ -21,15 +24,25 @@ _OF_INPUTS = ("preprocessing", "named_inputs", "unusable_inputs", "patterns")
 
 @dataclass(frozen=True, slots=True)
 class SavedDifferences:
-    """A run directory that was written, and the files in it besides `run.json`."""
+    """A run directory that was written, and what is in it besides the overview and `run.json`.
+
+    Attributes:
+        differing: Rows that differ at all, drawn or not.
+    """
 
     folder: Path
     files: tuple[str, ...]
+    grids: tuple[Grid, ...]
+    differing: int
 
     @property
     def last_line(self) -> str:
         """What the command says of it in the end."""
-        return f"{', '.join(self.files)} and run.json are in {safe_text(str(self.folder))}"
+        count = len(self.grids)
+        of = f" of the {self.differing:,} rows that differ" if self.differing > count else ""
+        drawn = [f"{counted(count, 'grid')} of A-B{of}"] if count else []
+        overview = safe_text(str(self.folder / OVERVIEW))
+        return f"{overview} is the picture; {', '.join([*drawn, *self.files])} and run.json are beside it"
 
 
 def save_differences(result: Differences, path: str | Path, *, command: str = "") -> SavedDifferences:
@@ -44,6 +57,8 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
         raise UsageError("This comparison was not made of a run, so it cannot be saved as one.")
     document = differences_to_dict(result)
     with new_run(Path(path)) as run:
+        draw_differences(result).save(run.path / OVERVIEW, compress_level=6)
+        drawn = _draw_grids(run.path, result)
         (run.path / "diff.json").write_text(strict_json(document), encoding="utf-8")
         names = _write_tables(run.path, result)
         if result.way != "weights":
@@ -53,13 +68,30 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
         record: dict[str, Any] = {
             "verb": "diff",
             "command": command,
+            "overview": OVERVIEW,
+            "grids": [asdict(grid) for grid in drawn],
             **{name: value for name, value in made.items() if result.way == "lockstep" or name not in _OF_INPUTS},
             **provenance.settings,
             **{name: document[name] for name in ("a", "b", "way", "inputs", "births", "outputs", "exceeded")},
             **{name: document[name] for name in ("reference", "warnings", "notes", "seed", "timings")},
         }
         run.finish(record)
-    return SavedDifferences(Path(path), tuple(names))
+    differing = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows)
+    return SavedDifferences(Path(path), tuple(names), tuple(drawn), differing)
+
+
+def _draw_grids(folder: Path, result: Differences) -> list[Grid]:
+    """Draw A-B of each row that has maps, all channels on one scale: which of them differ is what one looks for."""
+    drawn = []
+    if result.maps:
+        (folder / "grids").mkdir()
+    for each in result.maps:
+        name = f"grids/{grids.grid_name(each, len(result.rows))}"
+        titled = replace(each, label=f"{each.label or '(model)'}: A-B")
+        picture, grid = grids.draw_for_run(titled, name, scale="layer", input_name=result.inputs[each.input_index].name)
+        (folder / name).write_bytes(grids.encode_png(picture))
+        drawn.append(grid)
+    return drawn
 
 
 def _write_tables(folder: Path, result: Differences) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hookscope.results.activations import FeatureMaps
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.labels import row_of
@@ -239,6 +240,7 @@ class Differences(Shown):
         outputs: What became of the networks' outputs; () for weights alone.
         weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
         births: Where differences begin; without `--shadow` the first alone, which is certain.
+        maps: A-B of the first input, for the rows where differences begin and the largest, twelve at most.
         exceeded: What is beyond a condition of `--fail-over`.
         reference: What errors are held against: "A's weights in float64"; "" without a reference.
         warnings: Sentences a reader must see; `notes` are no cause for alarm.
@@ -255,6 +257,7 @@ class Differences(Shown):
     outputs: tuple[OutputDifference, ...] = ()
     weights: tuple[WeightDifference, ...] = ()
     births: tuple[Birth, ...] = ()
+    maps: tuple[FeatureMaps, ...] = ()
     exceeded: tuple[Exceeded, ...] = ()
     reference: str = ""
     warnings: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from hookscope.runs.serialize import RunRecord, as_json, checked, prediction_fie
 
 SCHEMA_VERSION = 1
 
-_LEFT_OUT = ("provenance", "categories")
+_LEFT_OUT = ("provenance", "categories", "maps")
 
 FILE, PLOT = "diff.json", "difference_over_depth.png"
 
@@ -71,10 +71,15 @@ def read_differences(folder: Path) -> StoredDifferences:
         raise refusal(folder, "it is not a run of `hookscope diff`", "Give the folder of one.")
     stored = read_document(folder, FILE, SCHEMA_VERSION)
     try:
-        return StoredDifferences(folder, record_from_dict(document), checked(Differences, _restored(stored)))
+        run = StoredDifferences(folder, record_from_dict(document), checked(Differences, _restored(stored)))
     except ValueError as error:
         place, reason = error.args
         raise refusal(folder, f"its {FILE} is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
+    indices = {row.index for row in run.result.rows}
+    for grid in run.record.grids:
+        if grid.row not in indices:
+            raise refusal(folder, f"'{grid.path[:80]}' is of no row")
+    return run
 
 
 def _restored(value: Any, name: str = "") -> Any:

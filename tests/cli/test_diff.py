@@ -32,6 +32,11 @@ def renamed():
     return nn.Sequential(OrderedDict(zip(["a", "b", "c", "d"], net().children())))
 
 
+def deep():
+    torch.manual_seed(0)
+    return nn.Sequential(OrderedDict((f"a{place}", nn.Conv2d(3, 3, 1)) for place in range(15)))
+
+
 def strange():
     return nn.Sequential(OrderedDict(only=nn.Flatten(), last=nn.Linear(192, 5, bias=False)))
 """
@@ -54,7 +59,10 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     assert "The difference is born in conv (Conv2d): relative L2" in text
     assert "its inputs are equal, mostly in channel 2 of 4" in text
     assert text.index("The difference is born") < text.index("Output: the same best class for") < text.index("rel. L2")
-    assert names_below(tmp_path / "o") == {"diff.csv", "diff.json", "difference_over_depth.png", "run.json"}
+    assert "o/overview.png is the picture; 4 grids of A-B, diff.csv, diff.json" in text
+    grids = {f"grids/00{at}-{name}.png" for at, name in enumerate(["conv", "relu", "flat", "fc"])}
+    plain = {"diff.csv", "diff.json", "difference_over_depth.png", "overview.png", "run.json"}
+    assert names_below(tmp_path / "o") == {*plain, "grids", *grids}
     rows = list(csv.DictReader((tmp_path / "o" / "diff.csv").read_text("utf-8").splitlines()))
     assert [(row["label"], row["matched"]) for row in rows] == [
         ("conv", "name"),
@@ -67,6 +75,10 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     assert document["births"][0]["layer"] == "conv"
     record = record_of(tmp_path / "o")
     assert (record["verb"], record["way"]) == ("diff", "lockstep")
+    assert (record["overview"], [each["path"] for each in record["grids"]]) == ("overview.png", sorted(grids))
+    assert all("one scale for all" in each["caption"] for each in record["grids"])
+    with Image.open(tmp_path / "o" / "overview.png") as picture:
+        assert picture.size[0] == 1200
     with Image.open(tmp_path / "o" / "difference_over_depth.png") as picture:
         assert picture.size[0] > 500
 
@@ -75,6 +87,30 @@ def test_equal_networks_are_said_to_be_equal(run: Run) -> None:
     ended = run("diff", "pair.py:net", "same", "picture.npy", "--fail-over", "rel>0")
     assert ended.code == 0
     assert "A and B are equal, bit for bit, in 4 rows." in ended.stdout
+
+
+def test_rows_beyond_the_grids_are_counted(run: Run) -> None:
+    ended = run("diff", "pair.py:deep", "same", "picture.npy", "--edit-b", "a0:output:scale(2)", "--quiet")
+    assert (ended.code, ended.stdout) == (0, "")
+    ended = run("diff", "pair.py:deep", "same", "picture.npy", "--edit-b", "a0:output:scale(2)")
+    assert "12 grids of A-B of the 15 rows that differ" in " ".join(ended.stdout.split())
+
+
+def test_the_page_opens_with_the_overview_and_shows_the_grids(run: Run, tmp_path: Path) -> None:
+    edit = ("--edit-b", "relu:output:scale(2)")
+    assert run("diff", "pair.py:net", "same", "picture.npy", *edit, "--out", "o", "--report", "p.html").code == 0
+    page = (tmp_path / "p.html").read_text("utf-8")
+    main = page[page.index("<main>") :]
+    places = [main.index(text) for text in ('<section id="overview"', '<section id="answer"', '<section id="maps"')]
+    assert places == sorted(places)
+    assert main.count("<summary><span") == 3
+    assert '<span class="name">relu</span> born here' in main
+    record = record_of(tmp_path / "o")
+    record["grids"][0]["row"] = 9
+    (tmp_path / "o" / "run.json").write_text(json.dumps(record), "utf-8")
+    ended = run("report", "o")
+    assert ended.code == 3
+    assert "is of no row" in ended.stderr
 
 
 def test_a_condition_that_holds_fails_the_command_and_is_written_for_ci(run: Run, tmp_path: Path) -> None:

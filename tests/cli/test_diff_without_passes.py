@@ -60,7 +60,7 @@ def test_two_files_are_compared_without_a_network(run: Run, files: tuple[Path, P
     assert "Signs are opposite in 1 tensor, most in second.weight: 100.00%." in ended.stdout
     assert "only in B: third.weight (float32, 3): A has no such tensor" in ended.stdout
     folder = tmp_path / "hookscope-runs" / "diff-a.pt-b"
-    assert names_below(folder) == {"diff.csv", "diff.json", "run.json"}
+    assert names_below(folder) == {"diff.csv", "diff.json", "overview.png", "run.json"}
     with (folder / "diff.csv").open(encoding="utf-8") as file:
         rows = {row["name"] or row["name_b"]: row for row in csv.DictReader(file)}
     assert float(rows["first.weight"]["relative_l2"]) == 0
@@ -92,7 +92,13 @@ def test_runs_are_compared_by_their_sketches(run: Run, runs: tuple[Path, Path], 
     assert "The difference is born in 2 (Conv2d): relative L2 " in ended.stdout
     assert "estimated from sketches of 256 numbers" in ended.stdout
     assert "beyond 2:rel>0.5: 2, " in ended.stdout
-    assert names_below(tmp_path / "found") == {"diff.csv", "diff.json", "difference_over_depth.png", "run.json"}
+    assert names_below(tmp_path / "found") == {
+        "diff.csv",
+        "diff.json",
+        "difference_over_depth.png",
+        "overview.png",
+        "run.json",
+    }
     rows = json.loads((tmp_path / "found" / "diff.json").read_bytes())["rows"]
     assert [row["label"] for row in rows] == ["0", "1", "2", "3"]
     assert [row["measures"]["relative_l2"] for row in rows[:2]] == [0.0, 0.0]

@@ -153,7 +153,7 @@ def test_no_name_becomes_part_of_the_page(tmp_path: Path) -> None:
     page = Page(page_of(tmp_path, hostile))
     page.assert_self_contained()
     assert page.all("script") == []
-    assert len(page.all("img")) == 1
+    assert len(page.all("img")) == 2  # the overview, and the plot over depth
     assert not any(name.startswith("on") for each in page.elements for name in each.attributes)
 
 

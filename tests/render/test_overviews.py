@@ -20,10 +20,11 @@ from hookscope.inspection.forward import inspect
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.charts import BLUE, Chart, Marks, Series
 from hookscope.render.overviews.checks import draw_check
+from hookscope.render.overviews.differences import draw_differences, summarised
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
 from hookscope.render.overviews.sheet import MARGIN, WIDTH, draw_sheet
-from hookscope.results.activations import MapSummary
+from hookscope.results.activations import FeatureMaps, MapSummary
 from tests.render.checked import CORRUPT, FAILED
 from tests.render.conftest import GRADIENTS, INSPECTION, ROWS
 
@@ -238,6 +239,11 @@ def networks() -> Iterator[Image.Image]:
     yield from (draw() for draw in DRAWN.values())
     yield draw_gradients(hookscope.grads(nn.Sequential(nn.Linear(4, 1)), torch.randn(2, 4)))
     yield draw_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 9))
+    edited = hookscope.diff(long_names, "same", torch.randn(2, 3, 20, 90), edit_b="*number_2:output:scale(2)")
+    yield draw_differences(edited)
+    yield draw_differences(replace(edited, rows=(), maps=(), births=(), outputs=()))
+    yield draw_differences(hookscope.diff(many, "same", torch.full((1, 2, 3, 3), torch.nan), reference="float64"))
+    yield draw_differences(hookscope.diff(nn.Linear(4, 4), nn.Linear(4, 4)))
 
 
 def test_nothing_lies_over_anything_else_and_nothing_leaves_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +260,18 @@ def test_nothing_lies_over_anything_else_and_nothing_leaves_the_sheet(monkeypatc
                     apart = each.left >= other.right or other.left >= each.right
                     assert apart or each.top >= other.bottom or other.top >= each.bottom, (each, other)
             written.clear()
+
+
+def test_maps_of_a_difference_are_the_mean_magnitude_and_the_channel_with_the_most_of_it() -> None:
+    values = np.array([[[1.0, -1.0], [0.0, 0.0]], [[-3.0, 3.0], [0.0, 2.0]]], np.float32)
+    maps = FeatureMaps(4, "conv", "Conv2d", 0, "maps", values, None, 2, (2, 2, 2))
+    shown = summarised(maps, "Conv2d")
+    assert shown.mean.tolist() == [[2.0, 2.0], [0.0, 1.0]]
+    assert (shown.channel, shown.strongest.tolist()) == (1, values[1].tolist())
+    large = replace(maps, values=np.arange(320 * 321, dtype=np.float32).reshape(1, 320, 321), channel_count=1)
+    shown = summarised(large, "Conv2d")
+    assert (shown.size, shown.mean.shape) == ((320, 321), (107, 107))
+    assert shown.mean[0, 0] == 322.0  # the mean of 0, 1, 2, 321, 322, 323, 642, 643, 644
 
 
 def test_a_run_without_rows_or_parameters_is_drawn() -> None:

@@ -1,4 +1,4 @@
-"""A run of `diff` as one HTML page: the answer, the plot over depth, and every row."""
+"""A run of `diff` as one HTML page: the overview, the answer, the plot over depth, maps of A-B, and every row."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from hookscope.render.columns import Column
 from hookscope.render.differences_text import answer, difference_columns
 from hookscope.render.html.page import render_page
-from hookscope.render.html.pictures import thumbnail_uri
+from hookscope.render.html.pictures import picture_uri, thumbnail_uri
 from hookscope.render.weights_text import (
     differs,
     gradients_answer,
@@ -15,18 +15,21 @@ from hookscope.render.weights_text import (
     without_gradients,
 )
 from hookscope.results.differences import Differences, Side
+from hookscope.results.grids import Grid
 from hookscope.runs.differences import PLOT, StoredDifferences
 from hookscope.text import counted
 
 # Pixels a side, our choice; rows, above which a browser takes long to lay a table out.
 _PLOT_SIDE = 1600
 _MOST_ROWS = 5000
+_MOST_GRIDS = 12
+_GRID_SIDE = 1100
 
 _WORDS = frozenset({"layer", "tensor", "type", "remarks", "dtype", "shape", "at"})
 
 
 def differences_html(run: StoredDifferences) -> str:
-    """Return the page of a run; an InputError is raised if its plot is missing, or no picture."""
+    """Return the page of a run; an InputError is raised if a picture of it is missing, or none."""
     result = run.result
     of_weights = result.way == "weights"
     return render_page(
@@ -37,9 +40,22 @@ def differences_html(run: StoredDifferences) -> str:
         sides=[(letter, side, _about(side, result)) for letter, side in (("A", result.a), ("B", result.b))],
         result=result,
         plot="" if of_weights else thumbnail_uri(run.read_picture(PLOT), PLOT, _PLOT_SIDE),
+        overview=picture_uri(run.read_picture(run.record.overview), run.record.overview) if run.record.overview else "",
+        grids=[_grid(run, each) for each in run.record.grids[:_MOST_GRIDS]],
         tables=_tables(result),
         making=_making(run),
     )
+
+
+def _grid(run: StoredDifferences, grid: Grid) -> dict[str, str]:
+    born = {birth.row for birth in run.result.births}
+    row = next(row for row in run.result.rows if row.index == grid.row)
+    return {
+        "name": row.label or "(model)",
+        "remark": "born here" if row.label in born else "",
+        "caption": ", ".join(grid.caption),
+        "uri": thumbnail_uri(run.read_picture(grid.path), grid.path, _GRID_SIDE),
+    }
 
 
 def _about(side: Side, result: Differences) -> str:

@@ -30,6 +30,7 @@ from hookscope.render.overviews.sheet import (
     write,
 )
 from hookscope.results.activations import Activations, Flag, LayerRow
+from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
@@ -127,7 +128,9 @@ def names_of(inputs: Sequence[InputRecord]) -> str:
     return ", ".join(names) + (f" and {len(inputs) - len(names)} more" if len(inputs) > len(names) else "")
 
 
-def input_picture(result: Activations | Gradients, index: int, width: int, height: int) -> Image.Image | None:
+def input_picture(
+    result: Activations | Gradients | Differences, index: int, width: int, height: int
+) -> Image.Image | None:
     """Return an input as the network saw it, as large as the place allows; None if it is no picture."""
     provenance, record = result.provenance, result.inputs[index]
     pixels = None if provenance is None else provenance.pictures.get(record)

@@ -60,7 +60,7 @@ class Chart:
         count: Of layers.
         percent: Whether values are shares, 0-1.
         marks: What stands at the foot.
-        ground: Positions of layers with a tinted ground: those that fail.
+        ground: Positions of layers with a tinted ground; `ground_name` says what they are.
         letters: Layers with a dotted line and a letter above it.
         names: Of the layers, to stand below where blocks of them begin; none for a chart with another below it.
     """
@@ -71,6 +71,7 @@ class Chart:
     percent: bool = False
     marks: Sequence[Marks] = ()
     ground: Sequence[int] = ()
+    ground_name: str = "fails"
     letters: Sequence[tuple[str, int]] = ()
     names: Sequence[str] = ()
 
@@ -130,7 +131,7 @@ class Chart:
         pen.text((MARGIN, top), in_font(self.title), INK, font(NAME))
         key: list[tuple[str, Colour, Shape | Mark]] = [(each.name, each.colour, each.shape) for each in self.series]
         key += [(mark.name, mark.colour, mark.mark) for mark in self.marks if mark.places]
-        key += [("fails", _GROUND, "area")] if self.ground else []
+        key += [(self.ground_name, _GROUND, "area")] if self.ground else []
         left = MARGIN + INNER - sum(28 + drawn.getlength(name) + 18 for name, _, _ in key) + 18
         for name, colour, shape in key:
             image.paste(_swatch(colour, shape), (round(left), top + 3))

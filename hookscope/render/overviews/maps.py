@@ -112,12 +112,14 @@ class MapColumns:
         left: Where the first column begins, in pixels of the sheet; they fill the rest.
         letters: By `MapSummary.row`, what stands before the name.
         with_strongest: Whether the strongest channels are shown.
+        names: What stands above the two maps; "{}" is the channel.
     """
 
     summaries: Sequence[MapSummary]
     left: int
     letters: Mapping[int, str] = field(default_factory=dict)
     with_strongest: bool = True
+    names: tuple[str, str] = ("mean over channels", "channel {}, strongest")
 
     @property
     def height(self) -> int:
@@ -143,7 +145,7 @@ class MapColumns:
             named = [(label or "(model)", INK), (each.kind, DIM), (size, DIM)]
             lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
             write(pen, lines, top, left, self._width)
-            drawings = [(each.mean, "mean over channels"), (each.strongest, f"channel {each.channel}, strongest")]
+            drawings = [(each.mean, self.names[0]), (each.strongest, self.names[1].format(each.channel))]
             for place, (values, name) in enumerate(drawings[: 1 + self.with_strongest]):
                 here = top + _HEAD + place * self._pitch
                 write(pen, [(name, SMALL, INK)], here, left, self._width)

@@ -22,7 +22,7 @@ Line = tuple[str, int, Colour]
 _LONGEST_TEXT = 400  # characters
 
 # Signs that sentences of ours hold and the font lacks.
-_SPELLED = str.maketrans({"‖": "||", "·": "-", "×": "x", "…": "...", "≥": ">=", "≤": "<="})
+_SPELLED = str.maketrans({"‖": "||", "·": "-", "×": "x", "…": "...", "≥": ">=", "≤": "<=", "Δ": "A-B"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,134 @@
+"""Keep A-B of the first input for the rows that matter: those that may be where it is born, and the largest."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hookscope.differences.births import exceeds, rounding_limit
+from hookscope.differences.party import Key, Seen
+from hookscope.inspection.rows import Recorder, SavedActivation, arranged
+from hookscope.results.activations import FeatureMaps
+from hookscope.results.differences import Birth, DifferenceRow
+
+MOST_MAPS = 12
+"""Rows whose difference is drawn. Our choice: as many as one looks at."""
+
+# Our choices. What is held is bounded, whatever the networks: all maps together, and one, of which the first channels
+# are kept. 4 MiB are 64 channels of 128 x 128.
+_MOST_BYTES = 16 * 2**20
+_MOST_BYTES_OF_ONE = 4 * 2**20
+
+# The first rows that rounding does not explain are kept however small their difference is: one is where it is born.
+_MOST_FIRST = 2
+_MOST_ADDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    key: Key
+    rank: float
+    may_be_born: bool
+    saved: SavedActivation
+
+    @property
+    def bytes(self) -> int:
+        return self.saved.values.nbytes
+
+
+@dataclass(slots=True)
+class KeptMaps:
+    """Maps of A-B, of the first input of the run.
+
+    Attributes:
+        eps: As for `rounding_limit`.
+    """
+
+    eps: float
+    _held: list[_Held] = field(default_factory=list)
+    _seen: int = 0
+    _first: int = 0
+    _adding: int = 0
+
+    def clear(self) -> None:
+        """Begin anew: the first batch is run once more, or another takes its place."""
+        self._held.clear()
+        self._seen = self._first = self._adding = 0
+
+    def offer(self, a: Seen, b: Seen, relative_l2: float, added: float | None, recorder: Recorder) -> None:
+        """Keep the map of a row if it is one of those that matter; each row is offered once, in the order of running.
+
+        Args:
+            a: The output of A.
+            b: That of B, of the same shape.
+            relative_l2: Of A-B.
+            added: That of what B's layer adds by itself; None if it is not known.
+            recorder: Of A: which inputs these are, and on which grids tokens may lie.
+        """
+        self._seen += 1
+        is_first = self._first < _MOST_FIRST and exceeds(relative_l2, rounding_limit(self.eps, self._seen))
+        adds = self._adding < _MOST_ADDING and exceeds(added, rounding_limit(self.eps, 1))
+        self._first += is_first
+        self._adding += adds
+        others = self._others()
+        is_large = bool(relative_l2) and (len(others) < MOST_MAPS or _rank(relative_l2) > others[0].rank)
+        if is_first or adds or is_large:
+            saved = _saved(a, b, recorder)
+            self._held += [_Held(a.key, _rank(relative_l2), is_first or adds, saved)] if saved is not None else []
+            self._drop()
+
+    def drawn(
+        self, rows: Mapping[tuple[str, int, int], DifferenceRow], births: Sequence[Birth]
+    ) -> tuple[FeatureMaps, ...]:
+        """Return the maps that are drawn, of the rows that are known, in their order."""
+        born = {birth.row for birth in births}
+        known = [(rows[each.key[:3]], each) for each in self._held if each.key[:3] in rows]
+        known.sort(key=lambda pair: (pair[0].label in born, pair[1].rank), reverse=True)
+        chosen = sorted(known[:MOST_MAPS], key=lambda pair: pair[0].index)
+        return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
+
+    def _others(self) -> list[_Held]:
+        """Return those that are kept for their size alone, the smallest first."""
+        return sorted((each for each in self._held if not each.may_be_born), key=lambda each: each.rank)
+
+    def _drop(self) -> None:
+        others = self._others()
+        while others and (len(others) > MOST_MAPS or sum(each.bytes for each in self._held) > _MOST_BYTES):
+            self._held.remove(others.pop(0))
+
+
+def _saved(a: Seen, b: Seen, recorder: Recorder) -> SavedActivation | None:
+    """Return A-B of the first input, the first channels of a large one; None if that is too large too."""
+    count = len(recorder.indices)
+    difference = _difference(_of_first(a.tensor, count), _of_first(b.tensor, count))
+    keeping = Recorder(1, None, None, axes=recorder.axes, indices=(0,))
+    if a.channel_axis is not None and difference.numel():
+        channels = difference.shape[a.channel_axis]
+        keeping.max_channels = max(1, _MOST_BYTES_OF_ONE * channels // difference.nbytes)
+    keeping.keep((a.layer, a.key[1], ""), difference, a.channel_axis)
+    return next((each for each in keeping.kept if each.values.nbytes <= _MOST_BYTES_OF_ONE), None)
+
+
+def _rank(relative_l2: float) -> float:
+    """Return what rows are ordered by: NaN on one side is the largest difference of all."""
+    return math.inf if math.isnan(relative_l2) else relative_l2
+
+
+def _of_first(tensor: Tensor, count: int) -> Tensor:
+    """Return the part of the first input, the batch axis kept; all of a tensor without one."""
+    if tensor.dim() and tensor.shape[0] == count:
+        return tensor[:1]
+    return tensor[:, :1] if tensor.dim() == 3 and tensor.shape[1] == count else tensor
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """Return A-B in float32, 0 where both are the same, NaN or infinite too."""
+    a, b = (each.detach().dequantize() if each.is_quantized else each.detach() for each in (a, b))
+    if a.device != b.device or a.device.type == "mps":
+        a, b = a.cpu(), b.cpu()
+    wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    difference = torch.where((a == b) | (a.isnan() & b.isnan()), torch.zeros((), dtype=wide, device=a.device), a - b)
+    return (difference.abs() if difference.is_complex() else difference).float().cpu()
