@@ -384,6 +384,9 @@ def diff(  # noqa: D417 - those of `activations` are described there
     map: Texts = (),  # noqa: A002 - the name of the option
     reference: Literal["float64"] | None = None,
     shadow: bool = False,
+    grads: bool = False,
+    loss: str | Callable[..., object] | None = None,
+    target: str | int | Sequence[int | str] | Path | Tensor | None = None,
     fail_over: Texts = (),
     weights: str = "auto",
     weights_b: str | None = None,
@@ -434,6 +437,9 @@ def diff(  # noqa: D417 - those of `activations` are described there
         map: Layers that belong together, "encoder.*=backbone.*", where names do not tell.
         reference: "float64": also run A's weights in float64, and measure the error of each side.
         shadow: Also run each layer of B on A's input: that tells what the layer itself adds.
+        grads: Also run both backward, batch by batch, and compare the gradients of outputs, and those of parameters
+            summed over batches. The gradients of all outputs over a batch are held, on both sides.
+        loss: As for `grads`, and so is `target`; None for "projection". Without a target each side takes its own.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
         weights_b: As `weights`, for B; None for those of A.
         device_b: As `device`, for B, and so is `dtype_b`; None for where A is, and what.
@@ -450,7 +456,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     """
     from hookscope.differences.running import Ways, run_diff
     from hookscope.differences.weights import compare_weights
-    from hookscope.inspection.session import open_session
+    from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.models import with_classes
     from hookscope.runs.reading import is_run
 
@@ -458,9 +464,11 @@ def diff(  # noqa: D417 - those of `activations` are described there
     if threads_b is not None and threads_b < 1:
         raise UsageError(f"--threads-b {threads_b} is not possible: give 1 or more.")
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    of_passes = {"--layer": _texts(layer), "--ops": ops, "--reference": reference, "--shadow": shadow}
+    of_passes = {"--layer": _texts(layer), "--ops": ops, "--reference": reference, "--shadow": shadow, "--grads": grads}
     of_passes |= {"--device-b": device_b, "--dtype": dtype, "--dtype-b": dtype_b, "--autocast-b": autocast_b}
     of_passes |= {"--mode-b train": mode_b == "train", "--threads-b": threads_b, "--edit-b": _texts(edit_b)}
+    if (loss is not None or target is not None) and not grads:
+        raise UsageError("--loss and --target say what gradients are of: give --grads too.")
     has_images = not isinstance(images, list | tuple) or bool(images)
     conditions = {"maps": _texts(map), "fail_over": _texts(fail_over)}
     if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
@@ -510,6 +518,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
         batch_size=batch_size,
         on_progress=on_progress,
         on_error=on_error,
+        loss=choose_session_loss(session, loss or "projection", target, None) if grads else None,
     )
 
 

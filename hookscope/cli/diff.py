@@ -54,6 +54,20 @@ def diff(
         bool,
         under.compares("--shadow", help="Also run each layer of B on A's input: what the layer itself adds."),
     ] = False,
+    grads: Annotated[
+        bool,
+        under.compares(
+            "--grads",
+            help="Also compare gradients: of outputs, all of a batch held, and of parameters, summed over batches.",
+        ),
+    ] = False,
+    loss: Annotated[
+        str | None, under.compares(metavar="LOSS", help="What --grads differentiates, as --loss of `grads`.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        under.compares(metavar="TARGET", help="As --target of `grads`; the default is made of each side's own output."),
+    ] = None,
     fail_over: Annotated[
         list[str] | None,
         under.compares(
@@ -136,16 +150,16 @@ def diff(
     given = dict(locals())
     chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
     summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
-    target = run_path("diff", a, out, images or (), input or (), "inputs" if images or input else Path(b).name)
-    check_target(target)
-    check_exports(target, show=False, tensorboard=None, page=page)
+    folder = run_path("diff", a, out, images or (), input or (), "inputs" if images or input else Path(b).name)
+    check_target(folder)
+    check_exports(folder, show=False, tensorboard=None, page=page)
     _check_files(junit, summary)
     tables, messages = consoles(json=json or chosen == "markdown")
     failures: list[HookscopeError] = []
     with redirect_stdout(sys.stderr if json else sys.stdout), progress_bar(messages, shown=not quiet) as advance:
         result = api.diff(**arguments_of(api.diff, given), on_progress=advance, on_error=failures.append)
     show_result(result, tables, messages, quiet=quiet, full=full)
-    saved = save_differences(result, target, command=shlex.join(["hookscope", *sys.argv[1:]]))
+    saved = save_differences(result, folder, command=shlex.join(["hookscope", *sys.argv[1:]]))
     if not quiet:
         tables.print(saved.last_line, soft_wrap=True)
     if page is not None:

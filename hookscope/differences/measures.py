@@ -153,6 +153,11 @@ def plain(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
+def meeting_place(a: Tensor, b: Tensor) -> torch.device:
+    """Return the device to compare two tensors on: theirs, or the CPU."""
+    return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
+
+
 def coarser(a: Tensor, b: Tensor) -> torch.dtype:
     """Return the floating dtype of the two with the longer steps; that of A if one is no floating dtype."""
     if not (a.dtype.is_floating_point and b.dtype.is_floating_point):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookscope.differences.lockstep import Strand
 from hookscope.differences.maps import KeptMaps
-from hookscope.differences.measures import Sums, coarser, comparable, plain, squares_by_channel
+from hookscope.differences.measures import Sums, coarser, comparable, meeting_place, plain, squares_by_channel
 from hookscope.differences.party import Finished, Key, Party, Ready, Seen, Stop
 from hookscope.text import exception_line
 
@@ -217,7 +217,7 @@ class Meeting:
             known = self._known[pair].find(a, b)
             if known is None:
                 has_inputs = a.dim() > 0 and a.shape[0] == self._count
-                device = _meeting_place(a, b)
+                device = meeting_place(a, b)
                 known = Sums()
                 known.add(plain(a, device), plain(b, device), self._first_input if has_inputs else 0)
                 self._known[pair].add(a, b, known)
@@ -236,7 +236,7 @@ class Meeting:
     def _add_channels(self, row: Row, a: Seen, b: Seen) -> None:
         if a.channel_axis is None or a.tensor.shape[0] != self._count:
             return
-        device = _meeting_place(a.tensor, b.tensor)
+        device = meeting_place(a.tensor, b.tensor)
         with torch.no_grad():
             squares = squares_by_channel(plain(a.tensor, device), plain(b.tensor, device), a.channel_axis)
         if row.squares is None or len(row.squares) == len(squares):
@@ -257,7 +257,7 @@ class Meeting:
         outputs = self._shadowed.get(call, [])
         if key[2] < len(outputs) and not comparable(a.tensor, outputs[key[2]]):
             other = outputs[key[2]]
-            device = _meeting_place(a.tensor, other)
+            device = meeting_place(a.tensor, other)
             row.added = row.added or Sums()
             with torch.no_grad():
                 row.added.add(plain(a.tensor, device), plain(other, device))
@@ -278,8 +278,3 @@ def _run_alone(party: Party, seen: Seen, given: tuple[tuple[Any, ...], dict[str,
         return {name: moved(each) for name, each in value.items()} if type(value) is dict else value
 
     return party.run_alone(seen.layer, moved(given[0]), moved(given[1]))
-
-
-def _meeting_place(a: Tensor, b: Tensor) -> torch.device:
-    """Return the device to compare two tensors on: theirs, or the CPU."""
-    return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
 
 from hookscope.differences.alignment import CallKey, Pairing, align, match_names
 from hookscope.differences.births import with_origins
+from hookscope.differences.gradients import Differentiated, compare_gradients
 from hookscope.differences.lockstep import strands
 from hookscope.differences.maps import KeptMaps
 from hookscope.differences.meeting import Meeting
@@ -16,10 +18,11 @@ from hookscope.differences.outputs import Outputs
 from hookscope.differences.party import Finished, Party, looked_at, parameter_shapes, traced
 from hookscope.differences.table import listed, not_matched, paired_rows, rows_by_place
 from hookscope.differences.tolerances import exceeded, parse_condition
-from hookscope.errors import ModelError, NothingMatchedError, UsageError
+from hookscope.errors import HookscopeError, ModelError, NothingMatchedError, UnfitInputError, UsageError
 from hookscope.hooks.forward_hooks import eager
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.losses import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import choose
@@ -27,7 +30,7 @@ from hookscope.inspection.session import OnError, OnProgress, Session, provenanc
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
-from hookscope.results.differences import Differences, Side
+from hookscope.results.differences import DifferenceRow, Differences, Side
 from hookscope.results.inputs import InputRecord
 from hookscope.text import exception_line
 
@@ -71,8 +74,11 @@ def run_diff(
     batch_size: int,
     on_progress: OnProgress | None,
     on_error: OnError | None,
+    loss: Loss | None = None,
 ) -> Differences:
     """Run the network of the session, A, and another one, B, side by side over all inputs.
+
+    With a `loss` both are differentiated after that too.
 
     Arguments are those of `hookscope.diff`.
 
@@ -84,7 +90,8 @@ def run_diff(
     conditions = [parse_condition(text) for text in fail_over]
     if shadow and ways_b.mode == "train":
         raise UsageError("--shadow runs layers of B twice, which eval mode alone allows: leave out --mode-b train.")
-    a, b = inspected_network(session.loaded), inspected_network(_separate(session.loaded, other))
+    separate = _separate(session.loaded, other)
+    a, b = inspected_network(session.loaded), inspected_network(separate)
     warnings = [*_warnings("A", a), *_warnings("B", b), *_different_inputs(session.loaded, other)]
     report = reporter(session, on_error)
     queue = queue_of(session.inputs.batches(batch_size, report), report)
@@ -123,24 +130,77 @@ def run_diff(
     if outputs.remark:
         warnings.append(outputs.remark)
     found = outputs.results()
+    gradients, remarks = _gradients(
+        session,
+        separate,
+        parties,
+        ways_b,
+        loss,
+        layers=layers,
+        maps=maps,
+        ops=ops,
+        batch_size=batch_size,
+        report=report,
+    )
     return Differences(
         a=Side(a.info, *a.placed),
         b=Side(b.info, *b.placed, ways_b.texts),
         way="lockstep",
         inputs=tuple(ran.records),
         rows=shown,
+        gradients=gradients,
         unmatched=not_matched(parties, meeting, ran.pairing, with_b=not layers),
         outputs=found,
         births=births,
         maps=meeting.maps.drawn(rows_by_place(shown, parties[0]), births),
-        exceeded=exceeded(conditions, shown, found),
+        exceeded=exceeded(conditions, (*shown, *gradients), found),
         reference="A's weights in float64" if reference else "",
-        warnings=tuple(dict.fromkeys((*warnings, *parties[1].edits.warnings(), *queue.remarks))),
+        warnings=tuple(dict.fromkeys((*warnings, *remarks, *parties[1].edits.warnings(), *queue.remarks))),
         notes=tuple(dict.fromkeys((*a.notes, *b.notes, *_precision_notes(parties)))),
         seed=session.seed,
         timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
         provenance=provenance_of(session, layers, {"ops": ops, "map": [*maps], "shadow": shadow}),
     )
+
+
+def _gradients(
+    session: Session,
+    other: LoadedModel,
+    parties: Sequence[Party],
+    ways_b: Ways,
+    loss: Loss | None,
+    *,
+    layers: Sequence[str],
+    maps: Sequence[str],
+    ops: bool,
+    batch_size: int,
+    report: OnError | None,
+) -> tuple[tuple[DifferenceRow, ...], tuple[str, ...]]:
+    """Compare the gradients of A and B, once the passes without gradients are over; without a loss there are none."""
+    if loss is None:
+        return (), ()
+    known = {_input_of(error) for error in session.unusable}
+
+    def told(error: HookscopeError) -> None:
+        if report is not None and _input_of(error) not in known:
+            report(error)
+
+    on_error = None if report is None else told
+    queue = queue_of(session.inputs.batches(batch_size, on_error), on_error)
+    sides = [
+        Differentiated(loaded, partial(_for, party), options, party.threads)
+        for loaded, party, options in zip(
+            (session.loaded, other), parties, ({"layers": layers}, {"edits": ways_b.edits}), strict=False
+        )
+    ]
+    for side, party in zip(sides, parties, strict=False):
+        side.options.update(ops=ops, mode=party.mode, autocast=party.autocast, seed=session.seed)
+    return compare_gradients(sides[0], sides[1], queue, loss, maps)
+
+
+def _input_of(error: HookscopeError) -> object:
+    """Return what tells which input cannot be used: the other passes may give another reason."""
+    return error.indices if isinstance(error, UnfitInputError) else str(error)
 
 
 def _party(

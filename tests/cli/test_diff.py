@@ -113,6 +113,20 @@ def test_the_page_opens_with_the_overview_and_shows_the_grids(run: Run, tmp_path
     assert "is of no row" in ended.stderr
 
 
+def test_gradients_are_compared_too(run: Run, tmp_path: Path) -> None:
+    options = ("--grads", "--loss", "ce", "--target", "2", "--out", "o", "--fail-over", "conv.weight:rel>1e-3")
+    ended = run("diff", "pair.py:net", "same", "picture.npy", "--edit-b", "relu:output:scale(2)", *options)
+    assert ended.code == 1
+    assert "8 of 8 gradients differ" in ended.stdout
+    assert "beyond conv.weight:rel>1e-3: conv.weight grad" in ended.stdout
+    rows = list(csv.DictReader((tmp_path / "o" / "gradients.csv").read_text("utf-8").splitlines()))
+    assert [row["label"] for row in rows][:2] == ["conv grad_output", "relu grad_output"]
+    assert len(rows) == 8
+    ended = run("diff", "pair.py:net", "same", "picture.npy", "--loss", "ce")
+    assert (ended.code, ended.stderr.count("\n")) == (2, 1)
+    assert "give --grads too" in ended.stderr
+
+
 def test_a_condition_that_holds_fails_the_command_and_is_written_for_ci(run: Run, tmp_path: Path) -> None:
     arguments = ("--model-arg", "scale=1", "--dtype-b", "bfloat16", "--fail-over", "rel>1e-4", "--fail-over", "top1<1")
     ended = run("diff", "pair.py:net", "same", "picture.npy", *arguments, "--junit", "j.xml", "--format", "github")

@@ -54,7 +54,10 @@ COMMANDS = (
     (ROOMS, ("activations", "planted.py:Net", "picture.npy", "--layer", "*")),
     (ROOMS, ("grads", "planted.py:Net", "picture.npy", "--layer", "*", "--inputs")),
     (("hookscope.attribution.",), ("attribute", "planted.py:Net", "picture.npy", "--top", "2")),
-    (("hookscope.differences.",), ("diff", "planted.py:Net", "other.py:Net", "picture.npy", "--shadow", "--ops")),
+    (
+        ("hookscope.differences.",),
+        ("diff", "planted.py:Net", "other.py:Net", "picture.npy", "--shadow", "--ops", "--grads"),
+    ),
     (("hookscope.differences.",), ("diff", "planted.py:Net", "other.py:Net")),
 )
 
