@@ -209,5 +209,7 @@ def test_an_installation_without_the_kernel_says_what_is_slower(monkeypatch: pyt
     network, values = small_network(), torch.randn(1, 3, 8, 8)
     monkeypatch.setattr(native, "load_kernel", lambda: None)
     assert [note for note in inspect(network, values).notes if "compiled kernel" in note]
-    monkeypatch.setattr(native, "load_kernel", lambda: native.Kernel(lambda *_: 1, None))  # one that measures nothing
+    monkeypatch.setattr(
+        native, "load_kernel", lambda: native.Kernel(lambda *_: 1, None, None)
+    )  # one that measures nothing
     assert inspect(network, values).notes == ()
