@@ -61,7 +61,7 @@ def documents() -> dict[str, Schema]:
     """Return a schema for each command that prints JSON, and for `run.json`, by name."""
     run = {"run": {"type": ["string", "null"], "description": "The run directory; null if nothing was written."}}
     activations, gradients, attributions = map(_result, (Activations, Gradients, Attributions))
-    differences = _properties(Differences, "provenance")
+    differences = _properties(Differences, "provenance", "maps")
     alone = {"inputs_alone": _array(_of(InputGradients))}
     contents = _properties(CheckpointContents) | {
         "parts": _array(_object(_properties(StoredPart) | {"tensors": _of(int), "nonfinite_count": _of(int)})),

@@ -235,7 +235,8 @@ class Differences(Shown):
         way: What was compared.
         inputs: What both were given; () for weights alone.
         rows: Pairs, in A's order of execution.
-        gradients: Pairs of gradients, labelled "conv1 grad_output" and "conv1.weight grad", of two runs that have them.
+        gradients: Pairs of gradients, labelled "conv1 grad_output" and "conv1.weight grad": with `--grads`, and
+            of two runs that have them.
         unmatched: Rows, and for `way` "weights" tensors, of either side that have no partner.
         outputs: What became of the networks' outputs; () for weights alone.
         weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
