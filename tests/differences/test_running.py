@@ -138,9 +138,6 @@ def test_operations_name_the_line_itself() -> None:
     assert {row.layer for row in result.rows} >= {"(model):relu", "(model):mul", "(model):add", "first", "second"}
 
 
-@pytest.mark.parametrize(
-    "name", ["random noise", "key-value cache", "changing buffers", "siamese with a dict", "recurrent"]
-)
 class SumThenRelu(nn.Module):
     """A block, before or after somebody moved its ReLU behind the sum."""
 
@@ -161,6 +158,9 @@ def test_code_between_operations_is_that_of_their_module(options: dict[str, bool
     assert (birth.layer, birth.in_own_code) == ("1", True)
 
 
+@pytest.mark.parametrize(
+    "name", ["random noise", "key-value cache", "changing buffers", "siamese with a dict", "recurrent"]
+)
 @pytest.mark.parametrize("shadow", [False, True])
 def test_odd_networks_equal_themselves(name: str, shadow: bool) -> None:
     torch.manual_seed(0)
