@@ -23,9 +23,11 @@ SOURCES = ("native.c", "sketch.c")
 TARGETS = {
     ("linux", "x86_64"): "x86_64-linux-gnu",
     ("linux", "aarch64"): "aarch64-linux-gnu",
-    ("darwin", "x86_64"): "x86_64-macos",
-    ("darwin", "arm64"): "aarch64-macos",
+    ("darwin", "x86_64"): "x86_64-macos.11.0",
+    ("darwin", "arm64"): "aarch64-macos.11.0",
 }
+# The oldest systems that the library runs on: it needs nothing of theirs. torch has no wheels for older ones.
+OLDEST = {"linux": "manylinux_2_17", "darwin": "macosx_11_0"}
 # The library needs no C library, nor may the compiler put calls to one into it.
 FLAGS = ("-O3", "-ffreestanding", "-fno-builtin", "-nostdlib", "-shared", "-fPIC", "-s", "-Wall", "-Wextra", "-Werror")
 
@@ -37,7 +39,7 @@ class FusedKernelHook(BuildHookInterface[Any]):
         """Compile before the wheel is put together."""
         target = TARGETS.get((sys.platform, platform.machine()))
         if target is None:
-            self.app.display_warning(f"No compiled statistics for {sys.platform} on {platform.machine()}")
+            self._say_left_out(f"they are not known to work for {sys.platform} on {platform.machine()}")
             return
         sources = [Path(self.root) / PACKAGE / name for name in SOURCES]
         self._folder = tempfile.TemporaryDirectory()
@@ -59,14 +61,26 @@ class FusedKernelHook(BuildHookInterface[Any]):
             command, check=False, capture_output=True, text=True, env=os.environ | caches
         )
         if compiled.returncode:
-            self.app.display_warning(f"Compiled statistics are left out: {compiled.stderr.strip()}")
+            self._say_left_out(compiled.stderr.strip())
             return
         if version != "editable":
             build_data["force_include"][str(library)] = (PACKAGE / LIBRARY).as_posix()
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{next(platform_tags())}"
+        build_data["tag"] = f"py3-none-{_platform_tag()}"
+
+    def _say_left_out(self, reason: str) -> None:
+        self.app.display_warning(
+            f"Compiled statistics are left out: {reason}. torch computes the same ones, more slowly."
+        )
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - as called
         """Remove what the wheel has taken in."""
         if hasattr(self, "_folder"):
             self._folder.cleanup()
+
+
+def _platform_tag() -> str:
+    """Return the platform of the wheel: the oldest systems, or this one where it is of another kind (musl)."""
+    tags = list(platform_tags())
+    oldest = f"{OLDEST[sys.platform]}_{platform.machine()}"
+    return oldest if oldest in tags else tags[0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hookscope.results.showing import RENDERERS
 
 if TYPE_CHECKING:
-    from hookscope.api import activations, attribute, check, checkpoint, grads, layers, report
+    from hookscope.api import activations, attribute, check, checkpoint, diff, grads, layers, report
     from hookscope.errors import (
         CheckpointError,
         HookscopeError,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hookscope.results.attributions import Attributions
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
+    from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
     from hookscope.results.network import ModuleTable
     from hookscope.statistics import tensor_statistics
@@ -47,6 +48,7 @@ __all__ = [
     "CheckReport",
     "CheckpointContents",
     "CheckpointError",
+    "Differences",
     "ForwardError",
     "Gradients",
     "HookscopeError",
@@ -63,6 +65,7 @@ __all__ = [
     "capture",
     "check",
     "checkpoint",
+    "diff",
     "draw_grid",
     "grads",
     "layers",
@@ -80,6 +83,7 @@ _HOMES = {
         "attribute",
         "check",
         "checkpoint",
+        "diff",
         "grads",
         "layers",
         "report",
@@ -98,6 +102,7 @@ _HOMES = {
     "results.gradients": ("Gradients",),
     "results.check": ("CheckReport",),
     "results.contents": ("CheckpointContents",),
+    "results.differences": ("Differences",),
     "results.network": ("ModuleTable",),
     "inspection.forward": ("ForwardError",),
     "inspection.backward": ("PassError",),

@@ -15,6 +15,7 @@ from hookscope.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hookscope.differences.weights import Weights
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import Images, OnError, OnProgress
     from hookscope.models import Classes, FileOptions, LoadedModel
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hookscope.results.attributions import Attributions, Method
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
+    from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
     from hookscope.results.network import ModuleTable
 
@@ -372,6 +374,145 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     )
 
 
+def diff(  # noqa: D417 - those of `activations` are described there
+    a: Model,
+    b: Model,
+    images: Images = (),
+    *,
+    layer: Texts = (),
+    ops: bool = False,
+    map: Texts = (),  # noqa: A002 - the name of the option
+    reference: Literal["float64"] | None = None,
+    shadow: bool = False,
+    fail_over: Texts = (),
+    weights: str = "auto",
+    weights_b: str | None = None,
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    trust: bool = False,
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    classes: Classes | None = None,
+    batch_size: int = 8,
+    device: str = "auto",
+    device_b: str | None = None,
+    dtype: Dtype | None = None,
+    dtype_b: Dtype | None = None,
+    autocast_b: Literal["bfloat16", "float16"] | None = None,
+    mode_b: Literal["eval", "train"] = "eval",
+    threads_b: int | None = None,
+    edit_b: Texts | Sequence[Edit] = (),
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+    on_error: OnError | None = None,
+) -> Differences:
+    """Say how two models differ on the same inputs, layer by layer, and where the difference begins.
+
+    Two run directories of `activations` or `grads` are compared by what they stored, and without inputs weights alone.
+
+        >>> import hookscope
+        >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_bn1:output:scale(1.1)")
+        >>> result.births[0].layer
+        '_bn1'
+
+    Both run side by side, and only the layer at hand is held. Modules are left as they were, where they are. Arguments
+    that are not described here are those of `activations`.
+
+    Args:
+        a: As `model` for `activations`, or a run directory.
+        b: Likewise, or "same": A once more, in another way. Of a module that is a copy.
+        images: None of them, nor `input`: weights alone. A weights file then needs no network.
+        layer: Layers of A whose rows are shown.
+        map: Layers that belong together, "encoder.*=backbone.*", where names do not tell.
+        reference: "float64": also run A's weights in float64, and measure the error of each side.
+        shadow: Also run each layer of B on A's input: that tells what the layer itself adds.
+        fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
+        weights_b: As `weights`, for B; None for those of A.
+        device_b: As `device`, for B, and so is `dtype_b`; None for where A is, and what.
+        autocast_b: Run B under autocast to this dtype.
+        mode_b: "train" runs B with batch statistics and dropout as in training.
+        threads_b: Threads that B computes with on the CPU.
+        edit_b: Changes to inputs or outputs of B's layers: "layer3:output:zero(channels=3)".
+
+    Returns:
+        The differences: `result["layer3.0.conv1"]` is a row, `result.births` says where differences begin.
+
+    Raises:
+        HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
+    """
+    from hookscope.differences.running import Ways, run_diff
+    from hookscope.differences.weights import compare_weights
+    from hookscope.inspection.session import open_session
+    from hookscope.models import with_classes
+    from hookscope.runs.reading import is_run
+
+    began = time.perf_counter()
+    if threads_b is not None and threads_b < 1:
+        raise UsageError(f"--threads-b {threads_b} is not possible: give 1 or more.")
+    reading = _file_options(trust, key, allow_missing, allow_unexpected)
+    of_passes = {"--layer": _texts(layer), "--ops": ops, "--reference": reference, "--shadow": shadow}
+    of_passes |= {"--device-b": device_b, "--dtype": dtype, "--dtype-b": dtype_b, "--autocast-b": autocast_b}
+    of_passes |= {"--mode-b train": mode_b == "train", "--threads-b": threads_b, "--edit-b": _texts(edit_b)}
+    has_images = not isinstance(images, list | tuple) or bool(images)
+    conditions = {"maps": _texts(map), "fail_over": _texts(fail_over)}
+    if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
+        _refuse({"IMAGE": has_images, "--input": input, **of_passes}, "two run directories are compared as they are")
+        return _compared_runs(a, b, **conditions)
+    if not has_images and not input:
+        _refuse(of_passes, "without IMAGE only weights are compared")
+        given = (arch, model_arg, reading, seed)
+        other_name = a if b == "same" else b
+        return compare_weights(
+            _weights(a, weights, *given), _weights(other_name, weights_b or weights, *given), **conditions
+        )
+    if not isinstance(a, str | Path) and isinstance(b, str | Path) and b != "same":
+        own = _given(a)  # what is said of loading is about B
+    else:
+        own = _load(a, weights, arch, model_arg, reading, device, dtype, seed)
+    loaded = with_classes(own, classes)
+    if not isinstance(b, str | Path):
+        as_it_is = _file_options(trust=False, key=None, allow_missing=(), allow_unexpected=())
+        other = _load(b, weights_b or "auto", None, (), as_it_is, device_b or "auto", dtype_b, seed)
+    elif b == "same" and not isinstance(a, str | Path):
+        other = _another_way(loaded, weights_b, device_b, dtype_b)
+    else:
+        wanted = (weights_b or weights, arch, model_arg, reading, device_b or device, dtype_b or dtype, seed)
+        other = _load(a if b == "same" else b, *wanted)
+    session = open_session(
+        loaded,
+        images,
+        _texts(input),
+        began=began,
+        seed=seed,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    )
+    ways = [] if autocast_b is None else [f"autocast to {autocast_b}"]
+    ways += ["train mode"] * (mode_b == "train") + ([] if threads_b is None else [f"threads: {threads_b}"])
+    ways += [f"edit {each}" for each in _texts(edit_b)]
+    return run_diff(
+        session,
+        with_classes(other, classes),
+        ways_b=Ways(mode_b, autocast_b, threads_b, _texts(edit_b), tuple(ways)),
+        layers=_texts(layer),
+        ops=ops,
+        maps=_texts(map),
+        reference=reference is not None,
+        shadow=shadow,
+        fail_over=_texts(fail_over),
+        batch_size=batch_size,
+        on_progress=on_progress,
+        on_error=on_error,
+    )
+
+
 def layers(
     model: Model,
     *,
@@ -530,7 +671,9 @@ def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContent
     return list_contents(Path(file), key)
 
 
-def report(run: str | Path | Activations | Gradients | Attributions, out: str | Path | None = None) -> Path:
+def report(
+    run: str | Path | Activations | Gradients | Attributions | Differences, out: str | Path | None = None
+) -> Path:
     """Write one self-contained HTML page of a run.
 
     Args:
@@ -547,7 +690,9 @@ def report(run: str | Path | Activations | Gradients | Attributions, out: str | 
     """
     from hookscope.render.html import report_html
     from hookscope.render.html.attributions import attributions_html
+    from hookscope.render.html.differences import differences_html
     from hookscope.runs.attributions import read_attributions
+    from hookscope.runs.differences import read_differences
     from hookscope.runs.reading import read_record, read_run
     from hookscope.runs.reports import check_report_target, default_report_path, write_report
 
@@ -558,8 +703,11 @@ def report(run: str | Path | Activations | Gradients | Attributions, out: str | 
             return report(run.save(Path(folder) / "run"), out)
     target = default_report_path(Path(run)) if out is None else Path(out)
     check_report_target(target)
-    if read_record(Path(run)).get("verb") == "attribute":
+    verb = read_record(Path(run)).get("verb")
+    if verb == "attribute":
         page = attributions_html(read_attributions(Path(run)))
+    elif verb == "diff":
+        page = differences_html(read_differences(Path(run)))
     else:
         page = report_html(read_run(Path(run)))
     write_report(target, page)
@@ -591,6 +739,55 @@ def _load(
     )
     move_to(loaded, where, dtype)
     return loaded
+
+
+def _compared_runs(a: Model, b: Model, **conditions: Any) -> Differences:
+    from hookscope.differences.stored import compare_runs
+
+    if any(not isinstance(each, str | Path) or not Path(each).is_dir() for each in (a, b)):
+        raise UsageError("A run directory is compared with another one: give two of them, or two models.")
+    return compare_runs(Path(str(a)), Path(str(b)), **conditions)
+
+
+def _refuse(given: Mapping[str, Any], reason: str) -> None:
+    """Raise a UsageError for the first of the options that is given."""
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option} goes with models that run over pictures: {reason}.")
+
+
+def _weights(
+    model: Model,
+    weights: str,
+    arch: str | None,
+    model_arg: Texts | Mapping[str, Any],
+    reading: FileOptions,
+    seed: int,
+) -> Weights:
+    """Return the weights of a model; of a weights file those in it, whatever network they are for."""
+    from hookscope.differences.weights import read_weights, weights_of
+    from hookscope.models import parse_model
+
+    if not isinstance(model, str | Path):
+        return weights_of(_given(model))
+    if arch is None and weights == "auto" and parse_model(str(model)).form == "weights":
+        return read_weights(Path(model), reading)
+    return weights_of(_load(model, weights, arch, model_arg, reading, "cpu", None, seed))
+
+
+def _another_way(loaded: LoadedModel, weights: str | None, device: str | None, dtype: str | None) -> LoadedModel:
+    """Return a copy of a module on another device or in another dtype."""
+    from hookscope.inspection.device import choose_device, move_to
+    from hookscope.models.construction import copied
+
+    if weights is not None:
+        raise UsageError(
+            "--weights-b is for a model given by name: load them into a second module, and give that as B."
+        )
+    other = copied(loaded)
+    if device is not None or dtype is not None:
+        move_to(other, choose_device(device or _device(loaded)), dtype)
+    return other
 
 
 def _file_options(trust: bool, key: str | None, allow_missing: Texts, allow_unexpected: Texts) -> FileOptions:

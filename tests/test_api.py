@@ -2,7 +2,6 @@ import doctest
 import json
 import os
 import pkgutil
-import re
 import subprocess
 import sys
 from importlib import import_module
@@ -18,8 +17,7 @@ from torch import nn
 import hookscope
 from tests.fork_server import ForkServer
 
-README = Path(__file__).parents[1] / "README.md"
-CAT = README.parent / "sample_images" / "cat.jpg"
+CAT = Path(__file__).parents[1] / "sample_images" / "cat.jpg"
 
 
 def test_importing_hookscope_does_not_import_torch() -> None:
@@ -74,13 +72,13 @@ def small() -> nn.Module:
 # What only concerns terminals, files and pictures: the commands do that with the result.
 OF_COMMANDS = {
     *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full", "histogram"),
-    *("update_baseline", "junit", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
+    *("update_baseline", "junit", "sarif", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
 }
 OF_FUNCTIONS = {"on_progress", "on_error"}
 OTHER_NAMES = {"checkpoints": "checkpoint"}
 
 
-@pytest.mark.parametrize("name", ["activations", "grads", "check", "checkpoint", "layers", "report"])
+@pytest.mark.parametrize("name", ["activations", "grads", "diff", "check", "checkpoint", "layers", "report"])
 def test_a_function_takes_what_its_command_takes(name: str) -> None:
     command = getattr(import_module(f"hookscope.cli.{name}"), name)
     options = {OTHER_NAMES.get(each, each): each for each in signature(command).parameters}
@@ -294,15 +292,6 @@ def test_a_page_is_made_of_a_run_and_of_a_result(run: hookscope.Activations, tmp
     assert hookscope.report(run, tmp_path / "other.html").stat().st_size > 50_000
     with pytest.raises(hookscope.UsageError, match="give out"):
         hookscope.report(run)
-
-
-def test_the_readmes_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sample_images").symlink_to(CAT.parent)
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 2
-    exec("".join(blocks), {})
-    assert (tmp_path / "first-convolution.png").stat().st_size > 10_000
 
 
 def test_the_packages_own_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

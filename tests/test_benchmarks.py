@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import readme
+from benchmarks import documentation
 from benchmarks.__main__ import RESULTS, file_name
 from benchmarks.capture_ways import WAYS, four, hand_written
 from benchmarks.comparing import Ready, over_first
@@ -212,7 +213,7 @@ def test_the_plot_is_a_picture_of_every_section(tmp_path: Path) -> None:
 
 
 def test_the_performance_section_says_what_when_and_where() -> None:
-    text = readme.performance(report())
+    text = documentation.performance(report())
     assert "Measured on 2026-11-21 by `python -m benchmarks`" in text
     assert "AMD EPYC, 2 cores, 2 threads, Linux x86_64, Python 3.11.7, hookscope 0.1.0, torch 2.15.0" in " ".join(
         text.split()
@@ -224,26 +225,40 @@ def test_the_performance_section_says_what_when_and_where() -> None:
 
 
 def test_only_the_text_between_the_markers_is_rewritten() -> None:
-    begun = f"# Title\n{readme.BEGIN}\nold\n{readme.END}\n## Next\n"
+    begun = f"# Title\n{documentation.BEGIN}\nold\n{documentation.END}\n## Next\n"
     assert (
-        readme.rewritten(begun, report())
-        == f"# Title\n{readme.BEGIN}\n{readme.performance(report())}\n{readme.END}\n## Next\n"
+        documentation.rewritten(begun, report())
+        == f"# Title\n{documentation.BEGIN}\n{documentation.performance(report())}\n{documentation.END}\n## Next\n"
     )
-    for broken in ("# Title\n", begun + readme.END, begun.replace(readme.END, ""), f"{readme.END}\n{readme.BEGIN}\n"):
+    for broken in (
+        "# Title\n",
+        begun + documentation.END,
+        begun.replace(documentation.END, ""),
+        f"{documentation.END}\n{documentation.BEGIN}\n",
+    ):
         with pytest.raises(ValueError, match="performance: begin"):
-            readme.rewritten(broken, report())
+            documentation.rewritten(broken, report())
 
 
 def test_the_newest_results_are_those_of_the_latest_date_on_the_cpu(tmp_path: Path) -> None:
-    assert readme.newest(tmp_path) is None
+    assert documentation.newest(tmp_path) is None
     for name in ("2026-11-09-cpu-a.json", "2026-11-21-cpu-a.json", "2026-12-01-cuda-a.json"):
         (tmp_path / name).touch()
-    assert readme.newest(tmp_path) == tmp_path / "2026-11-21-cpu-a.json"
+    assert documentation.newest(tmp_path) == tmp_path / "2026-11-21-cpu-a.json"
 
 
-def test_the_readme_says_what_the_newest_results_say() -> None:
-    newest = readme.newest(RESULTS)
+def test_the_documentation_says_what_the_newest_results_say() -> None:
+    newest = documentation.newest(RESULTS)
     assert newest is not None, f"no results in {RESULTS}; `python -m benchmarks` makes them"
     found = from_json(newest.read_text(encoding="utf-8"))
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.rewritten(text, found) == text, f"run `python -m benchmarks.readme {newest.relative_to(ROOT)}`"
+    text = documentation.PAGE.read_text(encoding="utf-8")
+    assert documentation.rewritten(text, found) == text, (
+        f"run `python -m benchmarks.documentation {newest.relative_to(ROOT)}`"
+    )
+
+
+def test_every_figure_of_the_readme_is_measured() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it costs")[2].partition("\n## ")[0]
+    figures = re.findall(r"×[\d.]+\d|\d[\d.]* s\b", text)
+    assert len(figures) >= 5
+    assert [each for each in figures if each not in documentation.PAGE.read_text(encoding="utf-8")] == []

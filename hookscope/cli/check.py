@@ -87,6 +87,9 @@ def check(
         bool, under.rules("--update-baseline", help="Write the baseline from one checkpoint instead.")
     ] = False,
     junit: Annotated[Path | None, under.write(metavar="FILE", help="Also write the report as JUnit XML.")] = None,
+    sarif: Annotated[
+        Path | None, under.write(metavar="FILE", help="Also write the report as SARIF 2.1.0, for code scanning.")
+    ] = None,
     page: Annotated[
         Path | None, under.write("--report", metavar="FILE", help="Also write the report as one HTML page.")
     ] = None,
@@ -142,50 +145,57 @@ def check(
     from hookscope.checks.configuration import read_settings
     from hookscope.checks.judging import wanted_rules
     from hookscope.checks.settings import with_options
+    from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import Checked, CheckJob, check_workers
     from hookscope.cli.checkpoints import find_checkpoints
 
-    if not checkpoints:
-        raise UsageError("Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`.")
-    began = time.perf_counter()
-    settings = read_settings(config, Path())
-    settings = with_options(replace(settings, baseline=baseline or settings.baseline), given)
-    wanted = wanted_rules(settings, select or (), ignore or ())
-    found = find_checkpoints(checkpoints)
-    chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
-    summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
-    known = None
-    if update_baseline:
-        _check_can_renew(settings, found)
-    elif settings.baseline is not None:
-        from hookscope.checks.baseline import read_baseline
+    with sarif_log(sarif, config):
+        if not checkpoints:
+            raise UsageError(
+                "Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`."
+            )
+        began = time.perf_counter()
+        settings = read_settings(config, Path())
+        settings = with_options(replace(settings, baseline=baseline or settings.baseline), given)
+        wanted = wanted_rules(settings, select or (), ignore or ())
+        found = find_checkpoints(checkpoints)
+        chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
+        summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
+        known = None
+        if update_baseline:
+            _check_can_renew(settings, found)
+        elif settings.baseline is not None:
+            from hookscope.checks.baseline import read_baseline
 
-        known = read_baseline(settings.baseline)
-    _check_targets(junit, page, summary)
-    folders = _evidence_folders(evidence, found)
-    work = [
-        CheckJob(name, settings, wanted, trust, device, known, folder, update_baseline)
-        for name, folder in zip(found, folders, strict=True)
-    ]
-    tables, messages = consoles(json=chosen in ("json", "markdown"))
-    at_once = min(jobs, len(found))
-    finished: dict[int, Checked] = {}
-    with progress_bar(messages, shown=True) as advance:
-        for position, checked in check_workers(work, _limits(timeout, memory, at_once, device), at_once):
-            finished[position] = checked
-            advance(len(finished), len(work))
-    results = [finished[position] for position in range(len(work))]
-    reports = [each.report for each in results]
-    failures: list[HookscopeError] = []
-    writers = list(_writers(reports, junit, page, summary, time.perf_counter() - began))
-    if update_baseline:
-        writers.append(partial(_renew, settings, results[0]))
-    for write in writers:
-        try:
-            write()
-        except HookscopeError as error:
-            failures.append(error)
-    _show(reports, chosen, tables, time.perf_counter() - began)
+            known = read_baseline(settings.baseline)
+        _check_targets(junit, page, summary)
+        folders = _evidence_folders(evidence, found)
+        work = [
+            CheckJob(name, settings, wanted, trust, device, known, folder, update_baseline)
+            for name, folder in zip(found, folders, strict=True)
+        ]
+        tables, messages = consoles(json=chosen in ("json", "markdown"))
+        at_once = min(jobs, len(found))
+        finished: dict[int, Checked] = {}
+        with progress_bar(messages, shown=True) as advance:
+            for position, checked in check_workers(work, _limits(timeout, memory, at_once, device), at_once):
+                finished[position] = checked
+                advance(len(finished), len(work))
+        results = [finished[position] for position in range(len(work))]
+        reports = [each.report for each in results]
+        failures: list[HookscopeError] = []
+        job = _job(checkpoints)
+        writers = list(_writers(reports, junit, page, summary, job, time.perf_counter() - began))
+        if update_baseline:
+            writers.append(partial(_renew, settings, results[0]))
+        if sarif is not None:
+            writers.append(partial(write_sarif, sarif, reports, config))
+        for write in writers:
+            try:
+                write()
+            except HookscopeError as error:
+                failures.append(error)
+    _show(reports, chosen, tables, job, time.perf_counter() - began)
     _show_bugs(results)
     return gravest([*(each.exit_code for each in reports), *map(report, failures)])
 
@@ -273,8 +283,19 @@ def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> 
     return Limits(timeout, None if machine is None else int(_SHARE_OF_MEMORY * machine / at_once))
 
 
+def _job(checkpoints: Sequence[str]) -> str:
+    """Return what the runs of one CI job have in common: its name, and what was to be checked."""
+    names = [os.environ.get(name, "") for name in ("GITHUB_WORKFLOW", "GITHUB_JOB", "CI_JOB_NAME")]
+    return ": ".join(filter(None, (" / ".join(filter(None, names)), " ".join(checkpoints))))
+
+
 def _writers(
-    reports: "Sequence[CheckReport]", junit: Path | None, page: Path | None, summary: str | None, seconds: float
+    reports: "Sequence[CheckReport]",
+    junit: Path | None,
+    page: Path | None,
+    summary: str | None,
+    job: str,
+    seconds: float,
 ) -> Iterator[Callable[[], None]]:
     """Yield what writes each file that is wanted; each may raise an OutputError, and the others are written still."""
     from hookscope.runs.atomic import append, write_whole
@@ -282,7 +303,7 @@ def _writers(
     if summary:
         from hookscope.render.github import checks_to_markdown
 
-        markdown = checks_to_markdown(reports, seconds=seconds)
+        markdown = checks_to_markdown(reports, seconds=seconds, job=job)
         yield partial(append, Path(summary), markdown, "GITHUB_STEP_SUMMARY")
     if junit is not None:
         from hookscope.render.junit import checks_to_junit
@@ -309,7 +330,7 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
     typer.echo(f"hookscope: the baseline is in {path}{failed}; read the difference before you commit it.", err=True)
 
 
-def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", seconds: float) -> None:
+def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", job: str, seconds: float) -> None:
     if chosen == "json":
         from hookscope.runs.serialize import checks_to_json
 
@@ -317,7 +338,7 @@ def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", s
     elif chosen == "markdown":
         from hookscope.render.github import checks_to_markdown
 
-        typer.echo(checks_to_markdown(reports, seconds=seconds), nl=False)
+        typer.echo(checks_to_markdown(reports, seconds=seconds, job=job), nl=False)
     else:
         from hookscope.render.check_report import check_report
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from hookscope.cli import sections as under
+from hookscope.cli.completion import complete_layer, complete_model
 
 Model = Annotated[
     str,
@@ -13,6 +14,7 @@ Model = Annotated[
         metavar="MODEL",
         help="A torchvision name (resnet34), timm:NAME, 'demo', file.py:factory, package.module:factory, or a weights "
         "file.",
+        autocompletion=complete_model,
     ),
 ]
 Layer = Annotated[
@@ -24,6 +26,7 @@ Layer = Annotated[
         help="Layers by name or type; repeatable. A word matches part of either (conv), a glob (*?[]) the whole, "
         "/.../ is a regular expression; name: or type: restrict the match, ! excludes, @3 or @-1 picks by execution "
         "order. Default: modules with parameters, and leaf modules.",
+        autocompletion=complete_layer,
     ),
 ]
 Ops = Annotated[

@@ -35,7 +35,7 @@ def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bo
 
     Anywhere else nothing is drawn, and a line on stderr says so: a file or a pipe gets no escape sequences.
     """
-    if json or not _is_interactive(tables):
+    if json or not is_interactive(tables):
         messages.print(_NOTHING_SHOWN, soft_wrap=True)
         return
     logging.getLogger("textual_image").setLevel(logging.ERROR)  # it warns of terminals that do not tell their size
@@ -48,7 +48,7 @@ def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bo
     tables.print(preview, width=min(tables.width, _MOST_COLUMNS), height=height)
 
 
-def _is_interactive(console: "Console") -> bool:
+def is_interactive(console: "Console") -> bool:
     """Tell whether a terminal can be asked: one that answers to this process, not one of no size, as some pipes are."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
         return False

@@ -12,7 +12,9 @@ from hookscope.cli.options import Quiet
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `activations`, `grads` or `attribute`.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run directory of `activations`, `grads`, `attribute` or `diff`.")
+    ],
     out: Annotated[
         Path | None,
         under.write("--out", "-o", metavar="FILE", help="HTML file to write; default: RUN.html next to RUN."),

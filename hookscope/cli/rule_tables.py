@@ -1,7 +1,9 @@
 """The rules of `hookscope check` as Rich renderables: all of them as a table, one of them explained."""
 
+from io import StringIO
+
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +13,7 @@ from hookscope.checks.rules.rule import Needs
 
 _STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
 
-_NEEDS: dict[Needs, str] = {
+NEEDS: dict[Needs, str] = {
     "file": "the file",
     "network": "the file and the network",
     "stored": "parameters and buffers",
@@ -41,7 +43,7 @@ def rule_explanation(rule: Rule) -> RenderableType:
     parts: list[RenderableType] = [
         Text(rule.identifier, style="bold"),
         Text(rule.meaning),
-        Text(f"Default level: {rule.level}. Looks at {_NEEDS[rule.needs]}."),
+        Text(f"Default level: {rule.level}. Looks at {NEEDS[rule.needs]}."),
     ]
     if rule.followers:
         parts.append(Text(f"One finding names the first {rule.followers} and counts those that follow."))
@@ -53,3 +55,10 @@ def rule_explanation(rule: Rule) -> RenderableType:
     for paragraph in filter(None, rule.explanation.split("\n\n")):
         parts += ["", Text(paragraph)]
     return Group(*parts)
+
+
+def rule_help(rule: Rule) -> str:
+    """Return what `rule_explanation` shows as plain text, a paragraph on a line."""
+    text = StringIO()
+    Console(file=text, width=100_000, color_system=None, highlight=False).print(rule_explanation(rule))
+    return text.getvalue().rstrip("\n")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hookscope.render.run_files import SavedRun
     from hookscope.results.activations import Activations
     from hookscope.results.attributions import Attributions
+    from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
 
 # More grids than anybody leafs through. Our choice.
@@ -112,7 +113,12 @@ def run_path(
 
 
 def show_result(
-    result: "Activations | Gradients | Attributions", tables: "Console", messages: "Console", *, quiet: bool, full: bool
+    result: "Activations | Gradients | Attributions | Differences",
+    tables: "Console",
+    messages: "Console",
+    *,
+    quiet: bool,
+    full: bool,
 ) -> None:
     """Print a result for people: warnings to stderr first, so that they are seen before any number."""
     from hookscope.render import conversion, gradient_tables, terminal

@@ -15,6 +15,7 @@ def _under(heading: str) -> "partial[Any]":
 model, inputs, layers, gradients = map(_under, ("Model", "Input", "Layers", "Loss and gradients"))
 run, write, show = map(_under, ("Device and numbers", "Files", "Terminal"))
 rules, workers, looks = map(_under, ("Rules", "Processes", "Method and targets"))
+compares, other = map(_under, ("Comparison", "How B runs"))
 
 
 class SectionedCommand(TyperCommand):

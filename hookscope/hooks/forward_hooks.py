@@ -148,7 +148,7 @@ def capture(
         mode = OperationMode(call_hooks, operations)
     captured = Capture(call_hooks, watch, mode)
     handles: list[RemovableHandle] = []
-    with _eager(), ExitStack() as block:
+    with eager(), ExitStack() as block:
         try:
             if mode is not None:
                 block.enter_context(operations_observed(mode, dict(model.named_modules())))
@@ -208,7 +208,7 @@ def _only_returns(module: nn.Module) -> bool:
     )
 
 
-def _eager() -> AbstractContextManager[object]:
+def eager() -> AbstractContextManager[object]:
     """Run compiled modules and functions as written: torch skips hooks that are added after compiling."""
     # If dynamo is not there, nothing is compiled, and the import would cost a second.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -68,6 +68,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     output_key: str | None = None,
     verify: bool = False,
     distributions: bool = False,
+    sketches: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_call: Callable[[ModuleCall], None] | None = None,
     on_output: Callable[[Batch, object], None] | None = None,
@@ -89,6 +90,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         summaries: Summarise the maps of the first inputs, in `map_summaries`.
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
         distributions: Count how values are distributed, for quantiles and histograms, at some more time.
+        sketches: Sketch every output, so that the run can be compared with others.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
         on_call: Called likewise with the call itself, which has the inputs, once for each tensor that it returns.
@@ -107,7 +109,8 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     inspected = inspected_network(model)
     network = inspected.network
     queue = queue_of(inputs, on_error)
-    recorder = Recorder(grids_for, max_channels, on_tensor, Reducer(distributions=distributions), on_call=on_call)
+    reducer = Reducer(distributions=distributions, sketches=sketches)
+    recorder = Recorder(grids_for, max_channels, on_tensor, reducer, on_call=on_call)
     recorder.with_summaries = summaries
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     recorder.operations = None if judged else operations

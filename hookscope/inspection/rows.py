@@ -128,7 +128,7 @@ class Recorder:
             self.keep((call.layer, call.call, slot), tensor, axis)
         if self.with_summaries and axis is not None and self.lists(call):
             self.summarise((call.layer, call.call, slot), tensor, axis)
-        return self.reducer.reduce(tensor, axis)
+        return self.reducer.reduce(tensor, axis, self.indices)
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
         """Clone the slices that belong to the inputs to be drawn, if there are any."""

@@ -25,8 +25,15 @@ from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
-from hookscope.statistics import Measured
+from hookscope.statistics import Measured, native
 from hookscope.text import printable
+
+# Measured on two idle cores, statistics of every layer, a picture of 224 pixels: resnet34 183 ms by torch and 58 ms by
+# the kernel, efficientnet_b0 292 ms and 41 ms.
+_WITHOUT_KERNEL = (
+    "Statistics are computed by torch, which takes 3 to 7 times as long as the compiled kernel that this installation "
+    "lacks: wheels for Linux and macOS hold it."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +94,16 @@ class Run:
         self.unnamed = self.unnamed or unnamed_warning(output, categories, places, self.output_key)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what was done that is no cause for alarm: what is known of the network, and what is not seen of it."""
+        """Return what is no cause for alarm: what is known of the network, what is not seen of it, what is slower."""
+        known = self.inspected.notes
+        if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
+            known = (*known, _WITHOUT_KERNEL)
         chosen = self.operations is not None and any(not pattern.exclude for pattern in self.operations.patterns)
         unseen = _unseen(self.inspected.modules) if chosen else []
         if not unseen:
-            return self.inspected.notes
+            return known
         shown = ", ".join(printable(name, 80) for name in unseen[:3]) + (", …" if len(unseen) > 3 else "")
-        return (*self.inspected.notes, f"What TorchScript computes inside {shown} is not seen as operations.")
+        return (*known, f"What TorchScript computes inside {shown} is not seen as operations.")
 
     def warnings(self, own: Iterable[str] = ()) -> tuple[str, ...]:
         """Return what a reader must see, each sentence once, with `own` after those about the network."""

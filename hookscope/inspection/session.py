@@ -178,7 +178,7 @@ def run_forward(
     collector = TensorCollector(_input_count(session), on_progress)
     if save_tensors:
         options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
-    options["on_batch"] = collector.end_batch
+    options |= {"on_batch": collector.end_batch, "sketches": True}
     report = reporter(session, on_error)
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
@@ -231,6 +231,7 @@ def run_backward(
         "on_tensor": collector.collect if save_tensors else None,
         "on_batch": collector.end_batch,
         "judged": True,
+        "sketches": True,
     }
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     collector.end()  # gradients of parameters come last
@@ -366,7 +367,6 @@ def reporter(session: Session, on_error: OnError | None) -> OnError | None:
 def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:
     """Return what a run of the session was made with; `patterns` are those of layers."""
     named = {each.name: asdict(each.record) if each.record else each.value for each in session.inputs.named}
-    packages = ("hookscope", "torch", "torchvision", "numpy", "pillow")
     return Provenance(
         tuple(patterns),
         session.inputs.preprocessing,
@@ -374,10 +374,16 @@ def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[s
         tuple(text for error in session.unusable for text in _one_by_one(error)),
         session.inputs.pictures,
         settings,
-        {"python": python_version(), **{name: version(name) for name in packages}},
+        package_versions(),
         torch.get_num_threads(),
         session.inputs.photographs,
     )
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of what results depend on."""
+    packages = ("hookscope", "torch", "torchvision", "numpy", "pillow")
+    return {"python": python_version(), **{name: version(name) for name in packages}}
 
 
 def _one_by_one(error: HookscopeError) -> list[str]:

@@ -1,10 +1,11 @@
 """What all ways of building a network share: the result type, seeded randomness, skipping what gets overwritten."""
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
+from hookscope.errors import UsageError
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
+from hookscope.text import exception_line
 
 if TYPE_CHECKING:
     from hookscope.models.beside import Beside
@@ -49,6 +52,21 @@ def loaded_module(module: nn.Module) -> LoadedModel:
     kind = type(module).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count(module))
     return LoadedModel(module, info, default_preprocessing(module))
+
+
+def copied(loaded: LoadedModel) -> LoadedModel:
+    """Return a network with a copy of its module, to be run beside it.
+
+    Raises:
+        UsageError: If the module cannot be copied.
+    """
+    try:
+        return replace(loaded, module=copy.deepcopy(loaded.module))
+    except Exception as error:
+        raise UsageError(
+            f"{loaded.info.name} cannot be copied to be run beside itself: {exception_line(error)}. Give two separate "
+            "models."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from textwrap import wrap
 from typing import Any
 
@@ -16,7 +17,7 @@ from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.runs.directory import OVERVIEW
-from hookscope.text import counted, printable
+from hookscope.text import counted, printable, safe_text
 
 # Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.
 _NAME_LENGTH = 300
@@ -117,6 +118,19 @@ def readable(value: Any, limit: int = _NAME_LENGTH) -> Any:
         return value
     limits = {each.name: _MESSAGE_LENGTH if each.name in _SENTENCES else _NAME_LENGTH for each in fields(value)}
     return replace(value, **{name: readable(getattr(value, name), room) for name, room in limits.items()})
+
+
+def repository_file(checkpoint: str, repository: Path) -> str:
+    """Return the path of a checkpoint below the repository, or of the source file that builds it: "file.py:factory".
+
+    "" if there is no such file there, or its name is not printable.
+    """
+    for name in (checkpoint, checkpoint.rpartition(":")[0]):
+        path = Path(name)
+        with suppress(OSError, ValueError):  # a name too long for a file; one outside the repository
+            if path.is_file() and safe_text(name) == name:
+                return (path.parent.resolve() / path.name).relative_to(repository.resolve()).as_posix()
+    return ""
 
 
 def finding_text(finding: Finding) -> str:

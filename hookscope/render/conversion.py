@@ -14,18 +14,23 @@ from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
+from hookscope.render.differences_text import differences_summary
 from hookscope.results.activations import Activations
 from hookscope.results.attributions import Attributions
 from hookscope.results.check import CheckReport
 from hookscope.results.comparison import Comparison
 from hookscope.results.contents import CheckpointContents
+from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModuleTable
 from hookscope.runs import serialize
 from hookscope.runs.attributions import attributions_to_dict
+from hookscope.runs.differences import differences_to_dict
 from hookscope.runs.serialize import checks_to_dict
 
-Result = Activations | Gradients | Attributions | CheckReport | CheckpointContents | ModuleTable | Comparison
+Result = (
+    Activations | Gradients | Attributions | Differences | CheckReport | CheckpointContents | ModuleTable | Comparison
+)
 
 
 def result_text(result: Result) -> str:
@@ -49,7 +54,7 @@ def warnings_of(result: Result) -> tuple[str, ...]:
 
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
-    if isinstance(result, Activations | Gradients | Attributions):
+    if isinstance(result, Activations | Gradients | Attributions | Differences):
         return Group(*_run(result, width, full=full))
     if isinstance(result, CheckpointContents):
         return contents_report(result, width=width, full=full)
@@ -61,7 +66,11 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
     return check_report([result], width)
 
 
-def _run(result: Activations | Gradients | Attributions, width: int, *, full: bool) -> Iterator[RenderableType]:
+def _run(
+    result: Activations | Gradients | Attributions | Differences, width: int, *, full: bool
+) -> Iterator[RenderableType]:
+    if isinstance(result, Differences):
+        return differences_summary(result, width=width, full=full)
     if isinstance(result, Attributions):
         return attribution_summary(result, width=width, full=full)
     if isinstance(result, Gradients):
@@ -98,8 +107,8 @@ def result_dict(result: Result) -> dict[str, Any]:
     """Return a result as dicts, lists, text and numbers, as `--json` prints it."""
     if isinstance(result, Activations | Gradients):
         return serialize.inspection_to_dict(result)
-    if isinstance(result, Attributions):
-        return attributions_to_dict(result)
+    if isinstance(result, Attributions | Differences):
+        return attributions_to_dict(result) if isinstance(result, Attributions) else differences_to_dict(result)
     if isinstance(result, CheckpointContents):
         return contents_to_dict(result)
     if isinstance(result, ModuleTable):
@@ -140,7 +149,7 @@ def _records(result: Result) -> Iterator[Mapping[str, Any]]:
     elif isinstance(result, CheckReport):
         yield from map(asdict, result.findings)
     else:
-        names = {CheckpointContents: "tensors", ModuleTable: "modules", Comparison: "changes"}
+        names = {CheckpointContents: "tensors", ModuleTable: "modules", Comparison: "changes", Differences: "rows"}
         yield from document[names[type(result)]]
 
 
@@ -148,7 +157,9 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row with its statistics beside its other cells; a histogram is no cell."""
     cells: dict[str, Any] = {}
     for name, value in record.items():
-        if name in ("activation", "gradient", "before", "after") and isinstance(value, Mapping):
+        if name in ("measures", "added") and (isinstance(value, Mapping) or value is None):
+            cells |= {key if name == "measures" else f"{key}_added": cell for key, cell in (value or {}).items()}
+        elif name in ("activation", "gradient", "before", "after") and isinstance(value, Mapping):
             suffix = f"_{name}" if name in ("before", "after") else ""
             cells |= {f"{key}{suffix}": cell for key, cell in value.items() if key not in ("histogram", "quantiles")}
             cells |= {f"{key}{suffix}": cell for key, cell in (value["quantiles"] or {}).items()}

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hookscope.render.check_report import (
     by_gravity,
     finding_text,
     readable,
+    repository_file,
     skipped_rules,
     summary,
     total_seconds,
@@ -19,7 +19,7 @@ from hookscope.render.check_report import (
 )
 from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
-from hookscope.text import counted, printable, safe_text
+from hookscope.text import counted, printable
 
 # Of one rule and checkpoint, this many findings are said. Our choice: an annotation is read beside a file's lines.
 _FEW_FINDINGS = 10
@@ -47,7 +47,9 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
 
     Print it as it is: a line that somebody wraps is no command any more.
     """
-    said = [_commands(readable(report), _file(report.checkpoint, repository)) for report in by_gravity(reports)]
+    said = [
+        _commands(readable(report), repository_file(report.checkpoint, repository)) for report in by_gravity(reports)
+    ]
     turns = (turn for name in ("error", "warning", "notice") for turn in zip_longest(*(each[name] for each in said)))
     return "".join(f"{line}\n" for turn in turns for line in turn if line)
 
@@ -102,22 +104,20 @@ def _message(findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, f"… and {more:,} more"] if more else lines)
 
 
-def _file(checkpoint: str, repository: Path) -> str:
-    """Return the path of a checkpoint below the repository; "" if it is no file there, or its name is not printable."""
-    path = Path(checkpoint)
-    with suppress(OSError, ValueError):  # a name too long for a file; one outside the repository
-        if path.is_file() and safe_text(checkpoint) == checkpoint:
-            return (path.parent.resolve() / path.name).relative_to(repository.resolve()).as_posix()
-    return ""
-
-
-def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None) -> str:
+def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None, job: str = "") -> str:
     """Return a table of the checkpoints, the gravest first, then a list for each that has something to say.
 
-    Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either.
+    Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either. The first line is
+    a comment that nobody sees, with `job`: a bot finds the comment of the run before by it, and replaces it.
+
+    Args:
+        reports: Of every checkpoint.
+        seconds: What the command took; default: the sum over the checkpoints.
+        job: What the runs of one job have in common, and no other job has.
     """
     ordered = [readable(report) for report in by_gravity(reports)]
     lines = [
+        _marker(job),
         "## hookscope check",
         "",
         summary(reports, seconds),
@@ -130,6 +130,12 @@ def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None 
         if items := list(_items(report)):
             lines += ["", f"### {_code(report.checkpoint)}: {verdict(report)}", "", *items]
     return _cut(lines)
+
+
+def _marker(job: str) -> str:
+    """Return an HTML comment, which only ends where it ends."""
+    named = ": ".join(filter(None, ("hookscope check", printable(job).replace("<", r"\x3c").replace(">", r"\x3e"))))
+    return f"<!-- {named} -->"
 
 
 def _row(report: CheckReport) -> str:

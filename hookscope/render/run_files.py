@@ -12,16 +12,19 @@ from PIL import Image
 from hookscope.errors import LayerNotFoundError, OutputError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
 from hookscope.render.attribution_files import save_attributions
+from hookscope.render.difference_files import save_differences
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attributions import Attributions
+from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS, Provenance
 from hookscope.runs import serialize
 from hookscope.runs.directory import OVERVIEW, new_run
+from hookscope.runs.sketches import write_sketches
 from hookscope.text import safe_text
 
 MOST_HISTOGRAMS = 12
@@ -35,7 +38,7 @@ class SavedRun(NamedTuple):
 
     folder: Path
     grids: tuple[Grid, ...]
-    files: tuple[str, ...]  # everything else but the overview, `run.json` and the pictures of the inputs
+    files: tuple[str, ...]  # everything else for people but the overview, `run.json` and the pictures of the inputs
 
     @property
     def overview(self) -> Path:
@@ -43,8 +46,10 @@ class SavedRun(NamedTuple):
         return self.folder / OVERVIEW
 
 
-def save_result(result: Activations | Gradients | Attributions, path: str | Path, **options: Any) -> Any:
-    """Write the run directory of any result: see `save_run` and `save_attributions` for options and errors."""
+def save_result(result: Activations | Gradients | Attributions | Differences, path: str | Path, **options: Any) -> Any:
+    """Write the run directory of any result: see `save_run`, `save_attributions` and `save_differences`."""
+    if isinstance(result, Differences):
+        return save_differences(result, path, **options)
     if isinstance(result, Attributions):
         return save_attributions(result, path, **options)
     return save_run(result, path, **options)
@@ -85,6 +90,7 @@ def save_run(
         draw_overview(result).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
         files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
+        write_sketches(run.path, result)
         if result.tensors:
             _write_tensors(run.path / tensor_file, result.tensors)
             files.append(tensor_file)

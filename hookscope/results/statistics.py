@@ -6,6 +6,7 @@ from typing import Any
 
 from hookscope.results.distribution import Distribution, Histogram
 from hookscope.results.quick import quick
+from hookscope.results.sketches import Sketch
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -30,6 +31,8 @@ class TensorStatistics:
         unmeasured: Why statistics are missing; None when they are not.
         distribution: For quantiles and histograms; None if it was not asked for.
         histogram: The same as few counts, of statistics that were read from a run directory, which keeps no more.
+        sketch: Tells how far the tensor is from another, see `hookscope.results.sketches`; None without one, and where
+            a value is NaN or Inf.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +54,7 @@ class TensorStatistics:
     unmeasured: str | None = None
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
     histogram: Histogram | None = field(default=None, repr=False, compare=False)
+    sketch: Sketch | None = field(default=None, repr=False, compare=False)
 
     @property
     def max_abs(self) -> float | None:

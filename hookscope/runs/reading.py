@@ -64,6 +64,14 @@ class StoredRun:
         return read_inside(self.folder, path, MAX_PICTURE_BYTES)
 
 
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder looks like a run of hookscope; it has not been read."""
+    try:
+        return (folder / "run.json").is_file()
+    except (OSError, ValueError):  # too long a name, or with a null byte
+        return False
+
+
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the contents of a run's `run.json`, whose "verb" says which command made it.
 

@@ -39,7 +39,9 @@ _ENTRIES = (
 )
 _GRADIENTS = ("gradients", "parameters")
 _ROWS = ("rows", "uncalled")
-_STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram")]
+_STATISTICS = [
+    each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram", "sketch")
+]
 
 # Fields of results that no file of JSON has.
 _NOT_IN_JSON = (
@@ -61,7 +63,7 @@ class RunRecord:
     rule fails.
     """
 
-    verb: Literal["activations", "grads", "attribute", "check"]
+    verb: Literal["activations", "grads", "attribute", "check", "diff"]
     command: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     platform: str = ""
@@ -193,7 +195,7 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
         for statistics in _dicts([row.get(name)]):
             statistics["quantiles"] = _quantiles_field(statistics.get("quantiles"))
     for prediction in _dicts(document.get("predictions")):
-        prediction.update(_class_fields(prediction.get("classes")))
+        prediction.update(prediction_fields(prediction.get("classes")))
     for loss in _dicts([document.get("loss")]):
         loss["value"] = float(loss["value"]) if loss.get("value") in ("nan", "inf", "-inf") else loss.get("value")
     result: Activations | Gradients = checked(Gradients if backward else Activations, document)
@@ -256,7 +258,8 @@ def _quantiles_field(named: object) -> object:
     return None if None in values else values
 
 
-def _class_fields(classes: object) -> dict[str, Any]:
+def prediction_fields(classes: object) -> dict[str, Any]:
+    """Return the fields of a prediction that its classes in JSON stand for."""
     entries = _dicts(classes)
     names = [entry.get("name") for entry in entries]
     shares = [entry.get("probability") for entry in entries]

@@ -152,7 +152,7 @@ class FusedReducer:
             distribution = distribution_of(self._values[:count])
         # In the order of the fields: this runs in every hook, and the constructor takes three times as long.
         moments = (count, mean, squared_deviations, low, high, abs_sum, square_sum)
-        fields = (shape, dtype, count, axis, *moments, 0, int(nonzero_count), nonzero, distribution, None)
+        fields = (shape, dtype, count, axis, *moments, 0, int(nonzero_count), nonzero, distribution, None, None)
         return tuple.__new__(Reduction, fields)
 
     def _describe_room(self, channel_count: int) -> None:

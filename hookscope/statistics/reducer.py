@@ -20,6 +20,7 @@ from hookscope.results.distribution import quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
+from hookscope.statistics.sketch import finished, sketch_slices
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
 from hookscope.statistics.torch_reductions import (
     completed,
@@ -50,12 +51,14 @@ class Pending:
         on_device: What `reduce_on_device` and `count_in_bins` gave for several tensors, one per row: (R, 7), (R, 2 + C)
             and (R, ...), (R, 0) without distributions; None if they were reduced elsewhere, or have not been.
         row: Which of the rows it is.
+        sketch: Of its values, as `sketch_slices` gave it; None without one.
     """
 
     known: Reduction
     reduction: Reduction | None = None
     on_device: tuple[Tensor, Tensor, Tensor] | None = None
     row: int = 0
+    sketch: NDArray[np.float64] | Tensor | None = None
 
 
 Measured = Reduction | Pending
@@ -69,13 +72,15 @@ class Reducer:
     another shape comes: calls cost more than a copy.
     """
 
-    def __init__(self, *, distributions: bool = False) -> None:
+    def __init__(self, *, distributions: bool = False, sketches: bool = False) -> None:
         """Start without work space; it grows to the largest tensor seen, besides what is staged.
 
         Args:
             distributions: Whether to count how values are distributed, for quantiles and histograms.
+            sketches: Whether to sketch tensors, so that runs can be compared.
         """
         self.distributions = distributions
+        self.sketches = sketches
         self._fused = FusedReducer(distributions=distributions)
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
@@ -83,7 +88,7 @@ class Reducer:
         self._staged_view = (0, 0, 0)
         self._scratch = torch.empty(0)
 
-    def reduce(self, tensor: Tensor, channel_axis: int | None = None) -> Measured:
+    def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: Sequence[int] = (0,)) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
 
         The tensor is only read. Autocast must be off: it would round the reductions. One that comes again at once is
@@ -92,6 +97,7 @@ class Reducer:
         Args:
             tensor: Any shape.
             channel_axis: The axis whose slices count as channels; None for no channel count.
+            inputs: Numbers of the inputs that it belongs to, as for `sketch_slices`.
 
         Returns:
             The reduction, or what `settle` and `collect` make it from. A tensor that cannot be measured gives its
@@ -103,6 +109,8 @@ class Reducer:
             if reference() is tensor and latest_version == version >= 0 and latest_axis == channel_axis:
                 return reduction
         reduction = self._fused.reduce(tensor, channel_axis) or self._by_torch(tensor, channel_axis)
+        if self.sketches:
+            reduction = _with_sketch(reduction, tensor, inputs)
         self._latest = (weakref.ref(tensor), version, channel_axis, reduction)
         return reduction
 
@@ -189,6 +197,18 @@ class Reducer:
             each.on_device, each.row = found, row
 
 
+def _with_sketch(reduction: Measured, tensor: Tensor, inputs: Sequence[int]) -> Measured:
+    """Add the sketch of the tensor, if it has one, without waiting for an accelerator."""
+    try:
+        sketch = sketch_slices(tensor, inputs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # then its reduction says what is odd about it
+        return reduction
+    if isinstance(reduction, Pending):
+        reduction.sketch = sketch
+        return reduction
+    return reduction._replace(sketch=finished(sketch))
+
+
 def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
     """Reduce one tensor by itself, with its distribution; see `Reducer.reduce`."""
     reducer = Reducer(distributions=True)
@@ -205,7 +225,9 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
     """
     pending = [each for each in measured if isinstance(each, Pending) and each.reduction is None]
     groups = {id(each.on_device): each.on_device for each in pending if each.on_device is not None}
-    arrays = iter(_fetch([part for group in groups.values() for part in group]))
+    sketched = {id(each): each for each in measured if isinstance(each, Pending) and each.sketch is not None}
+    sketches = [each.sketch for each in sketched.values() if isinstance(each.sketch, Tensor)]
+    arrays = iter(_fetch([*(part for group in groups.values() for part in group), *sketches]))
     fetched = {key: (next(arrays), next(arrays), next(arrays)) for key in groups}
     for each in pending:
         if each.on_device is None:
@@ -217,6 +239,10 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
                 dtype, low, high = each.on_device[0].dtype, each.reduction.min, each.reduction.max
                 distribution = distribution_of_counts(binned, dtype, low, high)
                 each.reduction = each.reduction._replace(distribution=distribution)
+    for each in sketched.values():
+        sketch = next(arrays).astype(np.float64) if isinstance(each.sketch, Tensor) else each.sketch
+        each.reduction = (each.reduction or each.known)._replace(sketch=finished(sketch))
+        each.sketch = None
     return [each.reduction or each.known if isinstance(each, Pending) else each for each in measured]
 
 
@@ -288,4 +314,6 @@ def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> Te
         at_levels,
         None,
         reduction.distribution,
+        None,
+        reduction.sketch,
     )

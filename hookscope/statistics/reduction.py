@@ -31,6 +31,7 @@ class Reduction(NamedTuple):
         channel_nonzero: The same per channel, (C,); None without channels.
         distribution: Of the finite values; None without one, or if it is not asked for.
         unmeasured: Why there is nothing else here.
+        sketch: Of all values in their logical order, (256,), see `hookscope.statistics.sketch`; None without one.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +50,7 @@ class Reduction(NamedTuple):
     channel_nonzero: NDArray[np.float64] | None = None
     distribution: Distribution | None = None
     unmeasured: str | None = None
+    sketch: NDArray[np.float64] | None = None
 
 
 def merge(first: Reduction, second: Reduction) -> Reduction:
@@ -93,6 +95,7 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         first.channel_nonzero + second.channel_nonzero if same_channels else None,  # type: ignore[operator]
         merge_distributions(first.distribution, second.distribution),
         first.unmeasured or second.unmeasured,
+        None if first.sketch is None or second.sketch is None else first.sketch + second.sketch,
     )
 
 

@@ -78,8 +78,8 @@ def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.fl
     Returns:
         The sketch for `finished`, (256,): on an accelerator a tensor there. Sketches of several batches can be added.
     """
-    if len(inputs) > 1 and (not tensor.dim() or tensor.size(0) != len(inputs)):
-        inputs = inputs[:1]
+    if len(inputs) != 1 and (not tensor.dim() or tensor.size(0) != len(inputs)):
+        inputs = inputs[:1] or (0,)
     keys = _keys(tuple(inputs))
     sums = _by_compiled_code(tensor, keys)
     if sums is not None:
@@ -160,7 +160,8 @@ def _by_torch(slices: Tensor, keys: NDArray[np.uint64]) -> Tensor:
 def _hashed(keys: tuple[int, ...], first: int, blocks: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the signs of blocks of each input, (N, B, 256), and the place of each block's first element, (N, B, 1)."""
     with torch.inference_mode(False), torch.no_grad():
-        seeds = torch.tensor([_signed(key) for key in keys], device=device).view(-1, 1, 1)
+        # Made there, one by one: what is copied to an accelerator waits for it.
+        seeds = torch.stack([torch.full((1, 1), _signed(key), dtype=torch.int64, device=device) for key in keys])
         block = torch.arange(first, first + blocks, device=device).view(-1, 1)
         words = _words(seeds, block * _WORDS + torch.arange(SKETCH_WIDTH // _SIGNS_IN_WORD + 1, device=device))
         bits = words[..., :-1, None] >> torch.arange(_SIGNS_IN_WORD, device=device) & 1

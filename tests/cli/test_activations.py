@@ -26,7 +26,7 @@ from hookscope.render.html import report_html
 from hookscope.runs.reading import read_run
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
 
-TABLES = {"run.json", "overview.png", "layers.csv", "layers.json"}
+TABLES = {"run.json", "overview.png", "layers.csv", "layers.json", "sketches.safetensors"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
 
 
@@ -179,6 +179,7 @@ def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Pat
             "overview.png",
             "layers.csv",
             "layers.json",
+            "sketches.safetensors",
         ]
     )
 

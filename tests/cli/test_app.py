@@ -10,8 +10,9 @@ import typer.main
 
 from hookscope.cli import app as app_module
 from tests.cli.conftest import Run
+from tests.fork_server import ForkServer
 
-COMMANDS = ("activations", "attribute", "check", "checkpoint", "grads", "layers", "models", "report")
+COMMANDS = ("activations", "attribute", "check", "checkpoint", "diff", "doctor", "grads", "layers", "models", "report")
 
 
 def test_these_are_all_commands() -> None:
@@ -51,6 +52,30 @@ def test_help_has_a_short_option(run: Run) -> None:
 
 def test_the_version_is_the_packages(run: Run) -> None:
     assert run("--version").stdout == f"hookscope {version('hookscope')}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "1000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_threads_that_wait_let_go_of_their_cores_unless_the_user_says_otherwise(
+    environment: dict[str, str], given: dict[str, str], used: dict[str, str]
+) -> None:
+    script = (
+        "import os, sys; from hookscope.cli import app;"
+        "app.run = lambda _: print({name: os.environ[name] for name in sys.argv[1:] if name in os.environ}) or 0;"
+        "app.main()"
+    )
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    without = {name: value for name, value in environment.items() if name not in names}
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *names], env=without | given, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{used}\n", "")
 
 
 def test_the_installed_script_is_this_command_line() -> None:
@@ -118,13 +143,29 @@ def test_completion_scripts_can_be_shown(started: Run, environment: dict[str, st
     assert "_HOOKSCOPE_COMPLETE" in ended.stdout
 
 
-def test_completion_completes_commands(environment: dict[str, str]) -> None:
-    asked = {"_HOOKSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "hookscope act", "COMP_CWORD": "1"}
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("hookscope act", ["activations"]),
+        ("hookscope activations vit_l", ["vit_l_16", "vit_l_32"]),
+        ("hookscope check good", []),  # a file, which the shell knows best
+        ("hookscope layers net.py:build --layer layer1", []),  # somebody's code is not run for a key
+        ("hookscope layers resnet18 --layer layer4.1.c", ["layer4.1.conv1", "layer4.1.conv2"]),
+        ("hookscope grads resnet18 cat.jpg --layer type:m", ["type:maxpool2d"]),
+    ],
+)
+def test_completion_completes_commands_networks_and_layers(
+    environment: dict[str, str], fork_server: ForkServer, tmp_path: Path, typed: str, offered: list[str]
+) -> None:
+    asked = {
+        "_HOOKSCOPE_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    (tmp_path / "net.py").write_text("raise SystemExit('run')", encoding="utf-8")
     script = "from hookscope.cli.app import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", script], env=environment | asked, capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["activations"], "")
+    ended = fork_server.run("-c", script, cwd=tmp_path, environment=environment | asked)
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, offered, "")
 
 
 # --- Streams ---------------------------------------------------------------------------------------------------------

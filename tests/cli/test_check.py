@@ -138,7 +138,7 @@ def check(command: Run, folder: Path) -> Run:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_runner(environment: dict[str, str]) -> None:
-    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+    for name in [each for each in environment if each.startswith("GITHUB_") or each == "CI_JOB_NAME"]:
         environment.pop(name, None)
 
 
@@ -146,6 +146,12 @@ def report_of(ended: Ended) -> dict[str, Any]:
     """Read the JSON report on a single checkpoint."""
     [report] = json.loads(ended.stdout)["checkpoints"]
     return report  # type: ignore[no-any-return]
+
+
+def sarif_run(log: Path) -> dict[str, Any]:
+    """Read the run of a SARIF log."""
+    [run] = json.loads(log.read_text(encoding="utf-8"))["runs"]
+    return run  # type: ignore[no-any-return]
 
 
 def statuses(report: dict[str, Any]) -> dict[str, str]:
@@ -532,7 +538,99 @@ def test_on_github_annotations_follow_the_text_and_the_summary_is_added_to(
 def test_markdown_is_all_there_is_on_stdout(check: Run) -> None:
     ended = check("cut.pt", "--format", "markdown")
     assert ended.code == 3
-    assert ended.stdout.startswith("## hookscope check\n")
+    assert ended.stdout.startswith("<!-- hookscope check: cut.pt -->\n## hookscope check\n")
+
+
+def test_markdown_begins_with_the_same_line_whenever_the_same_job_runs(
+    command: Run, folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(environment, "GITHUB_WORKFLOW", "Release")
+    monkeypatch.setitem(environment, "GITHUB_JOB", "weights")
+    for run in ("1", "2"):
+        monkeypatch.setitem(environment, "GITHUB_RUN_ID", run)
+        ended = command("check", "cut.pt", "cut.p?", "--format", "markdown", cwd=folder)
+        assert ended.stdout.splitlines()[0] == "<!-- hookscope check: Release / weights: cut.pt cut.p? -->"
+
+
+def test_sarif_holds_the_findings_with_the_rules_and_their_explanations(check: Run, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "check.sarif"
+    assert check("broken.pt", "--sarif", log).code == 1
+    run = sarif_run(log)
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == [*RULES, "examination"]
+    [rule] = [each for each in run["tool"]["driver"]["rules"] if each["id"] == "dead-channels"]
+    explained = check("--explain", "dead-channels", columns=10_000).stdout
+    assert explained.splitlines() == rule["help"]["text"].splitlines()
+    assert {result["ruleId"] for result in run["results"]} == {"non-finite-parameter", "non-finite-activation"}
+    for result in run["results"]:
+        assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "broken.pt"
+    before = log.read_bytes()
+    check("broken.pt", "--sarif", log)
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("nothing/*.pt",), 5, "nothing/*.pt"),
+        ((), 2, "Missing CHECKPOINT"),
+        (("good.pt", "--config", "missing.toml"), 2, "missing.toml"),
+        (("net.py:crashes",), 3, "SIGSEGV"),
+    ],
+)
+def test_sarif_of_a_run_that_checked_nothing_is_not_clean(
+    check: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    log = tmp_path / "check.sarif"
+    log.write_text("of a run before, which passed", encoding="utf-8")
+    assert check(*arguments, "--sarif", log).code == code
+    run = sarif_run(log)
+    [invocation] = run["invocations"]
+    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, code)
+    [error] = [each for each in invocation["toolExecutionNotifications"] if each["level"] == "error"]
+    assert says in error["message"]["text"]
+    [result] = run["results"]
+    assert says in result["message"]["text"]
+    [location] = result["locations"]
+    where = "net.py" if "net.py:crashes" in arguments else "hookscope.toml"
+    assert location["physicalLocation"]["artifactLocation"]["uri"] == where
+
+
+def test_sarif_of_a_run_that_a_bug_ends_is_not_clean(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hookscope.cli.app import run
+
+    log = tmp_path / "check.sarif"
+    seen: list[bool] = []
+
+    def planted(*_arguments: object, **_options: object) -> None:
+        seen.append(sarif_run(log)["invocations"][0]["executionSuccessful"])  # what a killed run leaves
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("hookscope.cli.check_workers.run_jobs", planted)
+    monkeypatch.chdir(folder)
+    assert run(["check", "good.pt", "--sarif", str(log)]) == 70
+    assert seen == [False]
+    [invocation] = sarif_run(log)["invocations"]
+    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 70)
+    assert "planted" in invocation["toolExecutionNotifications"][0]["message"]["text"]
+    assert "this is a bug in hookscope" in capsys.readouterr().err
+
+
+def test_on_github_sarif_is_relative_to_the_checkout_and_the_workflow_stands_in_for_files_outside(
+    command: Run, folder: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / ".github" / "workflows").mkdir(parents=True)
+    (checkout / ".github" / "workflows" / "ci.yml").touch()
+    (checkout / "models").mkdir()
+    (checkout / "models" / "cut.pt").write_bytes((folder / "cut.pt").read_bytes())
+    monkeypatch.setitem(environment, "GITHUB_WORKSPACE", str(checkout))
+    monkeypatch.setitem(environment, "GITHUB_WORKFLOW_REF", "octo/cat/.github/workflows/ci.yml@refs/heads/main")
+    log = tmp_path / "check.sarif"
+    assert command("check", "cut.pt", folder / "cut.pt", "--sarif", log, cwd=checkout / "models").code == 3
+    places = [result["locations"][0]["physicalLocation"]["artifactLocation"] for result in sarif_run(log)["results"]]
+    assert [place["uri"] for place in places] == ["models/cut.pt", ".github/workflows/ci.yml"]
 
 
 # Baselines
@@ -615,6 +713,8 @@ def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: 
         (("good.pt", "--junit", "good.pt/junit.xml"), 3, "good.pt"),
         (("good.pt", "--junit", "."), 3, "folder"),
         (("good.pt", "--junit", "x" * 300), 3, "name"),
+        (("good.pt", "--sarif", "good.pt/check.sarif"), 3, "good.pt"),
+        (("good.pt", "--sarif", "."), 3, "folder"),
         (("good.pt", "--report", "good.pt"), 3, "not a hookscope report"),
         (("good.pt", "--report", "missing/report.html"), 3, "no such folder"),
         (("good.pt", "--report", "."), 3, "folder"),

@@ -133,6 +133,7 @@ RUN_FILES = {
     "gradients.csv",
     "gradients.json",
     "parameters.csv",
+    "sketches.safetensors",
     "plots",
     "plots/gradient-flow.png",
     "plots/gradient-histograms.png",

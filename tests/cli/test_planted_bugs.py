@@ -1,10 +1,11 @@
 """A bug of ours is never blamed on the model: each function of ours that a run calls raises in turn."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,15 @@ COMMANDS = (
     (ROOMS, ("activations", "planted.py:Net", "picture.npy", "--layer", "*")),
     (ROOMS, ("grads", "planted.py:Net", "picture.npy", "--layer", "*", "--inputs")),
     (("hookscope.attribution.",), ("attribute", "planted.py:Net", "picture.npy", "--top", "2")),
+    (("hookscope.differences.",), ("diff", "planted.py:Net", "other.py:Net", "picture.npy", "--shadow", "--ops")),
+    (("hookscope.differences.",), ("diff", "planted.py:Net", "other.py:Net")),
 )
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(NETWORK, "utf-8")
+    (tmp_path / "other.py").write_text(NETWORK.replace("self.head", "self.end"), "utf-8")
     np.save(tmp_path / "picture.npy", np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32))
 
 
@@ -76,11 +80,18 @@ def functions_in(holder: Any, module: str) -> Iterator[FunctionType]:
 def called_by(run: Run, command: tuple[str, ...], modules: list[ModuleType]) -> list[FunctionType]:
     """Return the functions of ours that a command calls, each once."""
     codes: set[CodeType] = set()
-    sys.setprofile(lambda frame, event, _: codes.add(frame.f_code) if event == "call" else None)
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    sys.setprofile(note)
+    threading.setprofile(note)
     try:
         assert run(*command, "--out", "profiled").code == 0
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
     found = {id(each): each for module in modules for each in functions_in(module, module.__name__)}
     return [each for each in found.values() if each.__code__ in codes and not each.__code__.co_freevars]
 
@@ -100,6 +111,7 @@ def planted(function: FunctionType) -> Iterator[None]:
         function.__code__ = sound
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of what runs a thread
 @pytest.mark.parametrize(("rooms", "command"), COMMANDS, ids=lambda each: each[0])
 def test_a_bug_in_any_function_is_ours(run: Run, rooms: tuple[str, ...], command: tuple[str, ...]) -> None:
     run(*command, "--out", "first")  # loads what is loaded when it is needed

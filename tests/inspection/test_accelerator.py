@@ -16,6 +16,7 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
+from hookscope.results.sketches import estimated_distance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.torch_reductions import count_in_bins
 from tests import far_device
@@ -92,6 +93,11 @@ def differences(label: str, here: TensorStatistics, there: TensorStatistics) -> 
             None not in (ours, theirs) and math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-5 * largest)
         )
         found += [] if same else [f"{name} {ours} {theirs}"]
+    if (here.sketch is None) != (there.sketch is None):
+        found.append("sketch")
+    elif here.sketch is not None and there.sketch is not None:
+        far = estimated_distance(here.sketch, there.sketch)
+        found += [] if far <= 1e-3 * (here.l2 or 0) + 1e-5 * largest else [f"sketch {far}"]
     pairs = zip(here.quantiles or (), there.quantiles or (), strict=True)
     same = all(math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3 * (here.std or 0)) for ours, theirs in pairs)
     found += [] if same else [f"quantiles {here.quantiles} {there.quantiles}"]
@@ -101,10 +107,10 @@ def differences(label: str, here: TensorStatistics, there: TensorStatistics) -> 
 def compare_activations(name: str) -> tuple[int, list[str], list[str]]:
     """Return how many rows there are, what differs, and what the statistics made somebody wait for."""
     model, args = made(name)
-    here = activations(model, args, distributions=True)
+    here = activations(model, args, distributions=True, sketches=True)
     models_own = looks_of_the_model(far_device.network_sent(model), far_device.sent(args))
     far_device.looks.clear()
-    there = activations(far_device.network_sent(model), far_device.sent(args), distributions=True)
+    there = activations(far_device.network_sent(model), far_device.sent(args), distributions=True, sketches=True)
     looks = [each for each in far_device.looks if each != "equal"]  # the buffers, before and after the passes
     found = [] if [row.label for row in here.rows] == [row.label for row in there.rows] else ["rows"]
     for ours, theirs in zip(here.rows, there.rows, strict=False):
@@ -126,7 +132,7 @@ def looks_of_the_model(model: Any, args: Any) -> list[str]:
 def compare_gradients(name: str, with_inputs: bool) -> list[str]:
     """Return what differs."""
     model, args = made(name)
-    options = {"include_inputs": with_inputs, "distributions": True}
+    options = {"include_inputs": with_inputs, "distributions": True, "sketches": True}
     here = gradients(model, args, **options)
     there = gradients(far_device.network_sent(model), far_device.sent(args), **options)
     if isinstance(here, str) or isinstance(there, str):

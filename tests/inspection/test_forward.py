@@ -17,6 +17,7 @@ from hookscope.inspection.forward import ForwardError, inspect, list_modules
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
+from hookscope.statistics import native
 from tests.networks import Apply, Written
 
 
@@ -202,3 +203,13 @@ def test_by_default_all_convolutions_of_the_demo_network_have_rows() -> None:
     assert sum(isinstance(module, nn.Conv2d) for module in selected.values()) == 49
     marked = {row.layer for row in list_modules(demo, None)[0] if row.selected}
     assert marked == set(selected)
+
+
+def test_an_installation_without_the_kernel_says_what_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, values = small_network(), torch.randn(1, 3, 8, 8)
+    monkeypatch.setattr(native, "load_kernel", lambda: None)
+    assert [note for note in inspect(network, values).notes if "compiled kernel" in note]
+    monkeypatch.setattr(
+        native, "load_kernel", lambda: native.Kernel(lambda *_: 1, None, None)
+    )  # one that measures nothing
+    assert inspect(network, values).notes == ()

@@ -191,6 +191,8 @@ markup = anything | st.text("`*_[]()<>!|\\@#:~-a 1.\n&$w/", max_size=30)
 
 def tokens(markdown: str, *, html: bool = True) -> list[Token]:
     """Return all tokens, those within lines too."""
+    assert markdown.startswith("<!-- hookscope check -->\n")  # tested by itself
+    markdown = markdown.split("\n", 1)[1]
     blocks = MarkdownIt("commonmark", {"html": html}).enable(["table", "strikethrough"]).parse(markdown)
     return [each for block in blocks for each in (block, *(block.children or ()))]
 
@@ -312,3 +314,15 @@ def test_what_github_would_refuse_is_cut_and_says_how_much_is_missing() -> None:
     items = [line for line in text.splitlines() if line.startswith("- ")]
     # One more line than findings: where the evidence is.
     assert text.splitlines()[-1].startswith(f"… {count + 2 - len(items):,} more lines: GitHub takes 1 MiB at most")
+
+
+@given(anything)
+@example("-->\n# Heading\n<!--")
+@example("--!> <script>")
+def test_the_marker_is_one_comment_on_one_line_and_all_else_follows(job: str) -> None:
+    text = checks_to_markdown([FAILED], job=job)
+    first, rest = text.split("\n", 1)
+    assert checks_to_markdown([FAILED]) == f"<!-- hookscope check -->\n{rest}"
+    assert first.startswith("<!-- hookscope check")
+    assert first.index(">") == len(first) - 1
+    assert first.isprintable()

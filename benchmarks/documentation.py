@@ -1,4 +1,4 @@
-"""Write the README's performance section from a results file: `python -m benchmarks.readme RESULTS`."""
+"""Write the figures of docs/benchmarks.md from a results file: `python -m benchmarks.documentation RESULTS`."""
 
 import sys
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ from textwrap import fill
 
 from benchmarks.findings import Machine, Measurement, Report, Section, from_json, shown
 
-ROOT = Path(__file__).parents[1]
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
-# Sections shown beside the peers, way by way. Of the others the README has the budgets.
+# Sections shown beside the peers, way by way. Of the others the page has the budgets.
 _BESIDE_PEERS = ("capture", "gradients", "gradients of timm", "memory")
 
 
@@ -21,7 +21,7 @@ def performance(report: Report) -> str:
         if name in _BESIDE_PEERS or section.fits:
             parts.append(_wrapped(f"**{section.title}.** {section.note}"))
             parts.append("\n".join(f"- {fit.text}" for fit in section.fits) or _by_way(section))
-    parts.append("All ways of every section, with their spreads: [benchmarks/results](benchmarks/results).")
+    parts.append("All ways of every section, with their spreads: `benchmarks/results` in the repository.")
     return "\n\n".join(parts)
 
 
@@ -43,7 +43,7 @@ def _place(machine: Machine) -> str:
 
 
 def _budgets(report: Report) -> str:
-    lines = ["| what | measured | at most | aim | |", "|---|---|---|---|---|"]
+    lines = ["| what | measured | at most | aim | verdict |", "|---|---|---|---|---|"]
     for section in report.sections.values():
         for each in section.measurements:
             if each.at_most is not None:
@@ -58,8 +58,8 @@ def _by_way(section: Section) -> str:
     ways = list(dict.fromkeys(each.way for each in section.measurements))
     cells = {(each.way, each.subject): _cell(each) for each in section.measurements}
     if len(subjects) > len(ways):
-        return _table(["", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
-    return _table(["", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
+        return _table(["of", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
+    return _table(["way", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
 
 
 def _cell(measurement: Measurement) -> str:
@@ -81,16 +81,16 @@ def _table(header: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def rewritten(readme: str, report: Report) -> str:
-    """Return the README with its performance section made anew.
+def rewritten(page: str, report: Report) -> str:
+    """Return the page with its figures made anew.
 
     Raises:
         ValueError: If the two markers are not there, once each and in order.
     """
-    before, begin, rest = readme.partition(BEGIN)
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in rest or END in after:
-        raise ValueError(f"README.md needs one line {BEGIN} and, below it, one line {END}.")
+        raise ValueError(f"{PAGE.name} needs one line {BEGIN} and, below it, one line {END}.")
     return f"{before}{BEGIN}\n{performance(report)}\n{END}{after}"
 
 
@@ -100,13 +100,12 @@ def newest(folder: Path) -> Path | None:
 
 
 def main() -> int:
-    """Rewrite README.md; return the exit code."""
+    """Rewrite the page; return the exit code."""
     if len(sys.argv) != 2:
         print(f"usage: {(__doc__ or '').partition('`')[2].partition('`')[0]}", file=sys.stderr)
         return 2
-    path = ROOT / "README.md"
     report = from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    path.write_text(rewritten(path.read_text(encoding="utf-8"), report), encoding="utf-8")
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
     return 0
 
 

@@ -1,0 +1,60 @@
+"""What MkDocs calls while it builds the site: lines `<!-- made: NAME -->` become what the code says of itself."""
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whichever way MkDocs was started
+
+from docs import made
+
+_ENOUGH = 80  # characters that say what a page is about; our choice
+_MARKER = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Fill in what is made from the code, and note what the page is about."""
+    _about[page.url] = (page.title or "", _opening(markdown))
+    return _MARKER.sub(lambda marker: _PARTS[marker[1]](), markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write llms.txt beside the site: every page with what it is about, for programs that read."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", "", "## Pages", ""]
+    lines += [f"- [{title}]({address}): {sentence}" for address, (title, sentence) in _about.items()]
+    schemas = sorted(Path(config.docs_dir, "schemas").glob("*.json"))
+    lines += ["", "## JSON schemas", "", *(f"- [{path.stem}](schemas/{path.name})" for path in schemas)]
+    Path(config.site_dir, "llms.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def _opening(markdown: str) -> str:
+    """Return the first sentence of a page, and the next ones if it is short, as plain text."""
+    paragraphs = (" ".join(part.split()) for part in markdown.split("\n\n"))
+    first = next((each for each in paragraphs if re.match(r"\w|\[|`[^`]", each)), "")
+    plain = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", first)
+    told = ""
+    for sentence in re.split(r"(?<=[.?]) |(?<=。)", plain):
+        told = f"{told} {sentence}".strip()
+        if len(told) >= _ENOUGH:
+            break
+    return told.rstrip(":")
+
+
+def on_post_page(output: str, page: Page | None = None, **_: object) -> str:
+    """Name the theme's search dialog for readers who hear the page, and the language that they are to hear."""
+    named = output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+    is_chinese = page is not None and page.file.src_uri.endswith(".zh.md")
+    return named.replace('<html lang="en"', '<html lang="zh-CN"') if is_chinese else named
+
+
+def on_post_template(output_content: str, **_: object) -> str:
+    """Name it on the page for what is not found, too."""
+    return on_post_page(output_content)
+
+
+_about: dict[str, tuple[str, str]] = {}
+_PARTS: Mapping[str, "made.Part"] = {"options": made.options, "rules": made.rules}

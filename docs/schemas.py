@@ -1,0 +1,229 @@
+"""JSON schemas of what commands print and of `run.json`, made from the types of the results.
+
+`pytest tests/docs/test_schemas.py --update-golden` writes them to docs/schemas. Where a key goes or changes its
+meaning, the document's `schema_version` must change with it.
+"""
+
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from hookscope.cli.doctor import Fact
+from hookscope.render.contents import SCHEMA_VERSION as CONTENTS_VERSION
+from hookscope.results.accuracy import Accuracy
+from hookscope.results.activations import Activations
+from hookscope.results.attributions import AttributionMap, Attributions
+from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.comparison import Prediction
+from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
+from hookscope.results.distribution import Histogram
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import Gradients, InputGradients, LossRecord
+from hookscope.results.inputs import Region
+from hookscope.results.network import ModelInfo, ModuleRow
+from hookscope.results.provenance import Provenance
+from hookscope.results.statistics import TensorStatistics
+from hookscope.runs.attributions import StoredPicture
+from hookscope.runs.directory import SCHEMA_VERSION as RUN_VERSION
+from hookscope.runs.serialize import _NOT_IN_JSON, QUANTILE_NAMES, SCHEMA_VERSION, RunRecord
+
+Schema = dict[str, Any]
+
+_NUMBER: Schema = {"type": ["number", "null"]}  # NaN and infinite numbers are null
+_TEXT: Schema = {"type": "string"}
+_PLAIN: Mapping[object, Schema] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: _NUMBER,
+    str: _TEXT,
+    type(None): {"type": "null"},
+    Any: {},
+}
+_DESCRIBED = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def documents() -> dict[str, Schema]:
+    """Return a schema for each command that prints JSON, and for `run.json`, by name."""
+    run = {"run": {"type": ["string", "null"], "description": "The run directory; null if nothing was written."}}
+    activations, gradients, attributions = map(_result, (Activations, Gradients, Attributions))
+    alone = {"inputs_alone": _array(_of(InputGradients))}
+    contents = _properties(CheckpointContents) | {
+        "parts": _array(_object(_properties(StoredPart) | {"tensors": _of(int), "nonfinite_count": _of(int)})),
+        "tensors": _array(_object({"part": _TEXT} | _properties(StoredTensor))),
+        "nonfinite_count": _of(int),
+    }
+    return {
+        "activations": _document("hookscope activations --json", SCHEMA_VERSION, activations | run),
+        "grads": _document("hookscope grads --json", SCHEMA_VERSION, gradients | alone | run),
+        "attribute": _document("hookscope attribute --json", SCHEMA_VERSION, attributions | run),
+        "check": _document("hookscope check --format json", SCHEMA_VERSION, _checks()),
+        "checkpoint": _document("hookscope checkpoint --json", CONTENTS_VERSION, contents),
+        "layers": _document("hookscope layers --json", SCHEMA_VERSION, {"modules": _array(_of(ModuleRow))}),
+        "doctor": _document("hookscope doctor --json", 1, {"facts": _array(_of(Fact))}),
+        "run": _run_record(activations | gradients | attributions),
+    }
+
+
+def _document(title: str, version: int, properties: Mapping[str, Schema]) -> Schema:
+    """Return the schema of a whole document, with the types that it uses."""
+    versioned = {"schema_version": {"const": version}, **properties}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **_object(versioned)}
+    return schema | {"$defs": dict(sorted(_definitions(schema).items()))}
+
+
+def _definitions(schema: object) -> dict[str, Schema]:
+    """Return the types that a schema refers to, and those that these refer to."""
+    found: dict[str, Schema] = {}
+    waiting = [*_references(schema)]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = _TYPES[name]
+            waiting += _references(found[name])
+    return found
+
+
+def _references(schema: object) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for name, value in schema.items():
+            if name == "$ref":
+                yield value.rpartition("/")[2]
+            else:
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)
+
+
+_TYPES: dict[str, Schema] = {}
+
+
+def _of(kind: Any) -> Schema:
+    """Return the schema of a value of a type as `hookscope.runs.serialize` writes it."""
+    if kind in _PLAIN or is_dataclass(kind):
+        return dict(_PLAIN[kind]) if kind in _PLAIN else _reference(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_of(each) for each in arguments]}
+    if origin in (tuple, Sequence, list):
+        if (len(arguments) == 2 and arguments[1] is Ellipsis) or origin is not tuple:
+            return _array(_of(arguments[0]))
+        return {"type": "array", "prefixItems": [_of(each) for each in arguments], "items": False}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _of(arguments[1])}
+    raise TypeError(f"No schema for {kind!r}: say in docs/schemas.py how it is written as JSON.")
+
+
+def _reference(kind: Any) -> Schema:
+    if kind.__name__ not in _TYPES:
+        _TYPES[kind.__name__] = {}  # a type that holds itself refers to what is being made
+        _TYPES[kind.__name__] = _object(_SPECIAL[kind]() if kind in _SPECIAL else _properties(kind))
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def _properties(kind: Any, *without: str) -> dict[str, Schema]:
+    """Return the fields of a dataclass with what its docstring says of them."""
+    hints = typing.get_type_hints(kind)
+    described = _descriptions(kind)
+    return {
+        each.name: _of(hints[each.name]) | ({"description": described[each.name]} if each.name in described else {})
+        for each in fields(kind)
+        if each.name not in without
+    }
+
+
+def _descriptions(kind: Any) -> dict[str, str]:
+    """Return what the docstrings of a class and its bases say of their attributes."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, _, attributes = (base.__doc__ or "").partition("Attributes:\n")
+        section = re.split(r"\n\s*\n", re.sub(r"^    ", "", attributes, flags=re.MULTILINE))[0]
+        found |= {name: " ".join(text.split()) for name, text in _DESCRIBED.findall(section)}
+    return found
+
+
+def _object(properties: Mapping[str, Schema], *optional: str) -> Schema:
+    """Return an object that has at least these keys: new ones may come in any version."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": dict(properties), "required": required}
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _result(kind: Any) -> dict[str, Schema]:
+    return _properties(kind, *_NOT_IN_JSON)
+
+
+def _statistics() -> dict[str, Schema]:
+    quantiles = _object(dict.fromkeys(QUANTILE_NAMES, _NUMBER))
+    return _properties(TensorStatistics, "distribution") | {
+        "quantiles": {"anyOf": [quantiles, _PLAIN[type(None)]]},
+        "dead_channel_fraction": _NUMBER,
+        "histogram": _of(Histogram | None),
+    }
+
+
+def _prediction() -> dict[str, Schema]:
+    classes = {"index": _of(int), "name": _of(str | None), "probability": _NUMBER}
+    return {"input_index": _of(int), "classes": _array(_object(classes))}
+
+
+def _loss() -> dict[str, Schema]:
+    value = {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"]}]}
+    return _properties(LossRecord) | {"value": value}
+
+
+def _map() -> dict[str, Schema]:
+    half = _object({"share": _NUMBER, "where": _TEXT} | _properties(Region))
+    further = {"shape": _array(_of(int)), "low": _NUMBER, "high": _NUMBER, "half": {"anyOf": [half, {"type": "null"}]}}
+    return _properties(AttributionMap, "values", "pixels") | further
+
+
+def _accuracy() -> dict[str, Schema]:
+    pair = {"type": "array", "prefixItems": [_NUMBER, _NUMBER], "items": False}
+    counts = {"count": _of(int), "right": _of(int), "share": _NUMBER, "interval": pair}
+    return _properties(Accuracy) | counts
+
+
+def _model() -> dict[str, Schema]:
+    return _properties(ModelInfo, "categories")
+
+
+_SPECIAL: Mapping[Any, Callable[[], dict[str, Schema]]] = {
+    Accuracy: _accuracy,
+    AttributionMap: _map,
+    LossRecord: _loss,
+    ModelInfo: _model,
+    Prediction: _prediction,
+    TensorStatistics: _statistics,
+}
+
+
+def _checks() -> dict[str, Schema]:
+    outcome = _properties(RuleOutcome) | {"findings": _array(_object(_properties(Finding, "rule")))}
+    report = {name: value for name, value in _properties(CheckReport).items() if name != "outcomes"} | {
+        "passed": _of(bool),
+        "exit_code": _of(int),
+        "rules": _array(_object(outcome)),
+    }
+    return {"exit_code": _of(int), "checkpoints": _array(_object(report))}
+
+
+def _run_record(results: Mapping[str, Schema]) -> Schema:
+    """Return the schema of `run.json`: what every run has is required."""
+    provenance = _properties(Provenance, "pictures", "photographs", "settings")
+    record = _properties(RunRecord) | provenance | {"pictures": _array(_of(StoredPicture)), "tool": _TEXT}
+    common = ("verb", "command", "versions", "model", "inputs", "seed", "device", "files")
+    layers = {"anyOf": [results["layers"], record["layers"]]}  # of `attribute`, and of the evidence of `check`
+    properties = {**results, **record, "platform": _TEXT, "layers": layers}
+    optional = [name for name in properties if name not in common]
+    schema = _document("run.json", RUN_VERSION, properties)
+    required = ["schema_version", *(name for name in properties if name not in optional)]
+    return schema | {"required": required}

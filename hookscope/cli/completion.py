@@ -1,0 +1,40 @@
+"""What a shell offers after TAB: names of networks, and names of layers in a network that is named."""
+
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from io import StringIO
+
+import typer
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Return the names that begin so; where there is none, shells offer files."""
+    from hookscope.models.names import model_names
+
+    return [name for name in model_names() if name.startswith(incomplete)]
+
+
+def complete_layer(context: typer.Context, incomplete: str) -> list[str]:
+    """Return layers, and types of layers, that begin so, of a network whose name has been typed before.
+
+    Files are left alone: to build the network of `net.py:build`, or to read a weights file, is more than TAB may do.
+    """
+    from hookscope.models.names import model_names
+
+    # An option that still lacks its value ends the parsing; what has no option before it is left over then.
+    model = context.params.get("model") or next(iter(context.args), None)
+    if model not in model_names():
+        return []
+    said = StringIO()
+    with suppress(Exception), redirect_stdout(said), redirect_stderr(said):
+        return sorted({name for name in _patterns(str(model)) if name.startswith(incomplete)})
+    return []
+
+
+def _patterns(model: str) -> Iterator[str]:
+    from hookscope import api
+
+    for row in api.layers(model).rows:
+        if row.layer:  # the whole model has none
+            yield row.layer
+        yield f"type:{row.kind.lower()}"

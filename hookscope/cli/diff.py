@@ -1,0 +1,196 @@
+"""`hookscope diff`: how two models differ, and where the difference begins."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hookscope.cli import options
+from hookscope.cli import sections as under
+from hookscope.cli.console import consoles, progress_bar
+from hookscope.cli.exporters import check_exports, page_line
+from hookscope.cli.running import arguments_of, report_all, run_path, show_result
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, gravest
+from hookscope.text import strict_json
+
+if TYPE_CHECKING:
+    from hookscope.results.differences import Differences
+
+Format = Literal["text", "github", "markdown"]
+
+
+def diff(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="A model, as MODEL of `activations`, or a run directory: the one to compare with."
+        ),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one, or 'same': A run in another way (…-b).")],
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IMAGE...",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; none: weights alone.",
+        ),
+    ] = None,
+    layer: options.Layer = None,
+    ops: options.Ops = False,
+    map: Annotated[  # noqa: A002 - the name of the option
+        list[str] | None,
+        under.layers("--map", metavar="A=B", help="Layers that belong together: 'encoder.*=backbone.*'; repeatable."),
+    ] = None,
+    reference: Annotated[
+        Literal["float64"] | None,
+        under.compares(help="Also run A's weights in float64, and say how far A and B are from that: is B worse?"),
+    ] = None,
+    shadow: Annotated[
+        bool,
+        under.compares("--shadow", help="Also run each layer of B on A's input: what the layer itself adds."),
+    ] = False,
+    fail_over: Annotated[
+        list[str] | None,
+        under.compares(
+            "--fail-over",
+            metavar="CONDITION",
+            help="Exit with 1 if a row or the output is beyond it: 'rel>1e-3', 'layer4*:cosine<0.99', "
+            "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output "
+            "kl, top1, top5. Repeatable.",
+        ),
+    ] = None,
+    weights: options.Weights = "auto",
+    weights_b: Annotated[
+        str | None, under.other("--weights-b", metavar="NAME", help="Weights of B, as --weights. Default: A's.")
+    ] = None,
+    arch: options.Arch = None,
+    model_arg: options.ModelArg = None,
+    trust: options.Trust = False,
+    key: options.Key = None,
+    allow_missing: options.AllowMissing = None,
+    allow_unexpected: options.AllowUnexpected = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    max_pixels: options.MaxPixels = None,
+    batch_axis: options.BatchAxis = None,
+    input: options.NamedInputs = None,  # noqa: A002 - the name of the option
+    classes: options.Classes = None,
+    batch_size: options.BatchSize = 8,
+    device: options.Device = "auto",
+    device_b: Annotated[
+        str | None, under.other("--device-b", metavar="DEVICE", help="Device of B, as --device. Default: A's.")
+    ] = None,
+    dtype: options.Dtype = None,
+    dtype_b: Annotated[
+        Literal["float32", "float64", "float16", "bfloat16"] | None,
+        under.other("--dtype-b", help="Run B in this dtype. Default: as A."),
+    ] = None,
+    autocast_b: Annotated[
+        Literal["bfloat16", "float16"] | None, under.other("--autocast-b", help="Run B under autocast to this dtype.")
+    ] = None,
+    mode_b: Annotated[
+        Literal["eval", "train"],
+        under.other("--mode-b", help="Run B with batch statistics and dropout as in training."),
+    ] = "eval",
+    threads_b: Annotated[
+        int | None, under.other("--threads-b", min=1, metavar="N", help="Threads that B computes with on the CPU.")
+    ] = None,
+    edit_b: Annotated[
+        list[str] | None,
+        under.other("--edit-b", metavar="EDIT", help="Change B as --edit of `activations` does; repeatable."),
+    ] = None,
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    junit: Annotated[
+        Path | None, under.write(metavar="FILE", help="Also write the conditions of --fail-over as JUnit XML.")
+    ] = None,
+    report_format: Annotated[
+        Format | None, under.show("--format", help="Format on stdout; default: github in GitHub Actions, else text.")
+    ] = None,
+    page: options.Report = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    full: options.Full = False,
+) -> int:
+    """Run A and B side by side on the same IMAGEs, and say where they differ: where it begins, and how it grows.
+
+    \b
+    hookscope diff old.pt new.pt cat.jpg
+    hookscope diff resnet34 same cat.jpg --dtype-b bfloat16 --reference float64
+    hookscope diff resnet50 timm:resnet50 photos/ --shadow
+    hookscope diff a.pt b.pt photos/ --fail-over 'rel>1e-3' --fail-over 'top1<1'
+    hookscope diff a.pt b.safetensors
+    hookscope diff hookscope-runs/before hookscope-runs/after
+    """
+    from hookscope import api
+    from hookscope.render.difference_files import save_differences
+    from hookscope.runs.directory import check_target
+
+    given = dict(locals())
+    chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
+    summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
+    target = run_path("diff", a, out, images or (), input or (), "inputs" if images or input else Path(b).name)
+    check_target(target)
+    check_exports(target, show=False, tensorboard=None, page=page)
+    _check_files(junit, summary)
+    tables, messages = consoles(json=json or chosen == "markdown")
+    failures: list[HookscopeError] = []
+    with redirect_stdout(sys.stderr if json else sys.stdout), progress_bar(messages, shown=not quiet) as advance:
+        result = api.diff(**arguments_of(api.diff, given), on_progress=advance, on_error=failures.append)
+    show_result(result, tables, messages, quiet=quiet, full=full)
+    saved = save_differences(result, target, command=shlex.join(["hookscope", *sys.argv[1:]]))
+    if not quiet:
+        tables.print(saved.last_line, soft_wrap=True)
+    if page is not None:
+        written = api.report(saved.folder, page)
+        if not quiet:
+            tables.print(page_line(written), soft_wrap=True)
+    failures += _write_for_ci(result, fail_over or (), chosen, junit, summary)
+    if json:
+        typer.echo(strict_json({**result.to_dict(), "run": str(saved.folder)}), nl=False)
+    return gravest([report_all(failures), EXIT_CHECK_FAILED if result.exceeded else EXIT_DONE])
+
+
+def _check_files(junit: Path | None, summary: str | None) -> None:
+    from hookscope.runs.atomic import check_writable
+
+    if junit is not None:
+        check_writable(junit, "--junit")
+    if summary:
+        check_writable(Path(summary), "GITHUB_STEP_SUMMARY")
+
+
+def _write_for_ci(
+    result: "Differences", conditions: Sequence[str], chosen: Format, junit: Path | None, summary: str | None
+) -> list[HookscopeError]:
+    """Write the conditions for CI; return what could not be written."""
+    from hookscope.render.difference_checks import differences_as_check
+    from hookscope.render.github import annotations, checks_to_markdown
+    from hookscope.render.junit import checks_to_junit
+    from hookscope.runs.atomic import append, write_whole
+
+    checked = [differences_as_check(result, tuple(conditions))]
+    writers = []
+    if summary:
+        writers.append(partial(append, Path(summary), checks_to_markdown(checked), "GITHUB_STEP_SUMMARY"))
+    if junit is not None:
+        writers.append(partial(write_whole, junit, checks_to_junit(checked), "--junit"))
+    if chosen == "markdown":
+        typer.echo(checks_to_markdown(checked), nl=False)
+    if chosen == "github":
+        sys.stdout.flush()
+        typer.echo(annotations(checked, repository=Path(os.environ.get("GITHUB_WORKSPACE") or ".")), nl=False)
+    failures: list[HookscopeError] = []
+    for write in writers:
+        try:
+            write()
+        except HookscopeError as error:
+            failures.append(error)
+    return failures

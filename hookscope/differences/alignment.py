@@ -1,0 +1,259 @@
+"""Find the partner of each layer: by a map, by name with and without wrapping prefixes, by order, type and shapes."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.errors import LayerNotFoundError, UsageError, nearest
+from hookscope.models.statedict import stripped_forms
+from hookscope.results.differences import Match
+from hookscope.text import safe_text
+
+Shape = tuple[int, ...]
+
+CallKey = tuple[str, int]
+"""(layer, call)."""
+
+# What two calls of the same output shapes score in an alignment: the same type, or another. The same type counts for
+# more than any two of another would. Our choice.
+_SAME_KIND, _OTHER_KIND = 5, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one layer, or of one operation, in the order in which they finish.
+
+    Attributes:
+        key: (layer, call).
+        kind: Class name of the module, or the operation's name.
+        shapes: Of its outputs.
+        parameters: Shapes of the parameters that the module owns.
+    """
+
+    key: CallKey
+    kind: str
+    shapes: tuple[Shape, ...]
+    parameters: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Which call of A belongs to which of B.
+
+    Attributes:
+        names: Layers of B by those of A, and how they were matched, for every call that `calls` does not have.
+        calls: Calls of B by those of A that were aligned by order.
+        known: The calls of A that have a partner; None if that is not known, and names alone say it.
+        around: Layers of A that `known` does not speak of.
+    """
+
+    names: Mapping[str, tuple[str, Match]]
+    calls: Mapping[CallKey, CallKey] = field(default_factory=dict)
+    known: frozenset[CallKey] | None = None
+    around: frozenset[str] = frozenset()
+
+    def partner(self, key: CallKey) -> tuple[CallKey, Match] | None:
+        """Return the call of B that belongs to a call of A, and how it was matched."""
+        if key in self.calls:
+            return self.calls[key], "order"
+        if self.known is not None and key not in self.known and key[0] not in self.around:
+            return None
+        if key[0] in self.names:
+            layer, how = self.names[key[0]]
+            return (layer, key[1]), how
+        owner, colon, operation = key[0].rpartition(":")
+        if not colon or (owner := "" if owner == "(model)" else owner) not in self.names:
+            return None
+        layer, how = self.names[owner]
+        return (f"{layer or '(model)'}:{operation}", key[1]), how
+
+    def inverse(self) -> "Pairing":
+        """Return which call of B belongs to which of A."""
+        known = None if self.known is None else frozenset(found[0] for found in map(self.partner, self.known) if found)
+        return Pairing(
+            {partner: (name, how) for name, (partner, how) in self.names.items()},
+            {partner: key for key, partner in self.calls.items()},
+            known,
+            frozenset(self.names[name][0] for name in self.around),
+        )
+
+
+def match_names(
+    a: Mapping[str, tuple[Shape, ...]], b: Mapping[str, tuple[Shape, ...]], maps: Sequence[str] = ()
+) -> dict[str, tuple[str, Match]]:
+    """Return the layers of B by those of A that have the same name, after `maps` and without prefixes of wrappers.
+
+    Args:
+        a: Shapes of the parameters that each module of A owns, by its dotted name; `b` likewise.
+        b: Of B.
+        maps: As for `--map`: "encoder.*=backbone.*", with as many stars on both sides.
+
+    Raises:
+        UsageError: If a map is malformed.
+        LayerNotFoundError: If a map matches nothing.
+    """
+    matched: dict[str, tuple[str, Match]] = {}
+    taken: set[str] = set()
+
+    def add(name: str, partner: str, how: Match) -> None:
+        if name not in matched and partner not in taken and name in a and partner in b:
+            matched[name] = (partner, how)
+            taken.add(partner)
+
+    for text in maps:
+        for name, partner in _mapped(text, a, b):
+            add(name, partner, "map")
+    for name in a:
+        add(name, name, "name")
+    rest_a = [name for name in a if name not in matched]
+    rest_b = [name for name in b if name not in taken]
+    for name, partner in _without_prefixes(rest_a, rest_b):
+        if a[name] == b[partner]:
+            add(name, partner, "prefix")
+    return matched
+
+
+def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str, str]]:
+    """Return the pairs that one `--map` names."""
+    left, equals, right = text.partition("=")
+    if not (left and equals and right) or left.count("*") != right.count("*"):
+        raise UsageError(f"--map {safe_text(text)!r} is not A=B with as many stars on both sides: 'a.*=b.*'.")
+    pairs = []
+    for name in a:
+        found = _filled(left, name)
+        if found is None:
+            continue
+        partner = right
+        for part in found:
+            partner = partner.replace("*", part, 1) if "*" not in part else partner
+        if partner in b:
+            pairs.append((name, partner))
+    if not pairs:
+        side, known, wanted = ("B", b, right) if any(_filled(left, name) is not None for name in a) else ("A", a, left)
+        raise LayerNotFoundError(
+            f"--map {safe_text(text)!r} matches no layer of {side}.{nearest(wanted.replace('*', ''), known)}"
+        )
+    return pairs
+
+
+def _filled(pattern: str, name: str) -> list[str] | None:
+    """Return what each star of a pattern stands for in a name, the first ones as little as possible; None without."""
+    first, *parts = pattern.split("*")
+    if not parts:
+        return [] if name == pattern else None
+    if not name.startswith(first):
+        return None
+    found, at = [], len(first)
+    for part in parts[:-1]:
+        end = name.find(part, at)
+        if end < 0:
+            return None
+        found.append(name[at:end])
+        at = end + len(part)
+    if not name.endswith(parts[-1]) or len(name) - len(parts[-1]) < at:
+        return None
+    return [*found, name[at : len(name) - len(parts[-1])]]
+
+
+def _without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of the reading of either side's names, without some wrappers, that gives the most of them."""
+    best: list[tuple[str, str]] = []
+    for reading in (dict(_readings(form)) for _, form in stripped_forms(a)):
+        pairs = [(reading[name], name) for name in b if name in reading]
+        best = max(best, pairs, key=len)
+    for reading in (dict(_readings(form)) for _, form in stripped_forms(b)):
+        pairs = [(name, reading[name]) for name in a if name in reading]
+        best = max(best, pairs, key=len)
+    return best
+
+
+def _readings(form: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(read, name) for name, read in form.items()]
+
+
+def align(
+    a: Sequence[Call], b: Sequence[Call], names: Mapping[str, tuple[str, Match]]
+) -> tuple[dict[CallKey, CallKey], set[CallKey]]:
+    """Align the calls that names do not match, between those that they do, so that both orders are kept.
+
+    Only calls with equal output shapes and parameter shapes are aligned. Of all alignments it is the one with the
+    highest score, by dynamic programming (S. B. Needleman and C. D. Wunsch, 1970, without a penalty for gaps).
+
+    Args:
+        a: Calls in the order in which they finish; `b` likewise.
+        b: Of B.
+        names: What `match_names` returned.
+
+    Returns:
+        Calls of B by those of A, and those calls of A that match by name, so that nothing was to be aligned.
+    """
+    pairing = Pairing(names)
+    places = {call.key: place for place, call in enumerate(b)}
+    fixed: list[tuple[int, int]] = []
+    for place, call in enumerate(a):
+        partner = pairing.partner(call.key)
+        if partner is not None and partner[0] in places:
+            fixed.append((place, places[partner[0]]))
+    aligned: dict[CallKey, CallKey] = {}
+    named_a, named_b = {one for one, _ in fixed}, {other for _, other in fixed}
+    start_a = start_b = 0
+    for end_a, end_b in [*_in_order(fixed), (len(a), len(b))]:
+        rest_a = [call for at, call in enumerate(a[start_a:end_a], start_a) if at not in named_a]
+        rest_b = [call for at, call in enumerate(b[start_b:end_b], start_b) if at not in named_b]
+        aligned |= {one.key: other.key for one, other in _best(rest_a, rest_b)}
+        start_a, start_b = end_a + 1, end_b + 1
+    return aligned, {a[place].key for place in named_a}
+
+
+def _in_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the longest run of pairs that is in order on both sides; they are in order on the first."""
+    length = [1] * len(pairs)
+    before = [-1] * len(pairs)
+    for at, (_, place) in enumerate(pairs):
+        for earlier in range(at):
+            if pairs[earlier][1] < place and length[earlier] >= length[at]:
+                length[at], before[at] = length[earlier] + 1, earlier
+    at = max(range(len(pairs)), key=length.__getitem__, default=-1)
+    chosen = []
+    while at >= 0:
+        chosen.append(pairs[at])
+        at = before[at]
+    return chosen[::-1]
+
+
+def _best(a: Sequence[Call], b: Sequence[Call]) -> list[tuple[Call, Call]]:
+    """Return the best alignment of two runs of calls."""
+    if not a or not b:
+        return []
+    scores = np.zeros((len(a) + 1, len(b) + 1), np.int32)
+    forms: dict[object, int] = {}
+    form_b = np.array([forms.setdefault((call.shapes, call.parameters), len(forms)) for call in b])
+    kind_b = np.array([forms.setdefault(call.kind, len(forms)) for call in b])
+    rows = []
+    for at, call in enumerate(a):
+        row = _scores(forms.get((call.shapes, call.parameters)), forms.get(call.kind), form_b, kind_b)
+        rows.append(row)
+        together = np.where(row > 0, scores[at, :-1] + row, 0)
+        scores[at + 1, 1:] = np.maximum.accumulate(np.maximum(scores[at, 1:], together))
+    pairs = []
+    at, other = len(a), len(b)
+    while at and other:
+        score = scores[at, other]
+        if score == scores[at - 1, other]:
+            at -= 1
+        elif score == scores[at, other - 1]:
+            other -= 1
+        else:
+            pairs.append((a[at - 1], b[other - 1]))
+            at, other = at - 1, other - 1
+    return pairs[::-1]
+
+
+def _scores(form: int | None, kind: int | None, forms: NDArray[np.int_], kinds: NDArray[np.int_]) -> NDArray[np.int32]:
+    """Return what a call of A scores with each call of B; 0 where they cannot be partners."""
+    if form is None:
+        return np.zeros(len(forms), np.int32)
+    same = (kinds == kind) if kind is not None else np.zeros(len(kinds), bool)
+    return np.where(forms == form, np.where(same, _SAME_KIND, _OTHER_KIND), 0).astype(np.int32)

@@ -1,0 +1,118 @@
+"""Tell where differences come from: rounding, the layer, or its inputs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hookscope.results.differences import Birth, DifferenceRow, Origin
+
+# What one layer's rounding may come to, as a relative L2 norm: so many units in the last place of the dtype that values
+# are kept in, and of the one that sums are made in. In float32, 8.1e-6; in bfloat16, 0.031. Our choice: sums of some
+# 10,000 products, in any order, stay below a third of it.
+_STORED_ULPS = 4
+_SUMMED_ULPS = 64
+
+
+def rounding_limit(eps: float, layers_before: int) -> float:
+    """Return the relative L2 norm up to which rounding explains the difference of two outputs.
+
+    Errors of many layers add up as a random walk: with the square root of their number.
+
+    Args:
+        eps: Machine epsilon of the coarsest dtype that the networks compute in.
+        layers_before: How many layers have run by then, that layer included.
+    """
+    summed = min(eps, 2.0**-23)  # half precision is summed in float32
+    return (_STORED_ULPS * eps + _SUMMED_ULPS * summed) * math.sqrt(max(layers_before, 1))
+
+
+def exceeds(relative_l2: float | None, limit: float) -> bool:
+    """Tell whether a difference is beyond rounding; NaN is."""
+    return relative_l2 is not None and not relative_l2 <= limit
+
+
+def with_origins(rows: Sequence[DifferenceRow], eps: float) -> tuple[tuple[DifferenceRow, ...], tuple[Birth, ...]]:
+    """Return rows with their limit and origin, and where differences are born.
+
+    Args:
+        rows: In A's order of execution, containers among them: these show differences that arise between the layers
+            that they call.
+        eps: As for `rounding_limit`.
+    """
+    judged: list[DifferenceRow] = []
+    births: list[Birth] = []
+    first_seen = False
+    layers = {row.layer for row in rows}
+    for place, row in enumerate(rows):
+        limit = rounding_limit(eps, place + 1)
+        single = rounding_limit(eps, 1)
+        total = None if row.measures is None else row.measures.relative_l2
+        origin = _origin(row, total, limit, single, first_seen=first_seen)
+        if not first_seen and exceeds(total, limit):
+            first_seen = True
+            if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.input_relative_l2, limit):
+                births.append(_first_birth(row, limit, total or 0.0, layers))
+        judged.append(replace(row, limit=limit, origin=origin))
+    if any(row.added is not None for row in rows):
+        births = _shadowed_births(judged, births, eps)
+    return tuple(judged), tuple(births)
+
+
+def _origin(row: DifferenceRow, total: float | None, limit: float, single: float, *, first_seen: bool) -> Origin:
+    origin: Origin = "unclear"
+    if total == 0:
+        origin = "equal"
+    elif row.added is not None and exceeds(row.added.relative_l2, single):
+        origin = "born"
+    elif total is not None and not exceeds(total, limit):
+        origin = "rounding"
+    elif total is not None and row.added is not None:
+        origin = "passed on"
+    elif total is not None and row.input_relative_l2 is not None:
+        arrives = exceeds(row.input_relative_l2, limit)
+        origin = "born" if not arrives else "unclear" if first_seen else "passed on"
+    return origin
+
+
+def _first_birth(row: DifferenceRow, limit: float, total: float, layers: set[str]) -> Birth:
+    """Return where the first difference is born: in the layer, or before it in the code of the module around it."""
+    if not exceeds(row.input_relative_l2, limit):
+        return Birth(row.layer, row.label, _has_parts(row.layer, layers), total)
+    around = row.layer.partition(":")[0].rpartition(".")[0]
+    while around and around not in layers:
+        around = around.rpartition(".")[0]
+    return Birth(around, row.label, in_own_code=True, relative_l2=total)
+
+
+def _has_parts(layer: str, layers: set[str]) -> bool:
+    return any(_is_inside(other, layer) for other in layers)
+
+
+def _shadowed_births(rows: Sequence[DifferenceRow], first: Sequence[Birth], eps: float) -> list[Birth]:
+    """Return the layers that add a difference by themselves, at their first calls that do.
+
+    A module around others is among them only if these add none.
+    """
+    layers = {row.layer for row in rows}
+    births = {each.layer: each for each in first}
+    for row in _adding(rows, eps):
+        births.setdefault(row.layer, Birth(row.layer, row.label, _has_parts(row.layer, layers), _added(row)))
+    return [*births.values()]
+
+
+def _adding(rows: Sequence[DifferenceRow], eps: float) -> list[DifferenceRow]:
+    layers = [row.layer for row in rows]
+    adding = [
+        row
+        for row in rows
+        if exceeds(_added(row), rounding_limit(eps, 1 + sum(_is_inside(layer, row.layer) for layer in layers)))
+    ]
+    return [row for row in adding if not any(_is_inside(other.layer, row.layer) for other in adding)]
+
+
+def _added(row: DifferenceRow) -> float:
+    return row.added.relative_l2 if row.added else 0.0
+
+
+def _is_inside(layer: str, around: str) -> bool:
+    return layer != around and (not around or layer.startswith((f"{around}.", f"{around}:")))

@@ -1,0 +1,200 @@
+"""Measure how far one tensor is from another, in float64, with little memory besides."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hookscope.results.differences import ChannelShare, Measures
+
+# Elements that are compared at a time. On the CPU as many as torch does not spread over threads, which would have to be
+# woken for each; their float64 copies stay in a core's cache. Our choice, like that for accelerators.
+_CPU_CHUNK = 2**15
+_DEVICE_CHUNK = 2**24
+
+# A channel with more than this share of the squared difference is the culprit. Our choice.
+_CULPRIT_FRACTION = 0.5
+# With fewer channels one of them easily has the larger part.
+_FEWEST_CHANNELS = 4
+
+
+@dataclass(slots=True)
+class Sums:
+    """What is summed over the elements of tensors A and B, for `measured`.
+
+    Attributes:
+        a: Of A squared; `b` and `difference` likewise, of B and of A-B, and `product` of A times B.
+        max_abs: Largest magnitude of A-B so far, at `max_at`, where A's value is `max_value`.
+        unequal: Elements that differ.
+        count: Elements.
+        mismatched: Elements that are not finite on one side and not the same on the other; not in the sums.
+    """
+
+    a: float = 0.0
+    b: float = 0.0
+    product: float = 0.0
+    difference: float = 0.0
+    max_abs: float = 0.0
+    max_at: tuple[int, ...] | None = None
+    max_value: float = 0.0
+    unequal: int = 0
+    count: int = 0
+    mismatched: int = 0
+
+    def add(self, a: Tensor, b: Tensor, first_input: int = 0) -> None:
+        """Add the elements of two tensors of one shape; `first_input` is the position of the first one on axis 0."""
+        shape = tuple(a.shape)
+        flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+        self.count += flat_a.numel()
+        step = _CPU_CHUNK if flat_a.device.type == "cpu" else _DEVICE_CHUNK
+        largest = (self.max_abs, -1, 0.0)
+        for start in range(0, flat_a.numel(), step):
+            part_a, part_b = flat_a[start : start + step], flat_b[start : start + step]
+            if torch.equal(part_a, part_b):
+                values = part_a.double()
+                own = float(values.dot(values))
+                if math.isfinite(own):
+                    self.a += own
+                    self.b += own
+                    self.product += own
+                    continue
+            found = self._add_part(part_a.double(), part_b.double(), start, largest[0])
+            largest = found if found[1] >= 0 else largest
+        if largest[1] >= 0:
+            self.max_abs, at, self.max_value = largest
+            place = _unravelled(at, shape)
+            self.max_at = (place[0] + first_input, *place[1:]) if place else ()
+
+    def _add_part(self, a: Tensor, b: Tensor, start: int, at_least: float) -> tuple[float, int, float]:
+        """Add some elements, in float64.
+
+        Returns:
+            Their largest difference, where it is and what A is there; the place is -1 if it is not larger than that.
+        """
+        differences = a - b
+        of_difference = float(differences.dot(differences))
+        if not math.isfinite(of_difference):
+            same = (a == b) | (a.isnan() & b.isnan())
+            counted = a.isfinite() & b.isfinite()
+            self.mismatched += int((~counted & ~same).sum())
+            a, b = a.where(counted, 0.0), b.where(counted, 0.0)
+            differences = a - b
+            of_difference = float(differences.dot(differences))
+        self.a += float(a.dot(a))
+        self.b += float(b.dot(b))
+        self.product += float(a.dot(b))
+        self.difference += of_difference
+        self.unequal += int(differences.count_nonzero())
+        largest = max(map(abs, map(float, differences.aminmax())))
+        if largest <= at_least:  # to find the place takes longer than all the rest
+            return 0.0, -1, 0.0
+        at = int(differences.abs_().argmax())
+        return largest, start + at, float(a[at])
+
+    def merge(self, other: "Sums") -> None:
+        """Add the elements of others."""
+        if other.max_abs > self.max_abs:
+            self.max_abs, self.max_at, self.max_value = other.max_abs, other.max_at, other.max_value
+        self.a += other.a
+        self.b += other.b
+        self.product += other.product
+        self.difference += other.difference
+        self.unequal += other.unequal
+        self.count += other.count
+        self.mismatched += other.mismatched
+
+    @property
+    def relative_l2(self) -> float:
+        """As `Measures.relative_l2`."""
+        if self.mismatched:
+            return math.nan
+        if not self.difference:
+            return 0.0
+        return math.sqrt(self.difference / self.a) if self.a else math.inf
+
+    @property
+    def error(self) -> float:
+        """The same of A beside B: relative to B."""
+        return replace(self, a=self.b).relative_l2
+
+    def measured(self, dtype: torch.dtype) -> Measures:
+        """Return the measures; `dtype` is the coarser one of the two, for `ulps`."""
+        norms = math.sqrt(self.a) * math.sqrt(self.b)
+        cosine = None if not norms else max(min(self.product / norms, 1.0), -1.0)
+        ulps = self.max_abs / _spacing(self.max_value, dtype) if dtype.is_floating_point else None
+        return Measures(
+            relative_l2=self.relative_l2,
+            cosine=cosine if self.difference or cosine is None else 1.0,
+            max_abs=self.max_abs,
+            max_at=self.max_at,
+            ulps=ulps,
+            unequal_fraction=(self.unequal + self.mismatched) / self.count if self.count else 0.0,
+        )
+
+
+def comparable(a: Tensor, b: Tensor) -> str:
+    """Return why two tensors cannot be compared element by element, in a few words; "" if they can."""
+    for side, tensor in (("A", a), ("B", b)):
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+            return f"{side} is no dense tensor"
+    if a.shape != b.shape:
+        return "shapes differ"
+    return ""
+
+
+def plain(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the numbers of a dense tensor, complex ones as pairs and quantised ones as they count, on a device."""
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.to(device)
+
+
+def coarser(a: Tensor, b: Tensor) -> torch.dtype:
+    """Return the floating dtype of the two with the longer steps; that of A if one is no floating dtype."""
+    if not (a.dtype.is_floating_point and b.dtype.is_floating_point):
+        return a.dtype
+    return max((a.dtype, b.dtype), key=lambda each: torch.finfo(each).eps)
+
+
+def culprit(squares: Tensor) -> ChannelShare | None:
+    """Return the channel that has most of the squared difference; None if none has.
+
+    Args:
+        squares: Sum of squared differences by channel, (C,).
+    """
+    total = float(squares.sum())
+    if len(squares) < _FEWEST_CHANNELS or not total or not math.isfinite(total):
+        return None
+    channel = int(squares.argmax())
+    fraction = float(squares[channel]) / total
+    return ChannelShare(channel, len(squares), fraction) if fraction > _CULPRIT_FRACTION else None
+
+
+def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor:
+    """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
+    total = torch.zeros(a.shape[axis], dtype=torch.float64)
+    for one, other in zip(a, b, strict=True):
+        differences = (one - other).double().movedim(axis - 1, 0).reshape(a.shape[axis], -1)
+        total += differences.square_().sum(1).cpu()
+    return total
+
+
+def _spacing(value: float, dtype: torch.dtype) -> float:
+    """Return the distance from a number to the next one in a floating dtype: `numpy.spacing`."""
+    limits = torch.finfo(dtype)
+    if abs(value) < limits.tiny:
+        return limits.tiny * limits.eps
+    return limits.eps * 2.0 ** (math.frexp(value)[1] - 1)
+
+
+def _unravelled(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the place of the element at a position in row-major order."""
+    place = []
+    for size in reversed(shape):
+        at, index = divmod(at, size)
+        place.append(index)
+    return tuple(reversed(place))

@@ -1,0 +1,131 @@
+"""Compare what networks return: every tensor, and class scores as a classifier's user sees them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hookscope.differences.measures import Sums, coarser, comparable, plain
+from hookscope.errors import UsageError
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.rows import top_classes
+from hookscope.results.comparison import Prediction
+from hookscope.results.differences import OutputDifference
+
+_BEST = 5
+
+
+@dataclass(slots=True)
+class _Output:
+    """What is known of one output tensor; pairs of parties as in `meeting.Row.sums`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
+    inputs: int = 0
+    same_best: int = 0
+    shared_best: float = 0.0
+    divergence: float = 0.0
+    has_scores: bool = True
+    predictions: tuple[list[Prediction], list[Prediction]] = field(default_factory=lambda: ([], []))
+
+
+@dataclass(slots=True)
+class Outputs:
+    """The outputs of a run.
+
+    Attributes:
+        parties: A, B and, if there is one, the reference.
+        may_differ: Whether outputs of different form are no error.
+        remark: What is to be said of outputs of different form.
+    """
+
+    parties: Sequence[InspectedNetwork]
+    may_differ: bool
+    remark: str = ""
+    _seen: dict[str, _Output] = field(default_factory=dict)
+
+    def add(self, returned: Sequence[object], first_input: int, count: int) -> None:
+        """Compare what the parties returned for a batch.
+
+        Raises:
+            UsageError: If A and B return tensors that cannot be compared.
+        """
+        found = [tensors_in(each) for each in returned]
+        forms = [_form(each) for each in found]
+        if forms[0] != forms[1]:
+            names = [each.info.name for each in self.parties[:2]]
+            self.remark = (
+                f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
+            )
+            if not self.may_differ:
+                raise UsageError(f"{self.remark} Give --layer to compare layers alone.")
+            return
+        for at, (slot, a) in enumerate(found[0]):
+            others = [each[at][1] for each in found[1:] if at < len(each)]
+            self._add(slot, [a, *others], first_input, count)
+
+    def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
+        a, b = tensors[:2]
+        known = self._seen.setdefault(slot, _Output(tuple(a.shape), coarser(a, b)))
+        cpu = torch.device("cpu")
+        by_input = bool(a.dim()) and a.shape[0] == count
+        for pair in ((0, 1), (0, 2), (1, 2)):
+            if pair[1] < len(tensors) and not comparable(tensors[pair[0]], tensors[pair[1]]):
+                one, other = plain(tensors[pair[0]], cpu), plain(tensors[pair[1]], cpu)
+                known.sums.setdefault(pair, Sums()).add(one, other, first_input if by_input else 0)
+        if by_input and a.dim() == 2 and a.shape[1] > 1 and a.is_floating_point() and b.is_floating_point():
+            self._add_scores(known, plain(a, cpu), plain(b, cpu), first_input)
+        else:
+            known.has_scores = False
+
+    def _add_scores(self, known: _Output, a: Tensor, b: Tensor, first_input: int) -> None:
+        """Compare class scores, (N, K)."""
+        count, best = len(a), min(_BEST, a.shape[1])
+        places = range(first_input, first_input + count)
+        a_best, b_best = a.topk(best).indices, b.topk(best).indices
+        known.inputs += count
+        known.same_best += int((a_best[:, 0] == b_best[:, 0]).sum())
+        known.shared_best += float((a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1).sum())
+        logs_a, logs_b = a.double().log_softmax(1), b.double().log_softmax(1)
+        # Where a class is impossible for A, it adds nothing, whatever B says.
+        known.divergence += float(torch.where(logs_a.isneginf(), 0.0, logs_a.exp() * (logs_a - logs_b)).sum())
+        for side, scores in enumerate((a, b)):
+            categories = self.parties[side].info.categories
+            names = categories if len(categories) == scores.shape[1] else ()
+            known.predictions[side].extend(top_classes(scores, names, places, best))
+
+    def results(self) -> tuple[OutputDifference, ...]:
+        """Return what has become of each output."""
+        return tuple(_result(slot, known) for slot, known in self._seen.items())
+
+
+def _result(slot: str, known: _Output) -> OutputDifference:
+    error, error_b = (known.sums[pair].error if pair in known.sums else None for pair in ((0, 2), (1, 2)))
+    measures = known.sums[0, 1].measured(known.dtype) if (0, 1) in known.sums else None
+    if not known.has_scores or not known.inputs:
+        return OutputDifference(slot, known.shape, measures, error, error_b)
+    return OutputDifference(
+        slot,
+        known.shape,
+        measures,
+        error,
+        error_b,
+        input_count=known.inputs,
+        top1=known.same_best,
+        top5=known.shared_best / known.inputs if known.predictions[0][0].class_indices[4:] else None,
+        kl=known.divergence / known.inputs,
+        predictions=(tuple(known.predictions[0]), tuple(known.predictions[1])),
+    )
+
+
+def _form(found: Sequence[tuple[str, Tensor]]) -> str:
+    """Return the form of an output for people, batch axis included."""
+    shapes = [f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape)) for _, tensor in found]
+    if len(shapes) == 1:
+        return shapes[0]
+    return (
+        f"{len(shapes)} tensors: {', '.join(shapes[:4])}{', …' if len(shapes) > 4 else ''}" if shapes else "no tensor"
+    )

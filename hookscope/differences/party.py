@@ -1,0 +1,325 @@
+"""One of the networks that run in lockstep: its hooks, and where it pauses."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
+
+from hookscope.differences.alignment import Call, CallKey
+from hookscope.differences.lockstep import AbandonedError, Strand
+from hookscope.hooks.calls import Hook
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.observed import ModuleCall
+from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.pytree import tensors_given, tensors_in
+from hookscope.hooks.selection import default_layers, owned_parameters
+from hookscope.inputs import Batch
+from hookscope.inspection.edit_placement import PlacedEdits
+from hookscope.inspection.failures import failure_message, locate, reraise_internal
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.rows import Recorder
+from hookscope.inspection.state.preservation import Mode, Preserved, preserved
+from hookscope.results.labels import row_label
+
+Key = tuple[str, int, int, Literal["output", "input"]]
+"""(layer, call, which of its tensors, output or input), in the names of A."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A pause: a tensor that has a partner.
+
+    Attributes:
+        inputs: Tensors that the call was given, as in `ModuleCall`.
+        channel_axis: The axis of the tensor that counts channels; None if none does.
+    """
+
+    key: Key
+    layer: str
+    tensor: Tensor
+    inputs: tuple[Tensor, ...] = ()
+    channel_axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A pause after a batch: what the network returned, or what it raised, with a sentence about it."""
+
+    output: object = None
+    error: BaseException | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A pause before each batch."""
+
+
+Stop = Seen | Finished | Ready
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An output as the first batch showed it."""
+
+    label: str
+    layer: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Party:
+    """A network, how it runs, and what it has shown.
+
+    Attributes:
+        title: What messages call it: "A (resnet34)".
+        selected: The layers that rows are shown of.
+        hooked: These, the layers that are looked at by default, and the modules around them.
+        partner: The key of A for a call of this network; None if it has none.
+        autocast: The dtype of autocast; None for none.
+        threads: Of the thread that it runs in; None for as many as torch takes.
+        keeps: What is kept of each call until it returns: a copy of its inputs, as they were before any hook, or
+            whether autocast was on.
+        batch: What it runs over next; None ends it.
+        shown: What it has shown in all batches, in order, by (layer, call, which).
+        passed_through: Those that were an input unchanged in every batch.
+    """
+
+    title: str
+    inspected: InspectedNetwork
+    selected: Mapping[str, nn.Module]
+    hooked: Mapping[str, nn.Module]
+    operations: OperationChoice | None
+    edits: PlacedEdits
+    recorder: Recorder
+    seed: int
+    mode: Mode = "eval"
+    autocast: torch.dtype | None = None
+    threads: int | None = None
+    keeps: Literal["inputs", "autocast", ""] = ""
+    partner: Callable[[CallKey], CallKey | None] = lambda key: key
+    batch: Batch | None = None
+    rewinds: bool = False
+    shown: dict[tuple[str, int, int], Shown] = field(default_factory=dict)
+    passed_through: dict[tuple[str, int, int], bool] = field(default_factory=dict)
+    captured: Capture[int] | None = None
+    _given: dict[str, list[Any]] = field(default_factory=dict)
+    _counts: Counter[object] = field(default_factory=Counter)
+    _is_paused: bool = False
+
+    def run(self, strand: Strand[Stop]) -> None:
+        """Run over one batch after another, as a strand does."""
+        threads = torch.get_num_threads()
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        try:
+            with ExitStack() as block:
+                self._run(strand, block)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _run(self, strand: Strand[Stop], block: ExitStack) -> None:
+        network = self.inspected.network
+        modules = self.inspected.modules.values()
+        state = block.enter_context(preserved(network, self.seed, self.mode, modules))
+        self.captured = block.enter_context(
+            capture(
+                network,
+                self.hooked,
+                lambda call, slot, tensor: self._observe(strand, call, slot, tensor),
+                edits=self.edits.by_name,
+                operations=self.operations,
+            )
+        )
+        block.enter_context(self._before_calls(strand))
+        state.mark_hooks()
+        is_first = True
+        while self._next(strand, state, is_first=is_first):
+            is_first = False
+
+    def _next(self, strand: Strand[Stop], state: Preserved, *, is_first: bool) -> bool:
+        """Run over the batch that comes next; tell whether there was one."""
+        strand.pause(Ready(), breakable=False)
+        batch, self.batch = self.batch, None
+        if batch is None or self.captured is None:
+            return False
+        if self.rewinds:
+            state.rewind()
+            self.rewinds = False
+        elif not is_first:
+            state.mark()
+        self._counts.clear()
+        self._given.clear()
+        self.recorder.start(batch.indices)
+        if strand.breaks_off:  # before it has begun
+            strand.breaks_off = False
+            finished = Finished(error=AbandonedError())
+        else:
+            finished = self._forward(batch, strand)
+        del batch
+        for seen in self.captured.restart():
+            if seen.value is not None:
+                key = (seen.layer, seen.call, seen.value)
+                self.passed_through[key] = seen.passed_through and self.passed_through.get(key, True)
+        strand.pause(finished, breakable=False)
+        return True
+
+    def _forward(self, batch: Batch, strand: Strand[Stop]) -> Finished:
+        try:
+            with torch.no_grad(), self.casting():
+                return Finished(self.inspected.network(*batch.args, **batch.kwargs))
+        except AbandonedError as abandoned:
+            if not strand.breaks_off:
+                raise
+            strand.breaks_off = False
+            return Finished(error=abandoned)
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
+            error = reraise_internal(raised)
+            failure = locate(self.inspected.modules, error)
+            return Finished(error=error, message=failure_message(self.title, failure, error))
+
+    @contextmanager
+    def casting(self) -> Iterator[None]:
+        """Cast automatically where the network does."""
+        if self.autocast is None:
+            yield
+            return
+        device = torch.device(self.inspected.placed[0]).type
+        with torch.autocast(device, self.autocast, cache_enabled=False):
+            yield
+
+    def kept_of(self, layer: str) -> Any:
+        """Return what was kept of the latest call of a layer, and forget it; None if nothing was."""
+        given = self._given.get(layer)
+        return given.pop() if given else None
+
+    def _observe(self, strand: Strand[Stop], call: ModuleCall, slot: str, tensor: Tensor) -> int:
+        """Note an output in the hook, and wait for its partner; return which of the call's tensors it is."""
+        place = (call.layer, call.call)
+        which = self._counts[place]
+        self._counts[place] += 1
+        axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tuple(tensor.shape))
+        if (*place, which) not in self.shown:
+            kind = type(call.module).__name__ if call.operation is None else call.operation.name
+            shape = () if tensor.is_nested else tuple(tensor.shape)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.shown[*place, which] = Shown(row_label(call.layer, call.call, slot), call.layer, kind, shape, dtype)
+        partner = self.partner(place)
+        if partner is not None:
+            inputs = tuple([given for _, given in call.inputs])
+            strand.pause(Seen((*partner, which, "output"), call.layer, tensor, inputs, axis))
+        return which
+
+    @contextmanager
+    def _before_calls(self, strand: Strand[Stop]) -> Iterator[None]:
+        """Look at what is given to layers that overwrite it, and keep all inputs if that is asked for."""
+        handles: list[RemovableHandle] = []
+        try:
+            for name, module in self.hooked.items():
+                if self.keeps and name in self.selected:
+                    keep = Hook(self._keep_inputs if self.keeps == "inputs" else self._keep_autocast, name)
+                    handles.append(module.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
+                if vars(module).get("inplace") is True and not [*module.children()]:
+                    before = Hook(self._before_overwriting, strand, name)
+                    handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def run_alone(self, layer: str, args: Any, kwargs: Any) -> list[Tensor]:
+        """Run one layer besides, where the network waits, and leave no trace of it; return what tensors it returns.
+
+        What the layer keeps in buffers, and random numbers that it draws, are as they were afterwards.
+        """
+        module = self.hooked[layer]
+        device = torch.device(self.inspected.placed[0])
+        is_cast, dtype = self.kept_of(layer) or (False, None)
+        buffers = [(each, each.clone()) for each in module.buffers()]
+        self._is_paused = True
+        try:
+            with (
+                torch.no_grad(),
+                torch.autocast(device.type, dtype, enabled=is_cast, cache_enabled=False),
+                torch.random.fork_rng([device] if device.type == "cuda" else []),
+                nullcontext() if self.captured is None else self.captured.detached(),
+            ):
+                return [tensor for _, tensor in tensors_in(module(*args, **kwargs))]
+        finally:
+            self._is_paused = False
+            with torch.no_grad():
+                for buffer, values in buffers:
+                    buffer.copy_(values)
+
+    def _keep_inputs(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._is_paused:
+            self._keep(layer, tree_map_only(Tensor, torch.clone, (args, kwargs)))
+
+    def _keep_autocast(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        if not self._is_paused:
+            device = torch.device(self.inspected.placed[0]).type
+            self._keep(layer, (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
+
+    def _keep(self, layer: str, what: Any) -> None:
+        self._given[layer] = [*self._given.get(layer, [])[-3:], what]  # calls inside others, unless they raised
+
+    def _before_overwriting(self, strand: Strand[Stop], layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._is_paused:
+            return
+        place = (layer, self._counts[layer])
+        self._counts[layer] += 1
+        partner = self.partner(place)
+        given = tensors_given(args, kwargs)
+        if partner is not None and given:
+            strand.pause(Seen((*partner, 0, "input"), layer, given[0][1]))
+
+
+def looked_at(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the layers of a network that are hooked: the selected, those that are by default, and all around them."""
+    wanted = {*selected, *default_layers(inspected.modules)}
+    around = {name.rpartition(".")[0] for name in wanted if name}
+    while around - wanted:
+        wanted |= around
+        around = {name.rpartition(".")[0] for name in around if name}
+    held = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+    return {name: each for name, each in inspected.modules.items() if name in wanted and not isinstance(each, held)}
+
+
+def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the parameters that a module owns."""
+    return tuple(tuple(each.shape) for each in owned_parameters(module))
+
+
+def traced(party: Party, batch: Batch) -> list[Call]:
+    """Run a network once; return its calls in the order in which they finish, as far as it came."""
+    calls: dict[CallKey, list[Any]] = {}
+
+    def observe(call: ModuleCall, _slot: str, tensor: Tensor) -> None:
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        kind = type(call.module).__name__ if call.operation is None else call.operation.name
+        owned = parameter_shapes(call.module) if call.operation is None else ()
+        calls.setdefault((call.layer, call.call), [kind, [], owned])[1].append(shape)
+
+    chosen = None if party.operations is None else OperationChoice(party.operations.patterns)
+    network = party.inspected.network
+    with (
+        preserved(network, party.seed, party.mode, party.inspected.modules.values()),
+        capture(network, party.hooked, observe, operations=chosen) as captured,
+    ):
+        try:
+            with torch.no_grad(), party.casting():
+                network(*batch.args, **batch.kwargs)
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the pass that counts raises it again
+            reraise_internal(raised)
+        unchanged = {(each.layer, each.call) for each in captured.observations if each.passed_through}
+    return [
+        Call(key, kind, tuple(shapes), owned) for key, (kind, shapes, owned) in calls.items() if key not in unchanged
+    ]

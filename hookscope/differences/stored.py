@@ -1,0 +1,276 @@
+"""Compare two runs by what they stored: by their saved tensors where both have them, else by their sketches."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from hookscope.differences.births import with_origins
+from hookscope.differences.measures import Sums, coarser, comparable, plain
+from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows
+from hookscope.differences.tolerances import exceeded, parse_condition
+from hookscope.errors import InputError, NothingMatchedError, UsageError
+from hookscope.inspection.session import package_versions
+from hookscope.results.differences import DifferenceRow, Differences, Measures, OutputDifference, Side
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.provenance import Provenance
+from hookscope.results.sketches import NORM_ERROR, RESOLUTION, estimated_cosine, estimated_distance
+from hookscope.results.statistics import TensorStatistics
+from hookscope.runs.reading import StoredRun, read_record, read_run, refusal
+from hookscope.runs.sketches import read_sketches
+from hookscope.text import printable
+
+_TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
+
+_ESTIMATED = (
+    "Distances are estimated from sketches of 256 numbers, with a standard error of 4.4 %; "
+    "--save-tensors on both runs makes them exact."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A run, what it has of each row, and what it says besides."""
+
+    run: StoredRun
+    document: Mapping[str, Any]
+    sketches: Mapping[str, NDArray[np.float32]]
+    tensors: Any  # an open safetensors file; None without one
+    labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
+
+
+def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
+    """Compare two runs of `hookscope activations` or `hookscope grads` over the same inputs.
+
+    Args:
+        a: Run directory of A; `b` likewise.
+        b: Of B.
+        maps: As for `--map`; `fail_over` likewise.
+        fail_over: Conditions for `exceeded`.
+
+    Returns:
+        A row for each pair of outputs; where both runs have a backward pass, `gradients` too.
+
+    Raises:
+        InputError: If a folder is no such run, is damaged, or has no sketches.
+        UsageError: If the runs are of different inputs, or an option is malformed.
+        NothingMatchedError: If no row of A has a partner in B.
+    """
+    began = time.perf_counter()
+    conditions = [parse_condition(text) for text in fail_over]
+    with ExitStack() as files:
+        one, other = (_read(path, files) for path in (a, b))
+        warnings = _check_inputs(one, other)
+        pairs, unmatched = pair_rows(one.run.result.rows, other.run.result.rows, maps)
+        if not pairs:
+            raise NothingMatchedError(
+                f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): "
+                "pair them with --map 'a.*=b.*'."
+            )
+        rows, births = with_origins([_row(found, one, other, "rows") for found in pairs], _eps(pairs))
+        gradients = tuple(_gradients(one, other, pairs))
+    outputs = _outputs(one, other, rows)
+    measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
+    estimated = any(each.standard_error is not None for each in measured)
+    return Differences(
+        a=_shown(one),
+        b=_shown(other),
+        way="sketches" if estimated else "tensors",
+        inputs=one.run.result.inputs,
+        rows=rows,
+        gradients=gradients,
+        unmatched=unmatched,
+        outputs=outputs,
+        births=births,
+        exceeded=exceeded(conditions, (*rows, *gradients), outputs),
+        warnings=(*warnings, *_of_both(one, other, lambda run: run.result.warnings)),
+        notes=((_ESTIMATED,) if estimated else ()) + _verbs(one, other),
+        seed=one.run.result.seed,
+        timings={"compare": time.perf_counter() - began},
+        provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
+    )
+
+
+def _read(folder: Path, files: ExitStack) -> _Side:
+    document = read_record(folder)
+    if document.get("verb") not in _TENSORS:
+        remedy = "Give runs of `hookscope activations` or `hookscope grads`."
+        raise refusal(folder, f"a run of {printable(str(document.get('verb')))} has no rows to compare", remedy)
+    run = read_run(folder)
+    name = _TENSORS[run.record.verb]
+    sketches = read_sketches(run)
+    tensors = _opened(folder, name, files)
+    return _Side(run, document, sketches, tensors, frozenset(tensors.keys() if tensors is not None else ()))
+
+
+def _opened(folder: Path, name: str, files: ExitStack) -> Any:
+    """Open a run's tensors, which are read one at a time; None if it has none."""
+    path = folder.resolve() / name
+    if not path.exists():
+        return None
+    if path.resolve() != path or not path.is_file():
+        raise refusal(folder, f"its file '{name}' is no plain file")
+    try:
+        return files.enter_context(safe_open(path, framework="pt", device="cpu"))
+    except (SafetensorError, OSError) as error:
+        raise refusal(folder, f"its {name} is cut short or damaged") from error
+
+
+def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
+    """Return what is to be said of the inputs of both runs.
+
+    Raises:
+        UsageError: If they are not the same.
+    """
+    remedy = "Make both runs over the same inputs."
+    inputs_a, inputs_b = a.run.result.inputs, b.run.result.inputs
+    for number, (one, other) in enumerate(zip(inputs_a, inputs_b, strict=False), 1):
+        if one.sha256 != other.sha256:
+            what = f"input {number} is {_named(one)} in A, {_named(other)} in B"
+            raise UsageError(f"The runs are of different inputs: {what}. {remedy}")
+    if len(inputs_a) != len(inputs_b):
+        raise UsageError(f"The runs are of different inputs: A has {len(inputs_a)}, B has {len(inputs_b)}. {remedy}")
+    if a.document.get("named_inputs") != b.document.get("named_inputs"):
+        raise UsageError(f"The runs are of different inputs by name (--input). {remedy}")
+    warnings = []
+    if any(one.steps != other.steps or one.shape != other.shape for one, other in zip(inputs_a, inputs_b, strict=True)):
+        warnings.append("The inputs were not prepared in the same way, which makes a difference by itself.")
+    unknown = [each.name for each in inputs_a if each.sha256 is None]
+    if "noise" in unknown and a.run.result.seed != b.run.result.seed:
+        seeds = f"A has seed {a.run.result.seed}, B {b.run.result.seed}"
+        raise UsageError(f"The runs are of different noise: {seeds}. {remedy}")
+    if any(name != "noise" for name in unknown):
+        warnings.append("Inputs that came from Python have no digest: whether both runs had the same is not known.")
+    return tuple(warnings)
+
+
+def _named(record: InputRecord) -> str:
+    digest = f" (sha256 {record.sha256[:12]}…)" if record.sha256 else ""
+    return f"'{printable(Path(record.name).name, 80)}'{digest}"
+
+
+def _verbs(a: _Side, b: _Side) -> tuple[str, ...]:
+    if a.run.record.verb == b.run.record.verb:
+        return ()
+    return ("One run has a backward pass and the other has none: their gradients are not compared.",)
+
+
+def _of_both(a: _Side, b: _Side, get: Callable[[StoredRun], Sequence[str]]) -> tuple[str, ...]:
+    return (*(f"A: {text}" for text in get(a.run)), *(f"B: {text}" for text in get(b.run)))
+
+
+def _shown(side: _Side) -> Side:
+    result = side.run.result
+    autocast = side.document.get("autocast")
+    ways = ["train mode"] if isinstance(result, Gradients) and result.mode == "train" else []
+    ways += [f"autocast {printable(autocast, 80)}"] if isinstance(autocast, str) else []
+    ways += [f"edit {text}" for text in side.run.record.edits]
+    return Side(result.model, result.device, result.dtype, tuple(ways), str(side.run.folder))
+
+
+def _row(found: Found, a: _Side, b: _Side, table: str) -> DifferenceRow:
+    """Return the row of a pair, measured as exactly as both runs allow."""
+    one, other = found.a.statistics, found.b.statistics
+    measures, note = _exact(found, a, b)
+    if measures is None and not note:
+        sketches = a.sketches[table][found.a.index], b.sketches[table][found.b.index]
+        measures, note = _estimated(one, other, *sketches)
+    return DifferenceRow(
+        index=found.a.index,
+        layer=found.call[0],
+        label=found.label,
+        kind=found.a.kind,
+        label_b=found.label_b,
+        kind_b=found.b.kind,
+        matched=found.matched,
+        shape=one.shape,
+        shape_b=other.shape,
+        dtype=one.dtype,
+        dtype_b=other.dtype,
+        measures=measures,
+        note=note,
+    )
+
+
+def _exact(found: Found, a: _Side, b: _Side) -> tuple[Measures | None, str]:
+    """Return the measures of saved tensors, or why there are none; neither if they were not saved."""
+    if found.label not in a.labels or found.label_b not in b.labels:
+        return None, ""
+    try:
+        one, other = a.tensors.get_tensor(found.label), b.tensors.get_tensor(found.label_b)
+    except (SafetensorError, RuntimeError) as error:
+        raise InputError(f"The saved tensor '{printable(found.label, 80)}' cannot be read.") from error
+    if note := comparable(one, other):
+        return None, note
+    sums = Sums()
+    cpu = torch.device("cpu")
+    sums.add(_widened(plain(one, cpu)), _widened(plain(other, cpu)))
+    return sums.measured(coarser(one, other)), ""
+
+
+def _widened(values: torch.Tensor) -> torch.Tensor:
+    """Return values of 8 bits as float32, since torch promotes them to no dtype."""
+    return values.float() if values.is_floating_point() and values.itemsize == 1 else values
+
+
+def _estimated(
+    a: TensorStatistics, b: TensorStatistics, sketch_a: NDArray[np.float32], sketch_b: NDArray[np.float32]
+) -> tuple[Measures | None, str]:
+    if a.element_count != b.element_count or a.shape[1:] != b.shape[1:]:  # axis 0 is as long as a batch
+        return None, "shapes differ"
+    if np.isnan(sketch_a[0]) or np.isnan(sketch_b[0]) or a.l2 is None or b.l2 is None:
+        if not a.element_count:
+            return Measures(0.0), ""
+        broken = any(each.nan_count or each.inf_count for each in (a, b))
+        return None, "has values that are not finite" if broken else a.unmeasured or b.unmeasured or "has no sketch"
+    distance = estimated_distance(sketch_a, sketch_b)
+    relative = distance / a.l2 if a.l2 else float("inf") if distance else 0.0
+    error = max(NORM_ERROR * relative, RESOLUTION) if np.isfinite(relative) else NORM_ERROR
+    return Measures(relative, estimated_cosine(sketch_a, sketch_b, (a.l2, b.l2)), standard_error=error), ""
+
+
+def _gradients(a: _Side, b: _Side, pairs: Sequence[Found]) -> list[DifferenceRow]:
+    if not (isinstance(a.run.result, Gradients) and isinstance(b.run.result, Gradients)):
+        return []
+    rows = [_row(found, a, b, "gradients") for found in pair_gradients(a.run.gradients, b.run.gradients, pairs)]
+    found = pair_parameters(a.run.parameters, b.run.parameters, pairs)
+    return [*rows, *(_row(each, a, b, "parameters") for each in found)]
+
+
+def _eps(pairs: Sequence[Found]) -> float:
+    """Return the machine epsilon of the coarsest floating dtype among the rows."""
+    names = {each.statistics.dtype for found in pairs for each in (found.a, found.b)}
+    dtypes = [getattr(torch, name, None) for name in names]
+    known = [torch.finfo(each).eps for each in dtypes if isinstance(each, torch.dtype) and each.is_floating_point]
+    return max(known, default=torch.finfo(torch.float32).eps)
+
+
+def _outputs(a: _Side, b: _Side, rows: Sequence[DifferenceRow]) -> tuple[OutputDifference, ...]:
+    """Return what became of the best classes, as far as both runs have them."""
+    best_a, best_b = a.run.result.predictions, b.run.result.predictions
+    both = [
+        (one, other) for one, other in zip(best_a, best_b, strict=False) if one.class_indices and other.class_indices
+    ]
+    whole = next((row for row in rows if not row.layer), None)
+    if not both or len(best_a) != len(best_b):
+        return () if whole is None else (OutputDifference("", whole.shape, whole.measures),)
+    shared = [len({*one.class_indices} & {*other.class_indices}) / 5 for one, other in both]
+    return (
+        OutputDifference(
+            "",
+            () if whole is None else whole.shape,
+            None if whole is None else whole.measures,
+            input_count=len(both),
+            top1=sum(one.class_indices[0] == other.class_indices[0] for one, other in both),
+            top5=sum(shared) / len(shared) if all(len(one.class_indices) == 5 for one, _ in both) else None,
+            predictions=(best_a, best_b),
+        ),
+    )

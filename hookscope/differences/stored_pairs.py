@@ -1,0 +1,135 @@
+"""Find the partner of each row of a stored run in another: as networks are aligned, by what the rows say of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hookscope.differences.alignment import Call, CallKey, Pairing, align, match_names
+from hookscope.results.activations import LayerRow
+from hookscope.results.differences import Match, Unmatched
+from hookscope.results.gradients import GradientRow, ParameterRow
+
+Row = LayerRow | GradientRow | ParameterRow
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A pair of rows.
+
+    Attributes:
+        call: (layer, call) in A, of a parameter its name; `call_b` likewise in B.
+        label: As tensors of the row are called in a run's file: "conv1", "conv1 grad_output", "conv1.weight grad".
+    """
+
+    a: Row
+    b: Row
+    call: CallKey
+    call_b: CallKey
+    label: str
+    label_b: str
+    matched: Match
+
+
+def pair_rows(
+    a: Sequence[LayerRow], b: Sequence[LayerRow], maps: Sequence[str]
+) -> tuple[list[Found], tuple[Unmatched, ...]]:
+    """Pair the outputs of two runs, and list those that have no partner.
+
+    Raises:
+        UsageError: If a map is malformed.
+        LayerNotFoundError: If a map matches nothing.
+    """
+    names_a, names_b = _names(a), _names(b)
+    named = match_names(names_a, names_b, maps)
+    calls_a, calls_b = _calls(a), _calls(b)
+    aligned, matched = align(calls_a, calls_b, named)
+    pairing = Pairing(named, aligned, frozenset(matched | aligned.keys()))
+    by_place = {(row.layer, row.call, row.slot): row for row in b}
+    by_label = {label: row for row in b for label in (*row.also, row.label)}
+    pairs: list[Found] = []
+    taken: set[int] = set()
+    for row in a:
+        found = _partner(row, pairing, by_place, by_label)
+        if found is not None and found[0].index not in taken:
+            other, how = found
+            taken.add(other.index)
+            pairs.append(Found(row, other, _call(row), _call(other), row.label, other.label, how))
+    have = {pair.a.index for pair in pairs}
+    alone = [*_alone(a, have, "A", {*names_b}), *_alone(b, taken, "B", {*names_a})]
+    return pairs, tuple(alone)
+
+
+def pair_gradients(a: Sequence[GradientRow], b: Sequence[GradientRow], pairs: Sequence[Found]) -> Iterator[Found]:
+    """Pair the gradients that either run has of outputs and inputs, as the rows of outputs are paired."""
+    calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
+    known = {(*_call(row), row.slot, row.role): row for row in b}
+    for row in a:
+        if _call(row) not in calls:
+            continue
+        call, how = calls[_call(row)]
+        other = known.get((*call, row.slot, row.role))
+        if other is not None and _arrived(row, other):
+            label, label_b = (f"{each.label} grad_{each.role}" for each in (row, other))
+            yield Found(row, other, _call(row), call, label, label_b, how)
+
+
+def pair_parameters(a: Sequence[ParameterRow], b: Sequence[ParameterRow], pairs: Sequence[Found]) -> Iterator[Found]:
+    """Pair the gradients that either run has of parameters, by their names within the layers that are paired."""
+    layers = {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
+    known = {row.name: row for row in b}
+    for row in a:
+        owner, dot, name = row.name.rpartition(".")
+        partner, how = layers.get(owner, (owner, "name"))
+        other = known.get(f"{partner}{dot}{name}")
+        if other is not None and _arrived(row, other):
+            yield Found(row, other, (row.name, 0), (other.name, 0), f"{row.name} grad", f"{other.name} grad", how)
+
+
+def _arrived(*rows: GradientRow | ParameterRow) -> bool:
+    return any(row.status in ("gradient", "zero") for row in rows)
+
+
+def _call(row: LayerRow | GradientRow) -> CallKey:
+    return row.layer, row.call
+
+
+def _partner(
+    row: LayerRow,
+    pairing: Pairing,
+    by_place: Mapping[tuple[str, int, str], LayerRow],
+    by_label: Mapping[str, LayerRow],
+) -> tuple[LayerRow, Match] | None:
+    """Return the row of B that belongs to a row of A; one that B has folded into another is known by its label."""
+    found = pairing.partner(_call(row))
+    if found is not None and (other := by_place.get((*found[0], row.slot))) is not None:
+        return other, found[1]
+    for label in (row.label, *row.also):
+        if label in by_label:
+            return by_label[label], "name"
+    return None
+
+
+def _names(rows: Sequence[LayerRow]) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the layers that rows are of, and those whose operations they are, with what is known of parameters."""
+    owned = {row.layer: ((row.parameter_count,),) for row in rows if row.owner is None}
+    return {**{row.owner: () for row in rows if row.owner is not None}, **owned}
+
+
+def _calls(rows: Sequence[LayerRow]) -> list[Call]:
+    """Return the calls that rows are of; the batch axis is left out, which is as long as a batch."""
+    calls: dict[CallKey, list[LayerRow]] = {}
+    for row in rows:
+        calls.setdefault(_call(row), []).append(row)
+    return [
+        Call(key, own[0].kind, tuple([row.shape[1:] for row in own]), ((own[0].parameter_count,),))
+        for key, own in calls.items()
+    ]
+
+
+def _alone(rows: Sequence[LayerRow], taken: set[int], side: Literal["A", "B"], others: set[str]) -> Iterator[Unmatched]:
+    other = "B" if side == "A" else "A"
+    for row in rows:
+        if row.index not in taken:
+            what = "operation" if row.owner is not None else "layer"
+            reason = f"{other} has no such {'output' if row.layer in others else what}"
+            yield Unmatched(side, row.label, row.kind, row.shape, reason)

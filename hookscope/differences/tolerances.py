@@ -1,0 +1,129 @@
+"""Conditions on differences that `--fail-over` names."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hookscope.errors import LayerNotFoundError, UsageError, nearest
+from hookscope.hooks.patterns import Pattern, parse_pattern
+from hookscope.results.differences import DifferenceRow, Exceeded, Measures, OutputDifference
+from hookscope.text import safe_text
+
+_FORM = re.compile(r"(?:(?P<pattern>.+):)?(?P<measure>\w+)\s*(?P<sign>[<>])\s*(?P<limit>[^<>]+)")
+
+# What a condition on the network's output has in place of a pattern.
+_OUTPUT = "output"
+
+_MEASURES: dict[str, Callable[[Measures], float | None]] = {
+    "rel": lambda measures: measures.relative_l2,
+    "cosine": lambda measures: measures.cosine,
+    "sqnr": lambda measures: measures.sqnr_db,
+    "max": lambda measures: measures.max_abs,
+    "ulps": lambda measures: measures.ulps,
+}
+_OF_ROWS: dict[str, Callable[[DifferenceRow], float | None]] = {
+    "added": lambda row: row.added.relative_l2 if row.added else None,
+    "input": lambda row: row.input_relative_l2,
+    "error": lambda row: row.error_b,
+}
+_OF_OUTPUTS: dict[str, Callable[[OutputDifference], float | None]] = {
+    "kl": lambda output: output.kl,
+    "top1": lambda output: None if output.top1 is None else output.top1 / output.input_count,
+    "top5": lambda output: output.top5,
+    "error": lambda output: output.error_b,
+}
+# What needs an option to be known.
+_NEEDS = {"added": "--shadow", "error": "--reference"}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One `--fail-over`: what may not be. `pattern` is None for every row and the output."""
+
+    text: str
+    pattern: Pattern | None
+    of_output: bool
+    measure: str
+    is_above: bool
+    limit: float
+
+    def holds(self, value: float | None) -> bool:
+        """Tell whether a value is beyond the limit; NaN is."""
+        if value is None:
+            return False
+        return math.isnan(value) or (value > self.limit if self.is_above else value < self.limit)
+
+
+def parse_condition(text: str) -> Condition:
+    """Return the condition that a text stands for: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01".
+
+    Raises:
+        UsageError: If it is malformed.
+    """
+    found = _FORM.fullmatch(text.strip())
+    known = [*_MEASURES, *_OF_ROWS, *_OF_OUTPUTS]
+    if found is None:
+        raise UsageError(f"--fail-over {safe_text(text)!r} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'.")
+    measure, pattern = found["measure"], found["pattern"]
+    if measure not in known:
+        raise UsageError(f"--fail-over {safe_text(text)!r}: there is no measure {measure!r}.{nearest(measure, known)}")
+    try:
+        limit = float(found["limit"])
+    except ValueError:
+        raise UsageError(f"--fail-over {safe_text(text)!r}: {found['limit']!r} is not a number.") from None
+    of_output = pattern == _OUTPUT or measure in ("kl", "top1", "top5")
+    if pattern not in (None, _OUTPUT) and measure not in {**_MEASURES, **_OF_ROWS}:
+        raise UsageError(
+            f"--fail-over {safe_text(text)!r}: {measure} is a measure of the output; leave out {pattern!r}."
+        )
+    parsed = None if pattern is None or of_output else parse_pattern(pattern)
+    return Condition(text, parsed, of_output, measure, found["sign"] == ">", limit)
+
+
+def exceeded(
+    conditions: Sequence[Condition], rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference]
+) -> tuple[Exceeded, ...]:
+    """Return the rows and outputs that are beyond a condition.
+
+    Raises:
+        LayerNotFoundError: If the pattern of a condition matches no row.
+        UsageError: If what a condition is about was not measured.
+    """
+    return tuple(each for condition in conditions for each in _exceeded(condition, rows, outputs))
+
+
+def _exceeded(
+    condition: Condition, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference]
+) -> Iterator[Exceeded]:
+    measure = condition.measure
+    meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
+    if condition.pattern is not None and not meant:
+        raise LayerNotFoundError(f"--fail-over {safe_text(condition.text)!r} matches no row that was compared.")
+    values = [_of_row(row, measure) for row in meant]
+    shown = [] if condition.pattern is not None else [_of_output(output, measure) for output in outputs]
+    if all(value is None for value in (*values, *shown)):
+        needed = f" It needs {_NEEDS[measure]}." if measure in _NEEDS else ""
+        raise UsageError(f"--fail-over {safe_text(condition.text)!r}: {measure} is not known here.{needed}")
+    for row, value in zip(meant, values, strict=True):
+        if value is not None and condition.holds(value):
+            yield Exceeded(condition.text, row.label, value)
+    for value in shown:
+        if value is not None and condition.holds(value):
+            yield Exceeded(condition.text, "", value)
+
+
+def _is_meant(row: DifferenceRow, pattern: Pattern | None) -> bool:
+    return pattern is None or pattern.matches(row.layer, row.kind)
+
+
+def _of_row(row: DifferenceRow, measure: str) -> float | None:
+    if measure in _OF_ROWS:
+        return _OF_ROWS[measure](row)
+    return None if row.measures is None or measure not in _MEASURES else _MEASURES[measure](row.measures)
+
+
+def _of_output(output: OutputDifference, measure: str) -> float | None:
+    if measure in _OF_OUTPUTS:
+        return _OF_OUTPUTS[measure](output)
+    return None if output.measures is None or measure not in _MEASURES else _MEASURES[measure](output.measures)

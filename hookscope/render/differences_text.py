@@ -1,0 +1,235 @@
+"""How two networks differ, in words: where it begins, how it grows, what it does to the output; then the rows."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
+from hookscope.render.terminal import note_lines
+from hookscope.render.weights_text import gradients_answer, weights_answer, weights_table, without_gradients
+from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
+from hookscope.text import counted, shape_text
+
+# Our choices: what a screen has room for.
+_MOST_BIRTHS = 5
+_MOST_UNMATCHED = 10
+_MOST_EXCEEDED = 10
+_MOST_INPUTS = 5
+_FEW_CLASSES = 3
+
+_MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
+
+
+def differences_summary(result: Differences, *, width: int, full: bool = False) -> Iterator[RenderableType]:
+    """Yield what the command prints: the answer, the rows, and what has no partner."""
+    yield note_lines(result.notes)
+    yield from _title(result)
+    for sentence in answer(result) if result.way != "weights" else weights_answer(result):
+        yield safe_line(sentence, overflow="fold")
+    yield from _predictions(result, full=full)
+    if result.rows:
+        yield _table(result, width, full=full)
+    if (weights := weights_table(result, width, full=full)) is not None:
+        yield weights
+    if result.gradients:
+        yield safe_line(gradients_answer(result), style="bold", overflow="fold")
+        yield _table(without_gradients(result), width, full=full)
+    yield from _unmatched(result, full=full)
+    yield from _exceeded(result, full=full)
+
+
+def answer(result: Differences) -> list[str]:
+    """Return in sentences where the difference is born, how it grows, and what it does to the output."""
+    sentences = [_birth(each, result, is_first=not at) for at, each in enumerate(result.births[:_MOST_BIRTHS])]
+    if len(result.births) > _MOST_BIRTHS:
+        sentences.append(f"It is born in {counted(len(result.births) - _MOST_BIRTHS, 'more layer')}.")
+    if not result.births:
+        sentences.append(_small(result))
+    elif growth := _growth(result):
+        sentences.append(growth)
+    sentences += map(_output, result.outputs)
+    return [*sentences, *_worse(result)]
+
+
+def _title(result: Differences) -> Iterator[Text]:
+    names = [PurePath(record.name).name for record in result.inputs]
+    inputs = names[0] if len(names) == 1 else f"{len(names)} inputs"
+    for letter, side in (("A", result.a), ("B", result.b)):
+        parts = [f"{letter}: {side.model.name}", f"weights: {side.model.weights}", *_placed(side), *side.ways]
+        parts += [inputs] if letter == "A" and names else []
+        yield safe_line(" · ".join(dict.fromkeys(parts)), style="bold", overflow="fold")
+
+
+def _placed(side: Side) -> list[str]:
+    return [name for name, usual in ((side.dtype, "float32"), (side.device, "cpu")) if name != usual]
+
+
+def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
+    name = birth.layer or "(model)"
+    row = next((each for each in result.rows if each.label == birth.row), None)
+    kind = f" ({row.kind})" if row is not None and row.layer == birth.layer else ""
+    amount = f"relative L2 {number_text(birth.relative_l2, 3)}"
+    begins = "The difference is born in" if is_first else "It is born again in"
+    if birth.in_own_code:
+        shows = f"{birth.row or '(model)'} is the first to show it, {amount}"
+        return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}."
+    before = row.input_relative_l2 if row is not None and is_first else None
+    inputs = "" if before is None else f", its inputs differ by {number_text(before, 3)}"
+    inputs = ", its inputs are equal" if before == 0 else inputs
+    channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
+    return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
+
+
+def _small(result: Differences) -> str:
+    rows = [row for row in result.rows if row.measures is not None]
+    worst = max(rows, key=lambda row: row.measures.relative_l2 if row.measures else 0.0, default=None)
+    if worst is None or worst.measures is None:
+        return "No row could be compared."
+    if not worst.measures.relative_l2:
+        sure = "bit for bit" if worst.measures.standard_error is None else "as far as their sketches tell"
+        return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
+    amount = number_text(worst.measures.relative_l2, 3)
+    return f"A and B differ no more than rounding explains: relative L2 at most {amount}, at {worst.label}."
+
+
+def _growth(result: Differences) -> str:
+    """Return how the first difference goes on from where it is born."""
+    rows = [row for row in result.rows if row.measures is not None]
+    start = next((at for at, row in enumerate(rows) if row.label == result.births[0].row), 0)
+    later = [(row.measures.relative_l2, row.label) for row in rows[start:] if row.measures]
+    if len(later) < 2:
+        return ""
+    known = [each for each in later if not math.isnan(each[0])]
+    if len(known) < len(later):
+        return f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side alone."
+    most, last = max(known), known[-1]
+    grown = f"It is largest at {most[1]}, {number_text(most[0], 3)}"
+    return f"{grown}." if most == last else f"{grown}, and {number_text(last[0], 3)} at {last[1]}, the last row."
+
+
+def _output(output: OutputDifference) -> str:
+    name = f"Output {output.slot}" if output.slot else "Output"
+    if output.measures is None and output.top1 is None:
+        return f"{name}: it cannot be compared."
+    parts = [] if output.measures is None else [f"relative L2 {number_text(output.measures.relative_l2, 3)}"]
+    if output.measures is not None and output.measures.max_abs:
+        parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}")
+    if output.top1 is not None:
+        parts.insert(0, f"the same best class for {output.top1} of {counted(output.input_count, 'input')}")
+    if output.top5 is not None:
+        parts.insert(1, f"{output.top5:.0%} of the five best are the same")
+    if output.kl is not None:
+        parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
+    return f"{name}: {', '.join(parts)}."
+
+
+def _worse(result: Differences) -> Iterator[str]:
+    if not result.reference:
+        return
+    for output in result.outputs:
+        if output.error is not None and output.error_b is not None:
+            worse = "B is worse" if output.error_b > output.error else "B is different, not worse"
+            errors = f"relative L2 {number_text(output.error_b, 3)}, and A's {number_text(output.error, 3)}"
+            yield f"{worse}: beside {result.reference}, the error of B's output is {errors}."
+
+
+def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]:
+    for output in result.outputs:
+        pairs = list(zip(*output.predictions, strict=True))
+        changed = [pair for pair in pairs if pair[0].class_indices[:1] != pair[1].class_indices[:1]]
+        for one, other in changed if full else changed[:_MOST_INPUTS]:
+            name = PurePath(result.inputs[one.input_index].name).name
+            before, after = (classes_text(each.classes[:_FEW_CLASSES]) for each in (one, other))
+            yield safe_line(f"{name}: {before} → {after}", overflow="fold")
+
+
+def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
+    born = [row.label in {birth.row for birth in result.births} for row in result.rows]
+    styles = ["bold red" if each else "" for each in born]
+    return draw_table(difference_columns(result), width, styles, born, full=full)
+
+
+def difference_columns(result: Differences) -> list[Column]:
+    """Return the columns of the rows that say anything, for the terminal and for the page."""
+    rows = result.rows
+    measures = [row.measures for row in rows]
+    columns = [
+        Column("#", [safe_line(str(row.index)) for row in rows], 12),
+        Column("layer", [safe_line(row.label) for row in rows], 0, words=True),
+        Column("type", [safe_line(_kinds(row)) for row in rows], 13, words=True),
+        Column("shape", [safe_line(_shapes(row)) for row in rows], 14),
+        _numbers("rel. L2", [each.relative_l2 if each else None for each in measures], 2),
+        _numbers("input", [row.input_relative_l2 for row in rows], 5),
+        _numbers("added", [row.added.relative_l2 if row.added else None for row in rows], 3),
+        _numbers("error A", [row.error for row in rows], 4),
+        _numbers("error B", [row.error_b for row in rows], 4),
+        Column("cosine", [safe_line(_cosine(each.cosine if each else None)) for each in measures], 15),
+        Column("SQNR dB", [safe_line("-" if each is None else _decibels(each.sqnr_db)) for each in measures], 7),
+        _numbers("max |Δ|", [each.max_abs if each else None for each in measures], 8),
+        Column("at", [safe_line(_place(each.max_at if each else None)) for each in measures], 16),
+        _numbers("ulps", [each.ulps if each else None for each in measures], 11),
+        Column("remarks", [safe_line(_remarks(row, (result.a.dtype, result.b.dtype))) for row in rows], 6, words=True),
+    ]
+    dashes = {"-", ""}
+    return [each for each in columns if each.header == "remarks" or not {cell.plain for cell in each.cells} <= dashes]
+
+
+def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
+    return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
+
+
+def _kinds(row: DifferenceRow) -> str:
+    return row.kind if row.kind == row.kind_b else f"{row.kind} / {row.kind_b}"
+
+
+def _shapes(row: DifferenceRow) -> str:
+    one, other = shape_text(row.shape), shape_text(row.shape_b)
+    return one if one == other else f"{one} / {other}"
+
+
+def _cosine(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6f}"
+
+
+def _decibels(value: float) -> str:
+    return "inf" if value == math.inf else f"{value:.1f}"
+
+
+def _place(place: tuple[int, ...] | None) -> str:
+    return "-" if place is None else ",".join(map(str, place))
+
+
+def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
+    parts: list[str] = [row.origin] if row.origin in ("born", "passed on") else []
+    if row.label_b != row.label:
+        parts.append(f"B: {row.label_b}")
+    if row.matched in _MATCHES:
+        parts.append(_MATCHES[row.matched])
+    if row.dtype != row.dtype_b and (row.dtype, row.dtype_b) != usual:
+        parts.append(f"{row.dtype} / {row.dtype_b}")
+    if row.channel is not None:
+        parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
+    return "; ".join([*parts, row.note] if row.note else parts)
+
+
+def _unmatched(result: Differences, *, full: bool) -> Iterator[RenderableType]:
+    shown = result.unmatched if full else result.unmatched[:_MOST_UNMATCHED]
+    for each in shown:
+        about = f"only in {each.side}: {each.label} ({each.kind}, {shape_text(each.shape)}): {each.reason}"
+        yield safe_line(about, style="dim", overflow="fold")
+    if len(shown) < len(result.unmatched):
+        more = len(result.unmatched) - len(shown)
+        yield safe_line(f"… {more:,} more without a partner, --full shows all", style="dim")
+
+
+def _exceeded(result: Differences, *, full: bool) -> Iterator[RenderableType]:
+    shown = result.exceeded if full else result.exceeded[:_MOST_EXCEEDED]
+    for each in shown:
+        where = each.label or "the output"
+        line = f"beyond {each.condition}: {where}, {number_text(each.value)}"
+        yield safe_line(line, style="bold red", overflow="fold")
+    if len(shown) < len(result.exceeded):
+        yield safe_line(f"… {len(result.exceeded) - len(shown):,} more, --full shows all", style="dim")

@@ -1,0 +1,94 @@
+"""A run of `diff` as one HTML page: the answer, the plot over depth, and every row."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hookscope.render.columns import Column
+from hookscope.render.differences_text import answer, difference_columns
+from hookscope.render.html.page import render_page
+from hookscope.render.html.pictures import thumbnail_uri
+from hookscope.render.weights_text import (
+    differs,
+    gradients_answer,
+    weight_columns,
+    weights_answer,
+    without_gradients,
+)
+from hookscope.results.differences import Differences, Side
+from hookscope.runs.differences import PLOT, StoredDifferences
+from hookscope.text import counted
+
+# Pixels a side, our choice; rows, above which a browser takes long to lay a table out.
+_PLOT_SIDE = 1600
+_MOST_ROWS = 5000
+
+_WORDS = frozenset({"layer", "tensor", "type", "remarks", "dtype", "shape", "at"})
+
+
+def differences_html(run: StoredDifferences) -> str:
+    """Return the page of a run; an InputError is raised if its plot is missing, or no picture."""
+    result = run.result
+    of_weights = result.way == "weights"
+    return render_page(
+        "differences.html",
+        {},
+        title=f"{result.a.model.name} and {result.b.model.name} · what differs",
+        sentences=list(weights_answer(result) if of_weights else answer(result)),
+        sides=[(letter, side, _about(side, result)) for letter, side in (("A", result.a), ("B", result.b))],
+        result=result,
+        plot="" if of_weights else thumbnail_uri(run.read_picture(PLOT), PLOT, _PLOT_SIDE),
+        tables=_tables(result),
+        making=_making(run),
+    )
+
+
+def _about(side: Side, result: Differences) -> str:
+    """Return what a side is and how it ran."""
+    if result.way == "weights":
+        return f"{side.model.weights}, {side.dtype}"
+    stored = [f"the run {side.run}"] if side.run else []
+    return ", ".join((f"{side.model.name} ({side.model.kind})", side.device, side.dtype, *side.ways, *stored))
+
+
+def _tables(result: Differences) -> list[dict[str, Any]]:
+    born = {birth.row for birth in result.births}
+    tables = []
+    if result.rows:
+        notable = [row.label in born for row in result.rows]
+        tables.append(_table("Layers", "", difference_columns(result), notable))
+    if result.gradients:
+        gradients = without_gradients(result)
+        columns = difference_columns(gradients)
+        tables.append(_table("Gradients", gradients_answer(result), columns, [False] * len(gradients.rows)))
+    if result.weights:
+        changed = [row for row in result.weights if differs(row)]
+        equal = len(result.weights) - len(changed)
+        are = "is" if equal == 1 else "are"
+        remark = f"{counted(equal, 'tensor')} that {are} equal {are} left out." if equal else ""
+        if changed:
+            tables.append(_table("Tensors", remark, weight_columns(changed), [False] * len(changed)))
+    return tables
+
+
+def _table(title: str, remark: str, columns: Sequence[Column], notable: Sequence[bool]) -> dict[str, Any]:
+    rows = list(zip(notable, zip(*([cell.plain for cell in each.cells] for each in columns), strict=True), strict=True))
+    if len(rows) > _MOST_ROWS:
+        remark = f"{remark} The first {_MOST_ROWS:,} of {len(rows):,} rows; diff.csv has all.".strip()
+    return {
+        "title": title,
+        "remark": remark,
+        "headers": [(each.header, each.header not in _WORDS) for each in columns],
+        "rows": rows[:_MOST_ROWS],
+    }
+
+
+def _making(run: StoredDifferences) -> list[tuple[str, str]]:
+    """Return what somebody needs who wants to have it again: term and words, set as code."""
+    record, result = run.record, run.result
+    made = [("Command", record.command)] if record.command else []
+    for letter, side in (("A", result.a), ("B", result.b)):
+        made.append((f"Weights of {letter}", side.model.weights))
+        made += [(f"SHA-256 of {letter}", side.model.sha256)] if side.model.sha256 else []
+    made += [(f"SHA-256 of {each.name}", each.sha256) for each in result.inputs[:8] if each.sha256]
+    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
+    return [*made, ("Seed", str(result.seed)), ("Versions", versions), ("Platform", record.platform)]

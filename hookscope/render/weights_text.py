@@ -1,0 +1,99 @@
+"""How two sets of weights differ, in words and as a table."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import RenderableType
+
+from hookscope.render.columns import Column, draw_table, number_text, safe_line
+from hookscope.results.differences import Differences, WeightDifference
+from hookscope.text import counted, shape_text
+
+_MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
+
+
+def weights_answer(result: Differences) -> Iterator[str]:
+    """Yield in sentences how many tensors differ, which most, and in what else."""
+    rows = result.weights
+    changed = [row for row in rows if differs(row)]
+    if not changed:
+        yield f"A and B hold the same values, bit for bit, in {counted(len(rows), 'tensor')}."
+    else:
+        known = [(row.measures.relative_l2, row.name) for row in changed if row.measures is not None]
+        finite = [each for each in known if not math.isnan(each[0])]
+        most = f": ‖Δ‖/‖w‖ at most {number_text(max(finite)[0], 3)}, at {max(finite)[1]}" if finite else ""
+        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
+        if len(finite) < len(known):
+            yield f"{counted(len(known) - len(finite), 'tensor')} hold NaN or Inf on one side alone."
+    flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
+    if flips:
+        yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."
+    dtypes = Counter(f"{row.dtype} in A, {row.dtype_b} in B" for row in rows if row.dtype != row.dtype_b)
+    for form, count in dtypes.most_common(3):
+        yield f"{counted(count, 'tensor')} are {form}."
+    alone = sorted(Counter(each.side for each in result.unmatched).items())
+    if alone:
+        yield f"Without a partner: {', '.join(f'{count:,} of {side}' for side, count in alone)}."
+
+
+def differs(row: WeightDifference) -> bool:
+    """Tell whether the values differ, or cannot be compared."""
+    return row.measures is None or row.measures.relative_l2 != 0
+
+
+def weights_table(result: Differences, width: int, *, full: bool) -> RenderableType | None:
+    """Return the tensors that differ as a table, with `full` all of them; None if there are none."""
+    rows = [row for row in result.weights if full or differs(row)]
+    return draw_table(weight_columns(rows), width, [""] * len(rows), [False] * len(rows), full=full) if rows else None
+
+
+def weight_columns(rows: Sequence[WeightDifference]) -> list[Column]:
+    """Return the columns of tensors, for the terminal and for the page."""
+    measures = [row.measures for row in rows]
+    return [
+        Column("tensor", [safe_line(row.name) for row in rows], 0, words=True),
+        Column("shape", [safe_line(_either(shape_text(row.shape), shape_text(row.shape_b))) for row in rows], 6),
+        Column("dtype", [safe_line(_either(row.dtype, row.dtype_b)) for row in rows], 7),
+        _numbers("‖Δ‖/‖w‖", [each.relative_l2 if each else None for each in measures], 1),
+        Column("sign flips", [safe_line("-" if not row.sign_flips else f"{row.sign_flips:.2%}") for row in rows], 3),
+        _numbers("max |Δ|", [each.max_abs if each else None for each in measures], 2),
+        _numbers("ulps", [each.ulps if each else None for each in measures], 5),
+        Column(
+            "cosine",
+            [safe_line("-" if not each or each.cosine is None else f"{each.cosine:.6f}") for each in measures],
+            8,
+        ),
+        Column("remarks", [safe_line(_remarks(row)) for row in rows], 4, words=True),
+    ]
+
+
+def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
+    return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
+
+
+def _either(one: str, other: str) -> str:
+    return one if one == other else f"{one} / {other}"
+
+
+def _remarks(row: WeightDifference) -> str:
+    parts = [f"B: {row.name_b}"] if row.name_b != row.name and row.matched != "prefix" else []
+    parts += [_MATCHES[row.matched]] if row.matched in _MATCHES else []
+    parts += ["cannot be compared"] if row.measures is None else []
+    return "; ".join(parts)
+
+
+def gradients_answer(result: Differences) -> str:
+    """Return in a sentence how many gradients differ, and which most."""
+    measured = [(row.measures.relative_l2, row.label) for row in result.gradients if row.measures is not None]
+    changed = [each for each in measured if each[0] != 0 and not math.isnan(each[0])]
+    if not changed:
+        return f"No difference shows in {counted(len(measured), 'gradient')}."
+    many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
+    return f"{many}: relative L2 at most {number_text(max(changed)[0], 3)}, at {max(changed)[1]}."
+
+
+def without_gradients(result: Differences) -> Differences:
+    """Return the gradients of a result in the place of its rows, to be shown in the same way."""
+    return replace(result, rows=result.gradients, gradients=(), unmatched=())

@@ -1,0 +1,280 @@
+"""How two networks, or one network run in two ways, differ: row by row, in the output, and in the weights."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hookscope.results.comparison import Prediction
+from hookscope.results.inputs import InputRecord
+from hookscope.results.labels import row_of
+from hookscope.results.network import ModelInfo
+from hookscope.results.provenance import Provenance
+from hookscope.results.showing import Shown, rendered
+from hookscope.text import counted
+
+Match = Literal["name", "prefix", "order", "map"]
+"""How a pair was found: same name and call; the same after known prefixes; by order, type and shapes; by `--map`."""
+
+Way = Literal["lockstep", "tensors", "sketches", "weights"]
+"""What was compared: two networks side by side; two runs by their saved tensors or sketches; weights alone."""
+
+Origin = Literal["equal", "rounding", "born", "passed on", "unclear"]
+"""Where a row's difference comes from: there is none; rounding explains it; this layer; its inputs; either or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """How far tensor B is from tensor A, over all inputs of the run.
+
+    Attributes:
+        relative_l2: L2 norm of A-B over that of A; infinite where A is 0 and B is not, NaN where a value of A or B that
+            is not finite has no equal on the other side.
+        cosine: Of the angle between A and B; None where one is 0 or it is not known.
+        max_abs: Largest magnitude of A-B; None if it is not known.
+        max_at: Its place: the input's position in the run, then the place in its tensor; of a tensor without a batch
+            axis the place alone; None if it is not known.
+        ulps: `max_abs` in units of the last place of A's value there, in the coarser dtype of the two; None if that is
+            no floating dtype or not known.
+        unequal_fraction: Share of elements that differ at all; None if it is not known.
+        standard_error: Of `relative_l2` where it is estimated from sketches; None where it is exact.
+    """
+
+    relative_l2: float
+    cosine: float | None = None
+    max_abs: float | None = None
+    max_at: tuple[int, ...] | None = None
+    ulps: float | None = None
+    unequal_fraction: float | None = None
+    standard_error: float | None = None
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to quantisation noise, 20 log10 of ‖A‖ / ‖A-B‖: infinite where they are equal, in decibels."""
+        if math.isnan(self.relative_l2):
+            return math.nan
+        return -20 * math.log10(self.relative_l2) if self.relative_l2 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelShare:
+    """The channel that most of a row's squared difference lies in, if that is one channel."""
+
+    channel: int
+    channel_count: int
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceRow:
+    """One output of a layer of A beside its partner in B.
+
+    Attributes:
+        index: Position in A's order of execution.
+        layer: Dotted name in A; `label` has the call and the slot too.
+        kind: Class name of A's module, or name of the operation.
+        label_b: Label of the partner in B; `kind_b`, `shape_b` and `dtype_b` likewise.
+        matched: How the pair was found.
+        shape: Of A's output in the first batch.
+        measures: None where the two cannot be compared; `note` says why.
+        input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; None if it is not known.
+        added: What B's layer makes of A's input beside A's output: the difference that this layer adds by itself; None
+            without `--shadow`.
+        error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.
+        limit: `relative_l2` up to which rounding explains a difference.
+        channel: The channel that is the culprit, if one is.
+    """
+
+    index: int
+    layer: str
+    label: str
+    kind: str
+    label_b: str
+    kind_b: str
+    matched: Match
+    shape: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    dtype: str
+    dtype_b: str
+    measures: Measures | None
+    origin: Origin = "unclear"
+    input_relative_l2: float | None = None
+    added: Measures | None = None
+    error: float | None = None
+    error_b: float | None = None
+    limit: float = 0.0
+    channel: ChannelShare | None = None
+    note: str = ""
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """Its label in B, where that is another."""
+        return (self.label_b,) if self.label_b != self.label else ()
+
+    @property
+    def is_worse(self) -> bool | None:
+        """Whether B is farther from the reference than A; None without a reference."""
+        return None if self.error is None or self.error_b is None else self.error_b > self.error
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A row, or a tensor of the weights, that has no partner on the other side.
+
+    Attributes:
+        reason: Why, in a few words: "B has no such layer", "called twice by A, once by B".
+    """
+
+    side: Literal["A", "B"]
+    label: str
+    kind: str
+    shape: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDifference:
+    """What became of one output tensor of the networks.
+
+    Attributes:
+        slot: Path inside a nested output; "" for a plain tensor.
+        measures: None where the two cannot be compared.
+        error: As in `DifferenceRow`, likewise `error_b`.
+        top1: Inputs whose best class is the same; None where the output is not one row of class scores for each input.
+        top5: Mean share of A's five best classes that are among B's five best, 0-1; None likewise, or below 5 classes.
+        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; None likewise.
+        predictions: Best classes by A and by B; () where the classes are not known.
+    """
+
+    slot: str
+    shape: tuple[int, ...]
+    measures: Measures | None
+    error: float | None = None
+    error_b: float | None = None
+    input_count: int = 0
+    top1: int | None = None
+    top5: float | None = None
+    kl: float | None = None
+    predictions: tuple[tuple[Prediction, ...], tuple[Prediction, ...]] = ((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class WeightDifference:
+    """One tensor of A's state beside its partner in B's.
+
+    Attributes:
+        measures: None where the shapes differ.
+        sign_flips: Share of elements whose sign is the opposite; None likewise.
+    """
+
+    name: str
+    name_b: str
+    matched: Match
+    shape: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    dtype: str
+    dtype_b: str
+    measures: Measures | None
+    sign_flips: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """Where a difference begins that rounding does not explain.
+
+    Attributes:
+        layer: Dotted name in A of the module that it is born in; "" is the whole model.
+        row: Label of the first row that shows it.
+        in_own_code: Whether it arises in the module's own forward code, between the modules that it calls.
+        relative_l2: Of that row.
+    """
+
+    layer: str
+    row: str
+    in_own_code: bool
+    relative_l2: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exceeded:
+    """A row, or the output, that is beyond what `--fail-over` allows.
+
+    Attributes:
+        condition: As given: "rel>1e-3", "layer4*:cosine<0.99".
+        label: Of the row; "" for a condition about the output.
+    """
+
+    condition: str
+    label: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two that were compared.
+
+    Attributes:
+        ways: How it was run where that is not as the other: "bfloat16", "train mode", "2 threads".
+        run: The run directory it was read from; "" for a network that ran.
+    """
+
+    model: ModelInfo
+    device: str = "cpu"
+    dtype: str = "float32"
+    ways: tuple[str, ...] = ()
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Differences(Shown):
+    """What differs between A and B.
+
+    Attributes:
+        way: What was compared.
+        inputs: What both were given; () for weights alone.
+        rows: Pairs, in A's order of execution.
+        gradients: Pairs of gradients, labelled "conv1 grad_output" and "conv1.weight grad", of two runs that have them.
+        unmatched: Rows, and for `way` "weights" tensors, of either side that have no partner.
+        outputs: What became of the networks' outputs; () for weights alone.
+        weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
+        births: Where differences begin; without `--shadow` the first alone, which is certain.
+        exceeded: What is beyond a condition of `--fail-over`.
+        reference: What errors are held against: "A's weights in float64"; "" without a reference.
+        warnings: Sentences a reader must see; `notes` are no cause for alarm.
+        timings: Seconds by phase.
+    """
+
+    a: Side
+    b: Side
+    way: Way
+    inputs: tuple[InputRecord, ...] = ()
+    rows: tuple[DifferenceRow, ...] = ()
+    gradients: tuple[DifferenceRow, ...] = ()
+    unmatched: tuple[Unmatched, ...] = ()
+    outputs: tuple[OutputDifference, ...] = ()
+    weights: tuple[WeightDifference, ...] = ()
+    births: tuple[Birth, ...] = ()
+    exceeded: tuple[Exceeded, ...] = ()
+    reference: str = ""
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    timings: Mapping[str, float] = field(default_factory=dict)
+    provenance: Provenance | None = None
+
+    def __repr__(self) -> str:
+        many = counted(len(self.weights), "tensor") if self.way == "weights" else counted(len(self.rows), "row")
+        return f"<{type(self).__name__} of {self.a.model.name} and {self.b.model.name}: {many}>"
+
+    def __getitem__(self, label: str) -> DifferenceRow:
+        """Return the row with a label of A, or else of B.
+
+        Raises:
+            LayerNotFoundError: If there is none; with the nearest labels.
+        """
+        return row_of(label, self.rows)
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of the command."""
+        return Path(rendered(self, "save", path, **options).folder)

@@ -1,0 +1,133 @@
+"""`hookscope diff` from the outside: what it says, writes and exits with."""
+
+import csv
+import json
+from pathlib import Path
+from xml.etree.ElementTree import fromstring
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Run, names_below, record_of
+
+NETWORKS = """
+from collections import OrderedDict
+import torch
+from torch import nn
+
+
+def net(scale=1.0, classes=5, channels=3):
+    torch.manual_seed(0)
+    parts = OrderedDict(
+        conv=nn.Conv2d(channels, 4, 3), relu=nn.ReLU(inplace=True), flat=nn.Flatten(), fc=nn.Linear(144, classes)
+    )
+    network = nn.Sequential(parts)
+    with torch.no_grad():
+        network.relu.inplace, network.conv.weight[2] = True, network.conv.weight[2] * scale
+    return network
+
+
+def renamed():
+    return nn.Sequential(OrderedDict(zip(["a", "b", "c", "d"], net().children())))
+
+
+def strange():
+    return nn.Sequential(OrderedDict(only=nn.Flatten(), last=nn.Linear(192, 5, bias=False)))
+"""
+
+INPUT = ("picture.npy",)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path) -> None:
+    (tmp_path / "pair.py").write_text(NETWORKS, "utf-8")
+    values = np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "picture.npy", values)
+
+
+def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) -> None:
+    edit = ("--edit-b", "conv:output:scale(2, channels=2)")
+    ended = run("diff", "pair.py:net", "pair.py:net", "picture.npy", *edit, "--out", "o")
+    assert ended.code == 0
+    text = " ".join(ended.stdout.split())
+    assert "The difference is born in conv (Conv2d): relative L2" in text
+    assert "its inputs are equal, mostly in channel 2 of 4" in text
+    assert text.index("The difference is born") < text.index("Output: the same best class for") < text.index("rel. L2")
+    assert names_below(tmp_path / "o") == {"diff.csv", "diff.json", "difference_over_depth.png", "run.json"}
+    rows = list(csv.DictReader((tmp_path / "o" / "diff.csv").read_text("utf-8").splitlines()))
+    assert [(row["label"], row["matched"]) for row in rows] == [
+        ("conv", "name"),
+        ("relu", "name"),
+        ("flat", "name"),
+        ("fc", "name"),
+    ]
+    document = json.loads((tmp_path / "o" / "diff.json").read_text("utf-8"))
+    assert float(rows[0]["relative_l2"]) == document["rows"][0]["measures"]["relative_l2"]
+    assert document["births"][0]["layer"] == "conv"
+    record = record_of(tmp_path / "o")
+    assert (record["verb"], record["way"]) == ("diff", "lockstep")
+    with Image.open(tmp_path / "o" / "difference_over_depth.png") as picture:
+        assert picture.size[0] > 500
+
+
+def test_equal_networks_are_said_to_be_equal(run: Run) -> None:
+    ended = run("diff", "pair.py:net", "same", "picture.npy", "--fail-over", "rel>0")
+    assert ended.code == 0
+    assert "A and B are equal, bit for bit, in 4 rows." in ended.stdout
+
+
+def test_a_condition_that_holds_fails_the_command_and_is_written_for_ci(run: Run, tmp_path: Path) -> None:
+    arguments = ("--model-arg", "scale=1", "--dtype-b", "bfloat16", "--fail-over", "rel>1e-4", "--fail-over", "top1<1")
+    ended = run("diff", "pair.py:net", "same", "picture.npy", *arguments, "--junit", "j.xml", "--format", "github")
+    assert ended.code == 1
+    assert "beyond rel>1e-4: fc" in ended.stdout
+    assert "::error" in ended.stdout
+    tests = {each.get("name"): each for each in fromstring((tmp_path / "j.xml").read_text("utf-8")).iter("testcase")}
+    assert tests["rel>1e-4"].find("failure") is not None
+    assert tests["top1<1"].find("failure") is None
+    ended = run("diff", "pair.py:net", "same", "picture.npy", *arguments, "--format", "markdown", "--quiet")
+    assert ended.code == 1
+    assert "rel&gt;1e-4" in ended.stdout or "rel>1e-4" in ended.stdout
+
+
+def test_json_takes_stdout(run: Run) -> None:
+    ended = run("diff", "pair.py:net", "pair.py:renamed", "picture.npy", "--json", "--reference", "float64")
+    document = json.loads(ended.stdout)
+    assert {row["matched"] for row in document["rows"]} == {"order"}
+    assert document["reference"] == "A's weights in float64"
+    assert document["run"].startswith("hookscope-runs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (("pair.py:net", "pair.py:strange", *INPUT), 5, "No layer of A (pair.py:net) has a partner in B"),
+        (("pair.py:net", "pair.py:absent", *INPUT), 5, "absent"),
+        (("pair.py:net", "same", *INPUT, "--map", "conv"), 2, "as many stars on both sides"),
+        (("pair.py:net", "same", *INPUT, "--map", "convv=conv"), 5, "matches no layer of A. Nearest: 'conv'"),
+        (("pair.py:net", "same", *INPUT, "--fail-over", "rel=3"), 2, "is no condition"),
+        (("pair.py:net", "same", *INPUT, "--fail-over", "nothing*:rel>1"), 5, "matches no row"),
+        (("pair.py:net", "same", *INPUT, "--shadow", "--mode-b", "train"), 2, "eval mode alone"),
+        (("pair.py:net", "same", *INPUT, "--device-b", "cuda:77"), 2, "cuda:77"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_an_exit_code(
+    run: Run, arguments: tuple[str, ...], code: int, line: str
+) -> None:
+    ended = run("diff", *arguments)
+    assert ended.code == code
+    assert line in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_networks_that_take_other_inputs_or_return_other_outputs_are_told(run: Run, tmp_path: Path) -> None:
+    text = NETWORKS.replace("classes=5", "classes=7")
+    (tmp_path / "seven.py").write_text(text, "utf-8")
+    ended = run("diff", "pair.py:net", "seven.py:net", "picture.npy")
+    assert ended.code == 2
+    assert "A (pair.py:net) returns (2, 5), B (seven.py:net) returns (2, 7)" in ended.stderr
+    (tmp_path / "grey.py").write_text(NETWORKS.replace("channels=3", "channels=1"), "utf-8")
+    ended = run("diff", "pair.py:net", "grey.py:net", "picture.npy")
+    assert ended.code in {2, 6}
+    assert "grey.py:net" in ended.stderr

@@ -1,0 +1,39 @@
+"""On an accelerator: a network there beside its copy on the CPU."""
+
+import copy
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+
+import hookscope
+from tests import far_device
+from tests import networks as small
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
+    """A process that has the device."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
+        pool.submit(torch.set_num_threads, 1).result()
+        yield pool
+
+
+def compared(*, shadow: bool, scale: float) -> tuple[set[str], list[str], str]:
+    torch.manual_seed(0)
+    network, pictures = small.small_resnet().eval(), torch.randn(2, 3, 65, 65)
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        other.get_submodule("layer2.0.conv2").weight.mul_(scale)
+    result = hookscope.diff(network, far_device.network_sent(other), pictures, shadow=shadow)
+    return {row.origin for row in result.rows}, [birth.layer for birth in result.births], result.b.device
+
+
+def test_a_network_on_a_device_is_compared_with_one_on_the_cpu(elsewhere: ProcessPoolExecutor) -> None:
+    origins, births, device = elsewhere.submit(compared, shadow=False, scale=1.0).result()
+    assert (origins <= {"equal", "rounding"}, births, device) == (True, [], "far:0")
+    origins, births, _ = elsewhere.submit(compared, shadow=True, scale=1.01).result()
+    assert births == ["layer2.0.conv2"]
+    assert origins <= {"equal", "rounding", "born", "passed on"}

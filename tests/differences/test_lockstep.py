@@ -1,0 +1,141 @@
+"""Functions that run side by side, one at a time."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from hookscope.differences.lockstep import AbandonedError, Strand, strands
+
+
+def counting(*stops: int) -> object:
+    def function(strand: Strand[int]) -> str:
+        for stop in stops:
+            strand.pause(stop)
+        return "end"
+
+    return function
+
+
+def test_strands_stop_at_every_pause_and_end() -> None:
+    with strands([counting(1, 2), counting(10)]) as (one, other):
+        assert (one.resume(), other.resume(), one.resume()) == (1, 10, 2)
+        assert not one.done
+        assert one.resume() is None
+        assert (one.done, one.result) == (True, "end")
+        other.finish()
+        assert other.result == "end"
+
+
+def test_one_runs_at_a_time() -> None:
+    running: list[int] = []
+    most: list[int] = []
+
+    def function(strand: Strand[int]) -> None:
+        for _ in range(50):
+            running.append(1)
+            most.append(len(running))
+            running.pop()
+            strand.pause(0)
+
+    with strands([function, function]) as each:
+        for _ in range(50):
+            for strand in each:
+                strand.resume()
+    assert max(most) == 1
+
+
+def test_each_draws_the_random_numbers_that_it_would_alone() -> None:
+    def draw(strand: Strand[list[float]]) -> None:
+        for _ in range(4):
+            strand.pause([float(torch.rand(())), random.random(), float(np.random.rand())])
+
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    with strands([draw, draw]) as (one, other):
+        pairs = [(one.resume(), other.resume()) for _ in range(4)]
+    drawn = [float(torch.rand(())), random.random(), float(np.random.rand())]
+    assert all(first == second for first, second in pairs)
+    assert pairs[0][0] == drawn  # nobody's draws have moved the generators on
+    assert len({tuple(first or ()) for first, _ in pairs}) == 4
+
+
+def test_an_error_is_kept_for_the_caller() -> None:
+    def function(_strand: Strand[int]) -> None:
+        raise KeyError("odd")
+
+    with strands([function]) as (strand,):
+        assert strand.resume() is None
+        assert isinstance(strand.error, KeyError)
+        with pytest.raises(KeyError):
+            strand.finish()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_function_that_waits_ends_when_the_block_does(error: type[BaseException]) -> None:
+    ended: list[str] = []
+
+    def function(strand: Strand[int]) -> None:
+        try:
+            strand.pause(1)
+        except Exception:  # noqa: BLE001 - as a network may
+            ended.append("swallowed")
+        finally:
+            ended.append("cleaned up")
+
+    before = threading.active_count()
+
+    def run() -> None:
+        with strands([function, function]) as each:
+            for strand in each:
+                strand.resume()
+            raise error
+
+    with pytest.raises(error):
+        run()
+    assert ended == ["cleaned up"] * 2
+    assert threading.active_count() == before
+
+
+def test_a_function_that_has_not_begun_never_does() -> None:
+    begun: list[int] = []
+    with strands([lambda _strand: begun.append(1)]):
+        pass
+    assert begun == []
+
+
+def test_a_task_runs_where_the_function_waits() -> None:
+    def function(strand: Strand[int]) -> None:
+        torch.set_grad_enabled(False)
+        strand.pause(1)
+
+    with strands([function]) as (strand,):
+        strand.resume()
+        assert strand.call(torch.is_grad_enabled) is False
+        assert torch.is_grad_enabled()
+        with pytest.raises(ZeroDivisionError):
+            strand.call(lambda: 1 / 0)
+        strand.finish()
+
+
+def test_breaking_off_raises_at_every_pause_until_it_is_taken_back() -> None:
+    seen: list[str] = []
+
+    def function(strand: Strand[str]) -> None:
+        for name in ("first", "second"):
+            try:
+                strand.pause(name)
+            except AbandonedError:
+                seen.append(name)
+        strand.breaks_off = False
+        strand.pause("third")
+
+    with strands([function]) as (strand,):
+        assert strand.resume() == "first"
+        strand.breaks_off = True
+        assert strand.resume() == "third"
+        strand.finish()
+    assert seen == ["first", "second"]

@@ -1,0 +1,369 @@
+"""Two networks side by side."""
+
+import copy
+import gc
+import threading
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from tests.networks import BY_HAND, batch_of
+
+
+def small(**changes: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    parts = OrderedDict(
+        conv=nn.Conv2d(3, 4, 3),
+        norm=nn.BatchNorm2d(4),
+        relu=nn.ReLU(inplace=True),
+        flat=nn.Flatten(),
+        fc=nn.Linear(144, 5),
+    )
+    return nn.Sequential(OrderedDict({**parts, **changes})).eval()
+
+
+def pictures(count: int = 2) -> Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def numpys(a: Tensor, b: Tensor) -> float:
+    one, other = a.double().numpy(), b.double().numpy()
+    return float(np.linalg.norm(one - other) / np.linalg.norm(one))
+
+
+def activations_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    seen: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, module in network.named_children():
+            x = module(x)
+            seen[name] = x.clone()
+    return seen
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_rows_are_what_numpy_makes_of_both_networks_outputs(batch_size: int) -> None:
+    one, other = small(), small()
+    with torch.no_grad():
+        other.norm.weight[1] *= 1.5
+    x = pictures(5)
+    result = hookscope.diff(one, other, x, batch_size=batch_size)
+    ours, theirs = activations_of(one, x), activations_of(other, x)
+    for row in result.rows:
+        assert row.measures is not None
+        assert row.measures.relative_l2 == pytest.approx(numpys(ours[row.layer], theirs[row.layer]), rel=1e-6)
+    assert result["relu"].input_relative_l2 == pytest.approx(numpys(ours["norm"], theirs["norm"]), rel=1e-6)
+    difference = (ours["fc"] - theirs["fc"]).abs()
+    assert result["fc"].measures.max_at == np.unravel_index(int(difference.argmax()), difference.shape)  # type: ignore[union-attr]
+    assert [birth.layer for birth in result.births] == ["norm"]
+    assert result["norm"].channel is not None
+    assert (result["norm"].channel.channel, result["norm"].channel.fraction) == (1, 1.0)
+    output = result.outputs[0]
+    logs = [theirs_or_ours["fc"].double().log_softmax(1) for theirs_or_ours in (ours, theirs)]
+    assert output.kl == pytest.approx(float(F.kl_div(logs[1], logs[0], log_target=True, reduction="batchmean")))
+    assert output.top1 == int((ours["fc"].argmax(1) == theirs["fc"].argmax(1)).sum())
+
+
+def test_errors_are_those_beside_the_weights_in_float64() -> None:
+    network = small()
+    x = pictures()
+    result = hookscope.diff(network, "same", x, dtype_b="bfloat16", reference="float64")
+    exact = activations_of(copy.deepcopy(network).double(), x.double())
+    ours = activations_of(network, x)
+    theirs = activations_of(copy.deepcopy(network).bfloat16(), x.bfloat16())
+    for row in result.rows:
+        assert row.error == pytest.approx(numpys(exact[row.layer], ours[row.layer]), rel=1e-4)
+        assert row.error_b == pytest.approx(numpys(exact[row.layer], theirs[row.layer]), rel=1e-4)
+        assert row.is_worse
+    assert result.reference == "A's weights in float64"
+    assert (result.a.dtype, result.b.dtype) == ("float32", "bfloat16")
+    assert result.births == ()
+
+
+def test_shadows_say_what_each_layer_adds() -> None:
+    one, other = small(), small()
+    with torch.no_grad():
+        other.conv.weight *= 1.1
+        other.fc.bias += 1
+    x = pictures()
+    result = hookscope.diff(one, other, x, shadow=True)
+    assert [(row.layer, row.origin) for row in result.rows] == [
+        ("conv", "born"),
+        ("norm", "passed on"),
+        ("relu", "passed on"),
+        ("flat", "passed on"),
+        ("fc", "born"),
+    ]
+    ours = activations_of(one, x)
+    assert result["fc"].added is not None
+    assert result["fc"].added.relative_l2 == pytest.approx(numpys(ours["fc"], ours["fc"] + 1), rel=1e-5)
+    assert [birth.layer for birth in result.births] == ["conv", "fc"]
+
+
+class Functional(nn.Module):
+    """Its own code works between its layers."""
+
+    def __init__(self, residual: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.residual = nn.Linear(6, 6), nn.Linear(6, 6), residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.first(x)) + self.residual * x)
+
+
+def test_a_difference_between_layers_is_the_module_around_them() -> None:
+    result = hookscope.diff(
+        nn.Sequential(Functional(1.0), nn.Linear(6, 2)),
+        nn.Sequential(Functional(0.5), nn.Linear(6, 2)),
+        torch.randn(3, 6),
+    )
+    (birth,) = result.births
+    assert (birth.layer, birth.row, birth.in_own_code) == ("0", "0.second", True)
+
+
+def test_operations_name_the_line_itself() -> None:
+    result = hookscope.diff(Functional(1.0), Functional(0.5), torch.randn(3, 6), ops=True)
+    assert result.births[0].layer == "(model):mul"
+    assert {row.layer for row in result.rows} >= {"(model):relu", "(model):mul", "(model):add", "first", "second"}
+
+
+@pytest.mark.parametrize(
+    "name", ["random noise", "key-value cache", "changing buffers", "siamese with a dict", "recurrent"]
+)
+@pytest.mark.parametrize("shadow", [False, True])
+def test_odd_networks_equal_themselves(name: str, shadow: bool) -> None:
+    torch.manual_seed(0)
+    network = BY_HAND[name].build()
+    batch = batch_of(*BY_HAND[name].args(), count=1)
+    result = hookscope.diff(network, "same", batch, shadow=shadow)
+    assert result.births == ()
+    assert {row.origin for row in result.rows} == {"equal"}
+
+
+def test_dropout_in_train_mode_draws_alike_on_both_sides() -> None:
+    network = nn.Sequential(nn.Linear(6, 6), nn.Dropout(), nn.Linear(6, 2)).train()
+    x = torch.randn(3, 6)
+    eval_and_train = hookscope.diff(network, "same", x, mode_b="train")
+    assert eval_and_train.births[0].layer == "1"
+    assert eval_and_train.b.ways == ("train mode",)
+
+
+def test_layers_that_run_in_another_order_are_compared_all_the_same() -> None:
+    class Two(nn.Module):
+        def __init__(self, *, turned: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.left, self.right, self.end = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+            self.turned = turned
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.turned:
+                right = self.right(x)
+                return self.end(self.left(x) + right)
+            left = self.left(x)
+            return self.end(left + self.right(x))
+
+    result = hookscope.diff(Two(turned=False), Two(turned=True), torch.randn(3, 4))
+    assert {row.layer: row.origin for row in result.rows} == {"left": "equal", "right": "equal", "end": "equal"}
+
+
+def test_a_layer_that_one_side_calls_more_often_is_listed() -> None:
+    class Often(nn.Module):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.end, self.times = nn.Linear(4, 4), nn.Linear(4, 2), times
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(self.times):
+                x = self.body(x)
+            return self.end(x)
+
+    result = hookscope.diff(Often(3), Often(1), torch.randn(3, 4))
+    assert [(each.label, each.reason) for each in result.unmatched] == [
+        ("body#1", "called 3 times here, 1 times by B"),
+        ("body#2", "called 3 times here, 1 times by B"),
+    ]
+    assert result["body"].origin == "equal"
+    assert result["end"].origin != "equal"
+
+
+def test_only_the_layer_at_hand_is_held() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    most: list[int] = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            alive.append(weakref.ref(out))
+            most.append(sum(each() is not None for each in alive))
+            return out
+
+    network = nn.Sequential(*(Watched(4, 4) for _ in range(12)))
+    gc.collect()
+    hookscope.diff(network, "same", torch.randn(2, 4))
+    assert max(most) <= 4  # the layer's input and output, of two networks
+
+
+def test_networks_are_left_as_they_were() -> None:
+    one, other = small().train(), small()
+    states = [{name: each.clone() for name, each in network.state_dict().items()} for network in (one, other)]
+    hookscope.diff(one, other, pictures(), shadow=True, reference="float64", mode_b="eval")
+    hookscope.diff(one, other, pictures(), mode_b="train")
+    assert (one.training, other.training) == (True, False)
+    for network, state in zip((one, other), states, strict=True):
+        assert all(torch.equal(each, state[name]) for name, each in network.state_dict().items())
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+
+
+def test_networks_that_share_layers_are_told_apart() -> None:
+    trunk = nn.Linear(4, 4)
+    one, other = nn.Sequential(trunk, nn.Linear(4, 2)), nn.Sequential(trunk, nn.Linear(4, 2))
+    result = hookscope.diff(one, other, torch.randn(3, 4))
+    assert [row.origin for row in result.rows] == ["equal", "born"]
+    assert hookscope.diff(one, one, torch.randn(3, 4)).births == ()
+
+
+@pytest.mark.parametrize("option", ["dtype_b", "autocast_b"])
+def test_bfloat16_throughout_is_rounding(option: str) -> None:
+    result = hookscope.diff(small(), "same", pictures(), **{option: "bfloat16"})
+    assert result.births == ()
+    assert any(row.origin == "rounding" for row in result.rows)
+
+
+def test_an_edit_of_b_is_a_difference() -> None:
+    result = hookscope.diff(small(), "same", pictures(), edit_b="norm:output:scale(1.1)")
+    assert [birth.layer for birth in result.births] == ["norm"]
+    assert result.b.ways == ("edit norm:output:scale(1.1)",)
+
+
+def test_threads_are_as_before_afterwards() -> None:
+    before = torch.get_num_threads()
+    result = hookscope.diff(small(), "same", pictures(), threads_b=before + 1)
+    assert result.births == ()
+    assert torch.get_num_threads() == before
+
+
+# --- the same network in another file ---
+
+
+def saved_as(form: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    network = small()
+    path = folder / {"safetensors": "net.safetensors", "script": "net.pt", "trace": "net.pt", "export": "net.pt2"}[form]
+    if form == "safetensors":
+        safetensors.torch.save_file(network.state_dict(), path)
+        loaded = small()
+        loaded.load_state_dict(safetensors.torch.load_file(path))
+        return loaded, {}  # type: ignore[return-value]
+    if form == "export":
+        torch.export.save(torch.export.export(network, (pictures(),)), path)
+    else:
+        scripted = torch.jit.script(network) if form == "script" else torch.jit.trace(network, pictures())
+        torch.jit.save(scripted, path)
+    return str(path), {"trust": True}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("form", ["safetensors", "script", "trace", "export"])
+def test_a_saved_network_does_not_differ(form: str, tmp_path: Path) -> None:
+    other, options = saved_as(form, tmp_path)
+    result = hookscope.diff(small(), other, pictures(), **options)
+    assert result.births == ()
+    assert {row.label for row in result.rows} >= {"conv", "norm", "relu", "fc"}
+    assert {row.origin for row in result.rows} <= {"equal", "rounding"}
+
+
+# --- what cannot be compared ---
+
+
+def test_outputs_of_other_form_are_an_error_but_for_layers() -> None:
+    other = small(fc=nn.Linear(144, 7))
+    with pytest.raises(UsageError, match=r"A \(Sequential\) returns \(2, 5\), B \(Sequential\) returns \(2, 7\)"):
+        hookscope.diff(small(), other, pictures())
+    result = hookscope.diff(small(), other, pictures(), layer=["conv", "relu"])
+    assert [row.layer for row in result.rows] == ["conv", "relu"]
+    assert "Outputs cannot be compared" in result.warnings[0]
+    assert result.outputs == ()
+
+
+def test_a_network_that_takes_other_inputs_raises_under_its_name() -> None:
+    other = small(conv=nn.Conv2d(1, 4, 3))
+    with pytest.raises(ModelError, match=r"^B \(Sequential\) raised in its forward pass at conv \(Conv2d\)"):
+        hookscope.diff(small(), other, pictures())
+    with pytest.raises(ModelError, match=r"^A \(Sequential\) raised in its forward pass at conv"):
+        hookscope.diff(other, small(), pictures())
+
+
+class Picky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 5).any()):
+            raise ValueError("too large")
+        return self.body(x)
+
+
+def test_inputs_that_a_network_raises_on_are_left_out() -> None:
+    x = torch.zeros(4, 4)
+    x[2, 1] = 9
+    failures: list[HookscopeError] = []
+    result = hookscope.diff(Picky(), "same", x, on_error=failures.append)
+    assert len(result.inputs) == 3
+    assert [type(each) for each in failures] == [UnfitInputError]
+    assert result.births == ()
+    with pytest.raises(ModelError, match="too large"):
+        hookscope.diff(Picky(), "same", x)
+    assert threading.active_count() == 1 or all(not each.name.startswith("Strand") for each in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fail_over": "rel"}, "is no condition"),
+        ({"fail_over": "size>3"}, "there is no measure 'size'"),
+        ({"fail_over": "rel>x"}, "'x' is not a number"),
+        ({"fail_over": "added>1e-3"}, "It needs --shadow"),
+        ({"fail_over": "error>1e-3"}, "It needs --reference"),
+        ({"fail_over": "fc:kl>1"}, "kl is a measure of the output"),
+        ({"shadow": True, "mode_b": "train"}, "eval mode alone"),
+        ({"threads_b": 0}, "give 1 or more"),
+        ({"weights_b": "none"}, "load them into a second module"),
+    ],
+)
+def test_options_that_cannot_be_right_are_said_so(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        hookscope.diff(small(), "same", pictures(), **options)
+
+
+def test_conditions_are_about_rows_patterns_and_the_output() -> None:
+    other = small()
+    with torch.no_grad():
+        other.fc.weight *= -1
+    conditions = ["rel>1e-3", "conv:rel>0", "fc:cosine<0", "top1<1", "output:rel>0.1", "sqnr<20"]
+    result = hookscope.diff(small(), other, pictures(), fail_over=conditions)
+    found = {(each.condition, each.label) for each in result.exceeded}
+    assert found == {
+        *(("rel>1e-3", "fc"), ("rel>1e-3", ""), ("sqnr<20", "fc"), ("sqnr<20", "")),
+        *(("top1<1", ""), ("output:rel>0.1", "")),
+        *({("fc:cosine<0", "fc")} if result["fc"].measures.cosine < 0 else set()),  # type: ignore[union-attr,operator]
+    }
+
+
+def test_pictures_are_read_once_for_both(tmp_path: Path) -> None:
+    Image.fromarray(np.full((8, 8, 3), 77, np.uint8)).save(tmp_path / "a.png")
+    result = hookscope.diff(small(), "same", tmp_path / "a.png", resize="none", crop="none", mean="none", std="none")
+    assert [Path(each.name).name for each in result.inputs] == ["a.png"]
+    assert result.births == ()

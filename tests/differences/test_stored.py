@@ -1,0 +1,252 @@
+"""Two runs, compared by what they stored, against the tensors that they had."""
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.differences.stored import compare_runs
+from hookscope.errors import HookscopeError, InputError, LayerNotFoundError, NothingMatchedError, UsageError
+from hookscope.results.differences import DifferenceRow, Measures
+from hookscope.results.sketches import NORM_ERROR
+from hookscope.runs.sketches import FILE
+
+
+def network(**changes: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    layers = OrderedDict[str, nn.Module](
+        stem=nn.Conv2d(3, 12, 3, padding=1),
+        norm=nn.BatchNorm2d(12),
+        act=nn.ReLU(),
+        body=nn.Conv2d(12, 16, 3),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flat=nn.Flatten(),
+        head=nn.Linear(16, 7),
+    )
+    return nn.Sequential(layers | changes).eval()
+
+
+def shaken(module: nn.Module, name: str) -> nn.Module:
+    with torch.no_grad():
+        weight = module.get_parameter(name)
+        weight.add_(
+            0.2
+            * weight.norm()
+            / weight.numel() ** 0.5
+            * torch.randn(weight.shape, generator=torch.Generator().manual_seed(9))
+        )
+    return module
+
+
+def inputs() -> Tensor:
+    return torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def ran(path: Path, module: nn.Module, images: Any = None, **options: Any) -> Path:
+    given = inputs() if images is None else images
+    return hookscope.activations(module, given, **options).save(path)
+
+
+def differentiated(path: Path, module: nn.Module, **options: Any) -> Path:
+    return hookscope.grads(module, inputs(), loss="sum", **options).save(path)
+
+
+def measures(row: DifferenceRow) -> Measures:
+    assert row.measures is not None
+    return row.measures
+
+
+@pytest.mark.parametrize("layer", ["stem", "norm", "body", "head"])
+def test_the_first_layer_that_differs_is_named_by_sketches_alone(tmp_path: Path, layer: str) -> None:
+    a = hookscope.activations(network(), inputs(), save_tensors=True)
+    b = hookscope.activations(shaken(network(), f"{layer}.weight"), inputs(), save_tensors=True)
+    for name, result in (("a", a), ("b", b)):
+        (result.save(tmp_path / name) / "activations.safetensors").unlink()
+    found = compare_runs(tmp_path / "a", tmp_path / "b")
+    assert found.way == "sketches"
+    assert [each.layer for each in found.births] == [layer]
+    assert "standard error of 4.4 %" in found.notes[0]
+    for row in found.rows:
+        exact = float((a.tensors[row.label] - b.tensors[row.label]).norm() / a.tensors[row.label].norm())
+        assert measures(row).relative_l2 == pytest.approx(exact, rel=4 * NORM_ERROR)
+        assert measures(row).standard_error == max(NORM_ERROR * measures(row).relative_l2, 1e-6)
+        one, other = a.tensors[row.label].flatten(), b.tensors[row.label].flatten()
+        cosine = float(torch.cosine_similarity(one, other, dim=0))
+        assert measures(row).cosine == pytest.approx(cosine, abs=0.05)
+
+
+def test_saved_tensors_make_the_measures_exact(tmp_path: Path) -> None:
+    a = hookscope.activations(network(), inputs(), save_tensors=True)
+    b = hookscope.activations(shaken(network(), "stem.weight"), inputs(), save_tensors=True)
+    found = compare_runs(a.save(tmp_path / "a"), b.save(tmp_path / "b"))
+    assert found.way == "tensors"
+    assert found.notes == ()
+    for row in found.rows:
+        one, other = a.tensors[row.label].double().numpy(), b.tensors[row.label].double().numpy()
+        known = measures(row)
+        assert known.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one), rel=1e-9)
+        assert known.max_abs == np.abs(one - other).max()
+        assert known.max_at == np.unravel_index(np.abs(one - other).argmax(), one.shape)
+        assert known.standard_error is None
+
+
+def test_equal_networks_show_no_difference(tmp_path: Path, pictures: Path) -> None:
+    prepared = {"resize": "none", "crop": "none"}
+    a = ran(tmp_path / "a", network(), str(pictures), **prepared)
+    others = {
+        "again": ran(tmp_path / "again", network(), str(pictures), **prepared),
+        "one at a time": ran(tmp_path / "b1", network(), str(pictures), batch_size=1, **prepared),
+        "channels last": ran(
+            tmp_path / "cl", network().to(memory_format=torch.channels_last), str(pictures), **prepared
+        ),
+    }
+    for name, other in others.items():
+        found = compare_runs(a, other)
+        assert found.births == (), name
+        assert {row.origin for row in found.rows} <= {"equal", "rounding"}, name
+        assert len(found.rows) == 7, name
+        assert (found.unmatched, found.warnings) == ((), ()), name
+    assert {measures(row).relative_l2 for row in compare_runs(a, others["again"]).rows} == {0.0}
+
+
+def test_gradients_are_compared_too(tmp_path: Path) -> None:
+    results = [
+        hookscope.grads(each, inputs(), loss="sum", save_tensors=True)
+        for each in (network(), shaken(network(), "body.weight"))
+    ]
+    paths = [each.save(tmp_path / name) for name, each in zip("ab", results, strict=True)]
+    exact = compare_runs(paths[0], paths[1])
+    for path in paths:
+        (path / "gradients.safetensors").unlink()
+    estimated = compare_runs(paths[0], paths[1])
+    labels = {row.label for row in estimated.gradients}
+    assert {"stem grad_output", "head grad_output", "stem.weight grad", "norm.bias grad"} <= labels
+    tensors = [each.tensors for each in results]
+    for row, known in zip(estimated.gradients, exact.gradients, strict=True):
+        one, other = (each[row.label].double() for each in tensors)
+        true = float((one - other).norm() / one.norm())
+        assert measures(known).relative_l2 == pytest.approx(true, rel=1e-6, abs=1e-12)
+        assert measures(known).standard_error is None
+        assert measures(row).relative_l2 == pytest.approx(true, rel=4 * NORM_ERROR, abs=1e-6)
+
+
+def test_gradients_are_left_out_where_one_run_has_none(tmp_path: Path) -> None:
+    found = compare_runs(ran(tmp_path / "a", network()), differentiated(tmp_path / "b", network()))
+    assert found.gradients == ()
+    assert any("gradients are not compared" in note for note in found.notes)
+    assert {row.origin for row in found.rows} == {"equal"}
+
+
+def test_renamed_layers_find_their_partners_and_others_are_listed(tmp_path: Path) -> None:
+    a = ran(tmp_path / "a", network())
+    wrapped = ran(tmp_path / "wrapped", nn.Sequential(OrderedDict(module=network())).eval())
+    assert {row.matched for row in compare_runs(a, wrapped).rows} == {"prefix"}
+    layers = OrderedDict((name.replace("body", "trunk"), each) for name, each in network().named_children())
+    renamed = ran(tmp_path / "renamed", nn.Sequential(layers).eval())
+    by_order = {row.label: (row.label_b, row.matched) for row in compare_runs(a, renamed).rows}
+    assert by_order["body"] == ("trunk", "order")
+    by_map = {row.label: (row.label_b, row.matched) for row in compare_runs(a, renamed, maps=["body=trunk"]).rows}
+    assert by_map["body"] == ("trunk", "map")
+    with pytest.raises(LayerNotFoundError, match="matches no layer"):
+        compare_runs(a, renamed, maps=["bodi=trunk"])
+    less = nn.Sequential(OrderedDict((name, each) for name, each in network().named_children() if name != "act"))
+    found = compare_runs(a, ran(tmp_path / "less", less.eval()))
+    assert [(each.side, each.label, each.reason) for each in found.unmatched] == [("A", "act", "B has no such layer")]
+    with pytest.raises(NothingMatchedError, match=r"No row of A .* has a partner in B"):
+        compare_runs(a, ran(tmp_path / "other", nn.Sequential(OrderedDict(q=nn.Conv2d(3, 2, 1)))))
+
+
+def test_another_shape_and_what_is_not_finite_are_said(tmp_path: Path) -> None:
+    a = ran(tmp_path / "a", network())
+    wide = ran(tmp_path / "wide", network(head=nn.Linear(16, 9)))
+    notes = {row.label: (row.note, row.measures) for row in compare_runs(a, wide).rows}
+    assert notes["head"] == ("shapes differ", None)
+    broken = network()
+    with torch.no_grad():
+        broken.get_parameter("body.bias")[2] = math.nan
+    found = {row.label: row for row in compare_runs(a, ran(tmp_path / "nan", broken)).rows}
+    assert found["body"].note == "has values that are not finite"
+    assert measures(found["act"]).relative_l2 == 0
+
+
+def test_conditions_are_held_against_rows_and_best_classes(tmp_path: Path) -> None:
+    a, b = ran(tmp_path / "a", network()), ran(tmp_path / "b", shaken(network(), "body.weight"))
+    found = compare_runs(a, b, fail_over=["rel>1e-3", "stem:rel>1e-3"])
+    assert {each.label for each in found.exceeded} == {"body", "pool", "flat", "head"}
+    assert compare_runs(a, a, fail_over=["rel>1e-3"]).exceeded == ()
+
+
+def test_best_classes_are_compared_where_both_runs_have_them(tmp_path: Path, pictures: Path) -> None:
+    prepared = {"resize": "none", "crop": "none", "classes": [f"class {number}" for number in range(7)]}
+    a = ran(tmp_path / "a", network(), str(pictures), **prepared)
+    turned = network()
+    with torch.no_grad():
+        turned.get_submodule("head").weight.neg_()  # type: ignore[union-attr]
+        turned.get_submodule("head").bias.neg_()  # type: ignore[union-attr]
+    b = ran(tmp_path / "b", turned, str(pictures), **prepared)
+    (same,), (other,) = compare_runs(a, a).outputs, compare_runs(a, b).outputs
+    assert (same.input_count, same.top1, same.top5) == (2, 2, 1.0)
+    assert (other.input_count, other.top1) == (2, 0)
+    assert other.top5 == pytest.approx(3 / 5)  # of seven classes in the opposite order
+
+
+def refused(error: type[HookscopeError], *paths: Path) -> str:
+    with pytest.raises(error) as caught:
+        compare_runs(*paths)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_runs_of_different_inputs_are_refused_in_a_line(tmp_path: Path, pictures: Path) -> None:
+    prepared = {"resize": "none", "crop": "none"}
+    one = ran(tmp_path / "one", network(), str(pictures / "0.png"), **prepared)
+    other = ran(tmp_path / "other", network(), str(pictures / "1.png"), **prepared)
+    both = ran(tmp_path / "both", network(), str(pictures), **prepared)
+    message = refused(UsageError, one, other)
+    assert "input 1 is '0.png' (sha256 " in message
+    assert "'1.png' (sha256 " in message
+    assert "A has 1, B has 2" in refused(UsageError, one, both)
+    assert "input 1 is '0.png'" in refused(UsageError, one, ran(tmp_path / "tensor", network()))
+    resized = ran(tmp_path / "resized", network(), str(pictures / "0.png"), resize=24, crop="none")
+    assert any("not prepared in the same way" in text for text in compare_runs(one, resized).warnings)
+    assert any("came from Python" in text for text in compare_runs(*[ran(tmp_path / "t", network())] * 2).warnings)
+
+
+def changed(path: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads((path / name).read_bytes())
+    change(document)
+    (path / name).write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_what_is_no_run_or_has_no_sketches_is_refused_in_a_line(tmp_path: Path) -> None:
+    a = ran(tmp_path / "a", network(), save_tensors=True)
+    assert "there is no such folder" in refused(InputError, a, tmp_path / "nothing")
+    (a / "activations.safetensors").write_bytes(b"\x00" * 9)
+    assert "its activations.safetensors is cut short or damaged" in refused(InputError, a, a)
+    (a / "activations.safetensors").unlink()
+    (a / "activations.safetensors").symlink_to("/etc/passwd")
+    assert "is no plain file" in refused(InputError, a, a)
+    (a / "activations.safetensors").unlink()
+    (a / FILE).unlink()
+    assert f"its file '{FILE}' is missing" in refused(InputError, a, a)
+    changed(a, "run.json", lambda document: document.update(verb="attribute"))
+    assert "a run of attribute has no rows to compare" in refused(InputError, a, a)

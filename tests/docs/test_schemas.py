@@ -1,0 +1,114 @@
+"""The published JSON schemas are those of the results, and what commands print and write fits them, key by key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonschema import Draft202012Validator
+
+from docs.schemas import documents
+from hookscope.text import strict_json
+from tests.cli.conftest import CAT, Run
+from tests.docs.pages import DOCS
+
+SCHEMAS = documents()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_published_schemas_are_those_of_the_results(name: str, request: pytest.FixtureRequest) -> None:
+    path = DOCS / "schemas" / f"{name}.json"
+    text = json.dumps(SCHEMAS[name], indent=1, ensure_ascii=False) + "\n"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text, "run with --update-golden, and read the difference"
+    Draft202012Validator.check_schema(SCHEMAS[name])
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema that allows no key that it does not name."""
+    if isinstance(schema, list):
+        return list(map(closed, schema))
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: closed(value) for name, value in schema.items()}
+    return inner | ({"additionalProperties": False} if "properties" in inner and "type" in inner else {})
+
+
+def check(name: str, text: str | bytes) -> dict[str, Any]:
+    """Hold a document against the schema of that name, in which every key of it must stand."""
+    document: dict[str, Any] = json.loads(text)
+    errors = Draft202012Validator(closed(SCHEMAS[name])).iter_errors(document)
+    assert "\n".join(f"{error.json_path}: {error.message[:200]}" for error in errors) == ""
+    return document
+
+
+def check_run(folder: Path, settings: tuple[str, ...] = ()) -> None:
+    """Hold a run's `run.json` against its schema; the settings of a command have no schema."""
+    record = json.loads((folder / "run.json").read_bytes())
+    check("run", json.dumps({name: value for name, value in record.items() if name not in settings}))
+
+
+def test_activations(run: Run, tmp_path: Path) -> None:
+    edit = ("--edit", "0:output:zero")
+    ended = run("activations", "net.py:tiny", CAT, "--resize", "32", "--crop", "32", "--ops", *edit, "--json")
+    document = check("activations", ended.stdout)
+    assert document["rows"]
+    check_run(tmp_path / document["run"], ("autocast",))
+
+
+def test_a_run_with_a_loss_that_is_no_number(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "loss.py").write_text("def bad(output):\n    return (output * float('nan')).sum()\n", encoding="utf-8")
+    shape = ("--input-shape", "2,3,16,16")
+    ended = run("grads", "net.py:tiny", *shape, "--loss", "loss.py:bad", "--inputs", "--json", "--no-verify")
+    assert ended.code in (0, 6), ended.stderr
+    assert check("grads", ended.stdout)["loss"]["value"] in ("nan", "inf", "-inf")
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_grads(run: Run, tmp_path: Path) -> None:
+    ended = run("grads", "net.py:tiny", CAT, "--resize", "32", "--crop", "32", "--per-image", "--json")
+    document = check("grads", ended.stdout)
+    assert document["inputs_alone"]
+    check_run(tmp_path / document["run"], ("autocast", "limits"))
+
+
+def test_attribute(run: Run, tmp_path: Path) -> None:
+    document = check("attribute", run("attribute", "demo", CAT, "--json").stdout)
+    assert document["maps"]
+    assert document["sanity"]
+    check_run(tmp_path / document["run"], ("targets", "tokens", "top"))
+
+
+def test_check_and_checkpoint(run: Run, tmp_path: Path) -> None:
+    weights = {"first.weight": torch.ones(3, 4), "first.bias": torch.tensor([float("nan")])}
+    torch.save({"model": weights, "epoch": 3}, tmp_path / "model.pt")
+    document = check("check", run("check", "model.pt", "--arch", "none", "--format", "json").stdout)
+    assert document["exit_code"] == 1
+    assert check("checkpoint", run("checkpoint", "model.pt", "--json").stdout)["nonfinite_count"] == 1
+
+
+def test_a_check_on_labelled_pictures(run: Run, tmp_path: Path) -> None:
+    for label in ("Egyptian cat", "espresso"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        (tmp_path / "data" / label / "cat.jpg").symlink_to(CAT)
+    ended = run("check", "demo", "--data", "data", "--select", "accuracy", "--format", "json")
+    [report] = check("check", ended.stdout)["checkpoints"]
+    assert (report["accuracy"]["right"], report["accuracy"]["count"]) == (1, 2)
+
+
+def test_layers_and_doctor(run: Run) -> None:
+    assert check("layers", run("layers", "net.py:tiny", "--ops", "--json").stdout)["modules"]
+    assert check("doctor", run("doctor", "--json").stdout)["facts"]
+
+
+def test_a_key_that_is_gone_or_is_something_else_does_not_fit(run: Run) -> None:
+    document = json.loads(run("layers", "net.py:tiny", "--json").stdout)
+    validator = Draft202012Validator(SCHEMAS["layers"])
+    assert validator.is_valid(document)
+    assert validator.is_valid(document | {"new": 1})
+    assert not validator.is_valid({name: value for name, value in document.items() if name != "modules"})
+    assert not validator.is_valid(json.loads(strict_json(document | {"schema_version": 2})))
+    document["modules"][0]["call_count"] = "one"
+    assert not validator.is_valid(document)

@@ -1,0 +1,111 @@
+"""The site builds without a warning, says what the code says, and is a decent page in a browser."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import typer.main
+from playwright.sync_api import Browser
+
+from docs import made
+from hookscope.checks.rules import RULES
+from hookscope.cli.app import app
+from tests.docs.pages import DOCS, ROOT
+from tests.render.chromium import Opened, browser, needs_chromium  # noqa: F401 - a fixture
+
+LOOKED_AT = ("index.html", "commands/check.html", "reference/options.html", "reference/rules.html", "hooks.zh.html")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # advertises a successor
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
+    return folder
+
+
+def test_every_page_is_on_the_site_and_nothing_comes_from_elsewhere(site: Path) -> None:
+    for page in DOCS.rglob("*.md"):
+        built = (site / page.relative_to(DOCS)).with_suffix(".html")
+        text = built.read_text(encoding="utf-8")
+        assert "<!-- made:" not in text
+        for outside in ('src="http', 'src="//', 'rel="stylesheet" href="http', "fonts.g"):
+            assert outside not in text, (page, outside)
+
+
+def test_llms_txt_names_every_page_and_schema_with_what_it_is_about(site: Path) -> None:
+    lines = (site / "llms.txt").read_text(encoding="utf-8").splitlines()
+    named = dict(re.findall(r"^- \[[^]]+\]\(([^)]+)\)(?:: )?(.*)$", "\n".join(lines), re.MULTILINE))
+    pages = [page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md")]
+    assert {name for name in named if name.endswith(".html")} == set(pages)
+    assert all((site / name).exists() for name in named)
+    assert [name for name in pages if not 40 <= len(named[name]) <= 400] == []
+    assert named["commands/models.html"].startswith(
+        "Lists the names that MODEL accepts, one on each line: `demo`, and "
+    )
+
+
+def test_every_option_and_rule_is_on_the_site(site: Path) -> None:
+    options = (site / "reference" / "options.html").read_text(encoding="utf-8")
+    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            assert max(parameter.opts, key=len) in options or parameter.metavar in options, parameter
+    rules = (site / "reference" / "rules.html").read_text(encoding="utf-8")
+    for rule in RULES.values():
+        assert f'id="{rule.identifier}"' in rules
+        assert all(name.replace("_", "-") in rules for name in rule.limits)
+
+
+def test_what_is_made_of_a_rule_has_its_limits_and_sources() -> None:
+    text = made.rules()
+    section = text[text.index("## dead-channels") : text.index("## quiet-channels")]
+    assert "Default level: warn. Looks at a forward pass." in section
+    assert "**`max-fraction = 0.8`**" in section
+    assert "Source: our choice" in section
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served: its search asks for files, which a browser refuses to pages from the disk."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_pages_are_decent_in_a_browser(browser: Browser, address: str, width: int, scheme: str) -> None:  # noqa: F811
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    opened = Opened(page)
+    page.on("console", lambda message: opened.wrong.append(message.text))
+    page.on("request", lambda request: opened.wrong.extend([request.url] * (not request.url.startswith(address))))
+    for name in LOOKED_AT:
+        page.goto(address + name)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert opened.axe_violations() == [], name
+    assert opened.wrong == []
+    page.close()
+
+
+@needs_chromium
+def test_the_search_finds_a_rule(browser: Browser, address: str) -> None:  # noqa: F811
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{address}index.html")
+    page.fill("input.md-search__input", "quiet-channels")
+    page.wait_for_selector(".md-search-result__item a[href*='rules']")
+    page.close()
