@@ -21,8 +21,7 @@ _FEWEST_FOR_OUTLIERS = 16
 _FEWEST_IN_FILTER = 8
 _FEWEST_IN_ROUNDED_FILTER = 32
 
-# So many different values are what three to eight bits hold, whatever the type; our choice: in a weight of four times as
-# many.
+# Different values that up to eight bits hold, whatever the type; our choice: in a weight of four times as many.
 _ROUNDED_VALUES = range(4, 257)
 
 # Columns of which one at least differs, in nearly all filters that are not equal.
