@@ -1,13 +1,19 @@
-"""Gratings of two orientations and three colours, as labelled pictures, too, and a network that tells them."""
+"""Gratings of two orientations and three colours, as labelled pictures, too, and a network that tells them.
+
+Its weights are in gratings.safetensors, as training ends elsewhere on each kind of processor; `python -m
+tests.checks.checkpoints.gratings` trains it anew.
+"""
 
 import math
 from itertools import pairwise
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+_WEIGHTS = Path(__file__).with_suffix(".safetensors")
 CLASSES = [f"{colour} {orientation}" for orientation in ("across", "upright") for colour in ("red", "green", "blue")]
 PREPARATION = {"resize": "16", "crop": "16", "mean": "0.5,0.5,0.5", "std": "0.125,0.125,0.125"}  # as for the training
 
@@ -33,6 +39,12 @@ def gratings(label: Tensor) -> Tensor:
 
 
 def trained_on_gratings() -> nn.Module:
+    trained = network()
+    trained.load_state_dict(safetensors.torch.load_file(_WEIGHTS))
+    return trained.eval()
+
+
+def train() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         trained = network()
@@ -56,3 +68,7 @@ def draw_gratings(folder: Path, count: int) -> None:
             for number, picture in enumerate(gratings(torch.full((count,), index))):
                 pixels = ((picture / 8 + 0.5).clamp(0, 1) * 255).round().byte().permute(1, 2, 0)
                 Image.fromarray(pixels.numpy()).save(folder / f"{index} {name}" / f"{number}.png")
+
+
+if __name__ == "__main__":
+    safetensors.torch.save_file(train().state_dict(), _WEIGHTS)
