@@ -313,6 +313,14 @@ def test_what_is_to_mend_in_each_weight_is_a_finding_each() -> None:
     ]
 
 
+def test_dead_filters_of_a_pruned_network_are_one_finding() -> None:
+    names = [f"{at}.weight" for at in range(5)]
+    pruned = replace(HEALTHY, stored=tuple(stored(name, filter_count=4, zero_filters=(0, 2)) for name in names))
+    (finding,) = judged(pruned, wanted=frozenset({"dead-filter"})).findings
+    assert (finding.where, finding.followed_by) == (names[0], tuple(names[1:]))
+    assert finding.message.endswith(" 4 more weights follow: '1.weight', '2.weight', '3.weight' and 1 more.")
+
+
 def test_a_later_limit_keeps_an_earlier_level() -> None:
     layers = [("relu", RuleSettings("fail")), ("relu", RuleSettings(limits={"max_fraction": 0.9}))]
     assert dead_where(*layers) == [("fail", "early.relu, late.relu")]

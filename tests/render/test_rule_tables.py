@@ -1,6 +1,7 @@
 import re
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -96,3 +97,8 @@ def test_every_rule_can_be_explained_in_eighty_columns(rule: Rule) -> None:
     for name, limit in rule.limits.items():
         (stated,) = re.findall(rf"^Limit {name.replace('_', '-')} = (\S+)", text, re.MULTILINE)
         assert float(stated) == limit.default
+
+
+def test_the_changelog_counts_the_rules() -> None:
+    changelog = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"(\d+) rules with stated levels", changelog) == [str(len(RULES))]

@@ -21,6 +21,9 @@ _FEWEST_FOR_OUTLIERS = 16
 _FEWEST_IN_FILTER = 8
 _FEWEST_IN_ROUNDED_FILTER = 32
 
+# Different values that up to eight bits hold, whatever the type; our choice: in a weight of four times as many.
+_ROUNDED_VALUES = range(4, 257)
+
 # Columns of which one at least differs, in nearly all filters that are not equal.
 _PROBED_COLUMNS = 8
 
@@ -78,6 +81,9 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
     alike = _occurring_again(filters[:, :: filters.shape[1] // _PROBED_COLUMNS])
     if not len(alike):
         return ()
+    if not rounded:
+        different = len(filters.unique())  # type: ignore[no-untyped-call]
+        rounded = different in _ROUNDED_VALUES and 4 * different <= filters.numel()
     least = _FEWEST_IN_ROUNDED_FILTER if rounded else _FEWEST_IN_FILTER
     dense = (filters[alike] != 0).sum(1) >= least
     alike = alike[dense.cpu().numpy()]

@@ -54,10 +54,11 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
     """A weight matrix or kernel is zero everywhere.
 
     A weight with at least two axes longer than 1 that is zero passes nothing on. It was never loaded, was pruned, or
-    starts so by design: untrained heads and the last layer of residual branches do. Biases and scales are left alone.
+    starts so by design: untrained heads and the last layer of residual branches do. Biases, also tables of them as
+    attention has, and scales are left alone.
     """
     for values in measured.stored:
-        if is_weight(values) and is_zero(values):
+        if is_weight(values) and is_zero(values) and "bias" not in values.name.rpartition(".")[2]:
             yield _about(values, f" is 0 in all of its {values.element_count:,} values")
 
 
@@ -74,7 +75,7 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
             yield _about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
 
 
-@rule("duplicate-parameter", "warn", "stored")
+@rule("duplicate-parameter", "warn", "stored", followers="weight")
 def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Two weights that are not tied hold the same values.
 
@@ -121,7 +122,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
             yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
 
 
-@rule("dead-filter", "warn", "stored")
+@rule("dead-filter", "warn", "stored", followers="weight")
 @limit(
     "max_fraction",
     0.25,

@@ -73,14 +73,14 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             yield Objection(target, f"{named}, {times} (limit {most:g}).", "warn")
 
 
-@rule("duplicate-filter", "warn", "stored")
+@rule("duplicate-filter", "warn", "stored", followers="weight")
 def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of one weight are equal to the last bit.
 
     Two filters that start apart never meet in training. A faulty conversion or a tensor that was put together from
     overlapping pieces copies them; a network that was widened by copying, and not trained since, has them on purpose.
-    Filters of zeros, and of fewer than 8 values other than zero (32 where values are rounded to 8 bits), do not count,
-    nor does a weight that is one filter over and over, as a blur is.
+    Filters of zeros, and of fewer than 8 values other than zero (32 in a weight rounded to 8 bits), do not count, nor
+    does a weight that is one filter over and over, as a blur is.
     """
     for values in measured.stored:
         if values.repeated_filters and values.filter_count:
@@ -150,7 +150,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
             yield _about(values, f" looks untrained: {what} ({spread:.1f} standard errors beyond, limit {most:g})")
 
 
-@rule("untrained-norm", "fail", "stored")
+@rule("untrained-norm", "fail", "stored", followers="layer")
 @limit(
     "min_trained_fraction",
     0.75,
@@ -162,18 +162,23 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 
     Statistics of exactly 0 and 1, or a weight of exactly 1 with a bias of exactly 0, are what a layer starts with, and
     no training leaves them so: it was reset, never loaded, or is not used. A BatchNorm that counts batches and has not
-    moved for them is impossible, and fails; all else warns. What comes after everything that was trained passes, for a
-    new head on a trained body is on purpose.
+    moved for them is impossible, and fails; all else warns. So it does where no statistics at all have moved, though
+    the weights are trained: a momentum of 0 explains it, too. What comes after everything that was trained passes, for
+    a new head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
     last = max([_last_trained(measured.stored, 0.0), *trained])
+    weights_are_trained = _last_trained(measured.stored, terms.limit("min_trained_fraction")) > 0
     seen: set[int] = set()
     for what, starts in _STARTS.items():
         states = [(at, norm, _is_at_start(norm, starts)) for at, norm in norms]
         moved = sum(each is False for _, _, each in states)
         unmoved = [(at, norm) for at, norm, each in states if each and at not in seen]
-        if moved < max(_FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))):
+        none_moved = what == "statistics" and not moved and weights_are_trained
+        if not none_moved and moved < max(
+            _FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))
+        ):
             continue
         for at, norm in unmoved:
             batches = norm["num_batches_tracked"].max if "num_batches_tracked" in norm else None
@@ -184,8 +189,9 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             first = norm[next(iter(starts))]
             start = " and ".join(f"'{norm[leaf].name}' is {value:g}" for leaf, value in starts.items())
             after = f", after {batches:,.0f} batches" if counted_in_vain and batches else ""
-            message = f"{start} everywhere{after}, as a new layer's; {moved} other layers have moved."
-            yield Objection(stored_in(first), message, "fail" if counted_in_vain else "warn")
+            others = f"{moved} other layers have moved" if moved else "the weights are trained"
+            message = f"{start} everywhere{after}, as a new layer's; {others}."
+            yield Objection(stored_in(first), message, "fail" if counted_in_vain and moved else "warn")
 
 
 # What the parts of a normalisation layer start with.

@@ -4,7 +4,6 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,18 @@ from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.settings import CheckSettings
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.results.network import ModelInfo
-
-State = dict[str, Tensor]
-Corruption = Callable[[State], object]
+from tests.checks.checkpoints.corruptions import (
+    Corruption,
+    State,
+    copy_filters,
+    flip,
+    in_memory,
+    initialise,
+    reset,
+    uniform,
+    zero,
+)
+from tests.checks.checkpoints.gratings import trained_on_gratings
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +43,7 @@ def trained() -> State:
 @pytest.fixture(scope="module")
 def small() -> State:
     """Return a small network that was trained to tell the orientation and the colour of gratings."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        widths = [3, 16, 32, 32, 32, 32]
-        blocks = [
-            (nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU())
-            for before, after in pairwise(widths)
-        ]
-        pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 6))
-        network = nn.Sequential(*(layer for block in blocks for layer in block), *pooled)
-        optimiser = torch.optim.AdamW(network.parameters(), 1e-2, weight_decay=1e-3)
-        grid = torch.stack(torch.meshgrid(*[torch.linspace(-3, 3, 16)] * 2, indexing="ij"))
-        for _ in range(500):
-            label = torch.randint(6, (32,))
-            angle = (label // 3) * math.pi / 2 + torch.randn(32) * 0.2
-            wave = torch.stack([angle.cos(), angle.sin()], 1).mul(2) @ grid.flatten(1) + torch.rand(32, 1) * 6
-            colour = nn.functional.one_hot(label % 3, 3) + torch.randn(32, 3) * 0.2
-            pictures = colour[:, :, None, None] * wave.sin().view(-1, 1, 16, 16) + 0.2 * torch.randn(32, 3, 16, 16)
-            loss = nn.functional.cross_entropy(network(pictures), label)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        assert loss.item() < 0.5
-    return dict(network.state_dict())
+    return dict(trained_on_gratings().state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -89,46 +75,6 @@ def found(state: State, corruption: Corruption | None = None) -> list[tuple[str,
             torch.manual_seed(1)
             corruption(state)
     return [(each.rule, each.level, each.where) for each in judged(state).findings]
-
-
-def in_memory(tensor: Tensor) -> Tensor:
-    """Return the values in the order in which they lie in memory, and in a file."""
-    return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def flip(name: str, bit: int, at: int = 1000, view: torch.dtype = torch.int32) -> Corruption:
-    """Flip a bit of one value; bit 30 of float32 and 14 of float16 is the highest of the exponent."""
-
-    def change(state: State) -> None:
-        bits = in_memory(state[name]).view(view)
-        bits[at % len(bits)] ^= 1 << bit
-
-    return change
-
-
-def initialise(name: str, how: Callable[[Tensor], object]) -> Corruption:
-    return lambda state: how(state[name])
-
-
-def uniform(weight: Tensor) -> None:
-    """Initialise as torch's own layers do."""
-    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-
-
-def reset(norm: str) -> Corruption:
-    def change(state: State) -> None:
-        for leaf, start in {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}.items():
-            state[f"{norm}.{leaf}"].fill_(start)
-
-    return change
-
-
-def zero(name: str, begin: int, end: int) -> Corruption:
-    return lambda state: in_memory(state[name])[begin:end].zero_()
-
-
-def copy_filters(name: str) -> Corruption:
-    return lambda state: state[name][10:13].copy_(state[name][20:23])
 
 
 EXPAND, DEPTHWISE, PROJECT = (

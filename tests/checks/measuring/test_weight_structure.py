@@ -50,6 +50,14 @@ def test_filters_that_are_there_again_are_found(dtype: torch.dtype) -> None:
     assert repeated_filters(filters, rounded=True) == ()  # 27 values are too few
 
 
+def test_small_filters_that_were_rounded_to_eight_bits_may_be_equal_by_chance() -> None:
+    filters = drawn(400, 25)
+    filters[9] = filters[4]
+    assert repeated_filters(filters, rounded=False) == (9,)
+    quantum = filters.abs().max() / 127
+    assert repeated_filters((filters / quantum).round() * quantum, rounded=False) == ()
+
+
 def test_one_filter_over_and_over_and_nearly_empty_ones_are_on_purpose() -> None:
     assert repeated_filters(drawn(1, 9).repeat(40, 1), rounded=False) == ()
     sparse = torch.zeros(40, 27)

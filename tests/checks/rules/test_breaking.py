@@ -79,6 +79,7 @@ NEAR_MISSES: list[tuple[str, CheckMeasurements]] = [
     ("non-finite-parameter", with_stored("mask", inf_count=3, zero_count=1)),
     ("zero-parameter", with_stored("conv.weight", zero_count=47)),
     ("zero-parameter", with_stored("conv.bias", zero_count=4, **ZERO)),
+    ("zero-parameter", replace(HEALTHY, stored=(stored("attention_biases", shape=(4, 9), zero_count=36, **ZERO),))),
     ("zero-parameter", replace(HEALTHY, stored=(stored("scale", shape=(4, 1, 1), zero_count=4, **ZERO),))),
     ("constant-parameter", with_stored("conv.bias", min=0.1, max=0.1)),
     ("constant-parameter", with_stored("head.weight", min=0.1, max=0.1000001)),

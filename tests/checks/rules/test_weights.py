@@ -88,6 +88,15 @@ def test_norms_pass_where_as_many_are_new(layers: list[tuple[bool, bool, int | N
     assert judged(norms(*layers)).findings == ()
 
 
+def test_where_no_statistics_moved_though_weights_are_trained_it_is_a_warning() -> None:
+    trained = spreads(10.0, 99.0, 99.0).stored
+    for affine, batches in ((True, 9), (False, None)):
+        reset = [each for at in range(3) for each in norm(f"bn{at}", statistics=False, affine=affine, batches=batches)]
+        (finding,) = judged(replace(HEALTHY, stored=(*reset, *trained))).findings
+        assert (finding.rule, finding.level, finding.where) == ("untrained-norm", "warn", "bn0.running_mean")
+        assert "as a new layer's; the weights are trained. 2 more layers follow" in finding.message
+
+
 def test_a_weight_whose_square_overflows_and_one_that_was_cut_off_fail() -> None:
     finding = judged(with_stored("bn.running_var", max_abs=2e19)).findings[0]
     assert (finding.rule, finding.level) == ("outlier-weight", "fail")
