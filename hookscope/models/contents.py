@@ -20,10 +20,10 @@ from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regula
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
-from hookscope.models.architecture import Candidate, nearest_network, recognise
 from hookscope.models.checkpoint import REMEDY, check_names, files_of, read_index
-from hookscope.models.known_networks import state_shapes
 from hookscope.models.locate_state_dict import Part, parts_of
+from hookscope.models.statedict import state_shapes
+from hookscope.models.torchvision_digests import Candidate, Shapes, published_networks
 from hookscope.models.values import ValueReader, Values
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import printable, shape_text
@@ -63,7 +63,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         tensors.setdefault(part, []).extend(rows)
         shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in each["shapes"].items()})
     fitting, doubts = _architectures(shapes)
-    near = {part: "" if fitting[part] else nearest_network(each) for part, each in shapes.items() if each}
+    near = {part: "" if fitting[part] else _nearest(each) for part, each in shapes.items() if each}
     alone = found.get(path, {})
     return CheckpointContents(
         name=path.name,
@@ -149,10 +149,22 @@ def _architectures(
         if (names := frozenset(each.items())) in known:  # such as those of the averaged weights beside the others
             continue
         try:
-            known[names] = tuple(map(_sentence, recognise(each)))
+            known[names] = tuple(map(_sentence, published_networks(each) or _recognised(each)))
         except ModelNotFoundError as error:  # time ran out
             known[names], doubts[str(error)] = (), None
     return {part: known[frozenset(each.items())] for part, each in shapes.items()}, tuple(doubts)
+
+
+def _recognised(shapes: Shapes) -> tuple[Candidate, ...]:
+    from hookscope.models.architecture import recognise  # noqa: PLC0415 (imports torchvision, which is slow)
+
+    return recognise(shapes)
+
+
+def _nearest(shapes: Shapes) -> str:
+    from hookscope.models.architecture import nearest_network  # noqa: PLC0415 (imports torchvision, which is slow)
+
+    return nearest_network(shapes)
 
 
 def _prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:
