@@ -45,6 +45,8 @@ def _draw() -> None:
     _hookscope("activations", "demo", _CAT, "--layer", "conv", "--out", "conv")
     [grid] = Path("conv", "grids").glob("*-_conv_stem.png")
     shutil.copyfile(grid, _IMAGES / "first-convolution.png")
+    with Image.open(Path("conv", "overview.png")) as picture:
+        picture.convert("RGB").save(_IMAGES / "overview.jpg", quality=88, optimize=True)
     _hookscope("grads", "demo", _CAT, "--loss", "ce", "--target", "tabby", "--out", "grads")
     shutil.copyfile(Path("grads", "plots", "gradient-flow.png"), _IMAGES / "gradient-flow.png")
     _hookscope("attribute", "demo", _CAT, "--top", "3", "--out", "attribute")

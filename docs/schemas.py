@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hookscope.cli.doctor import Fact
@@ -19,6 +20,15 @@ from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.comparison import Prediction
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
+from hookscope.results.differences import (
+    Birth,
+    DifferenceRow,
+    Differences,
+    Exceeded,
+    Measures,
+    OutputDifference,
+    WeightDifference,
+)
 from hookscope.results.distribution import Histogram
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients, InputGradients, LossRecord
@@ -27,6 +37,7 @@ from hookscope.results.network import ModelInfo, ModuleRow
 from hookscope.results.provenance import Provenance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.runs.attributions import StoredPicture
+from hookscope.runs.differences import SCHEMA_VERSION as DIFFERENCES_VERSION
 from hookscope.runs.directory import SCHEMA_VERSION as RUN_VERSION
 from hookscope.runs.serialize import _NOT_IN_JSON, QUANTILE_NAMES, SCHEMA_VERSION, RunRecord
 
@@ -42,6 +53,7 @@ _PLAIN: Mapping[object, Schema] = {
     type(None): {"type": "null"},
     Any: {},
 }
+_DIFF = ("a", "b", "way", "births", "outputs", "exceeded", "reference")  # what `run.json` has of a result of `diff`
 _DESCRIBED = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -49,6 +61,7 @@ def documents() -> dict[str, Schema]:
     """Return a schema for each command that prints JSON, and for `run.json`, by name."""
     run = {"run": {"type": ["string", "null"], "description": "The run directory; null if nothing was written."}}
     activations, gradients, attributions = map(_result, (Activations, Gradients, Attributions))
+    differences = _properties(Differences, "provenance")
     alone = {"inputs_alone": _array(_of(InputGradients))}
     contents = _properties(CheckpointContents) | {
         "parts": _array(_object(_properties(StoredPart) | {"tensors": _of(int), "nonfinite_count": _of(int)})),
@@ -59,11 +72,12 @@ def documents() -> dict[str, Schema]:
         "activations": _document("hookscope activations --json", SCHEMA_VERSION, activations | run),
         "grads": _document("hookscope grads --json", SCHEMA_VERSION, gradients | alone | run),
         "attribute": _document("hookscope attribute --json", SCHEMA_VERSION, attributions | run),
+        "diff": _document("hookscope diff --json", DIFFERENCES_VERSION, differences | run),
         "check": _document("hookscope check --format json", SCHEMA_VERSION, _checks()),
         "checkpoint": _document("hookscope checkpoint --json", CONTENTS_VERSION, contents),
         "layers": _document("hookscope layers --json", SCHEMA_VERSION, {"modules": _array(_of(ModuleRow))}),
         "doctor": _document("hookscope doctor --json", 1, {"facts": _array(_of(Fact))}),
-        "run": _run_record(activations | gradients | attributions),
+        "run": _run_record({name: differences[name] for name in _DIFF} | activations | gradients | attributions),
     }
 
 
@@ -163,7 +177,7 @@ def _result(kind: Any) -> dict[str, Schema]:
 
 def _statistics() -> dict[str, Schema]:
     quantiles = _object(dict.fromkeys(QUANTILE_NAMES, _NUMBER))
-    return _properties(TensorStatistics, "distribution") | {
+    return _properties(TensorStatistics, "distribution", "sketch") | {
         "quantiles": {"anyOf": [quantiles, _PLAIN[type(None)]]},
         "dead_channel_fraction": _NUMBER,
         "histogram": _of(Histogram | None),
@@ -192,6 +206,26 @@ def _accuracy() -> dict[str, Schema]:
     return _properties(Accuracy) | counts
 
 
+def _extended(kind: Any) -> dict[str, Schema]:
+    """Return the fields of a part of `Differences`, whose numbers may be infinite or none."""
+    return {name: _with_extended_numbers(schema) for name, schema in _properties(kind).items()}
+
+
+def _with_extended_numbers(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [*map(_with_extended_numbers, schema)]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == _NUMBER["type"]:
+        names = {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
+        return names | {name: value for name, value in schema.items() if name != "type"}
+    return {name: _with_extended_numbers(value) for name, value in schema.items()}
+
+
+def _measures() -> dict[str, Schema]:
+    return _extended(Measures) | _with_extended_numbers({"sqnr_db": _NUMBER})
+
+
 def _model() -> dict[str, Schema]:
     return _properties(ModelInfo, "categories")
 
@@ -199,7 +233,9 @@ def _model() -> dict[str, Schema]:
 _SPECIAL: Mapping[Any, Callable[[], dict[str, Schema]]] = {
     Accuracy: _accuracy,
     AttributionMap: _map,
+    **{each: partial(_extended, each) for each in (Birth, DifferenceRow, Exceeded, OutputDifference, WeightDifference)},
     LossRecord: _loss,
+    Measures: _measures,
     ModelInfo: _model,
     Prediction: _prediction,
     TensorStatistics: _statistics,
@@ -220,10 +256,11 @@ def _run_record(results: Mapping[str, Schema]) -> Schema:
     """Return the schema of `run.json`: what every run has is required."""
     provenance = _properties(Provenance, "pictures", "photographs", "settings")
     record = _properties(RunRecord) | provenance | {"pictures": _array(_of(StoredPicture)), "tool": _TEXT}
-    common = ("verb", "command", "versions", "model", "inputs", "seed", "device", "files")
+    common = ("verb", "command", "versions", "inputs", "seed", "files")
+    networks = {"anyOf": [{"required": ["model", "device"]}, {"required": ["a", "b"]}]}
     layers = {"anyOf": [results["layers"], record["layers"]]}  # of `attribute`, and of the evidence of `check`
     properties = {**results, **record, "platform": _TEXT, "layers": layers}
     optional = [name for name in properties if name not in common]
     schema = _document("run.json", RUN_VERSION, properties)
     required = ["schema_version", *(name for name in properties if name not in optional)]
-    return schema | {"required": required}
+    return schema | {"required": required} | networks

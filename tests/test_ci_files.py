@@ -39,6 +39,15 @@ def read(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
 
 
+def test_the_page_about_ci_shows_the_files_and_names_what_the_action_takes_and_gives() -> None:
+    page = (ROOT / "docs" / "in-ci.md").read_text(encoding="utf-8")
+    for path in SNIPPETS.iterdir():
+        assert f'title="{path.name}"\n{path.read_text(encoding="utf-8")}```' in page
+    action = read(ACTION)
+    for name, entry in (action["inputs"] | action["outputs"]).items():
+        assert f"| `{name}` | {entry['description'].strip()} |" in page, name
+
+
 def values(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 

@@ -78,7 +78,8 @@ def _first_birth(row: DifferenceRow, limit: float, total: float, layers: set[str
     """Return where the first difference is born: in the layer, or before it in the code of the module around it."""
     if not exceeds(row.input_relative_l2, limit):
         return Birth(row.layer, row.label, _has_parts(row.layer, layers), total)
-    around = row.layer.partition(":")[0].rpartition(".")[0]
+    owner, colon, _ = row.layer.partition(":")
+    around = owner.removeprefix("(model)") if colon else owner.rpartition(".")[0]
     while around and around not in layers:
         around = around.rpartition(".")[0]
     return Birth(around, row.label, in_own_code=True, relative_l2=total)

@@ -138,6 +138,26 @@ def test_operations_name_the_line_itself() -> None:
     assert {row.layer for row in result.rows} >= {"(model):relu", "(model):mul", "(model):add", "first", "second"}
 
 
+class SumThenRelu(nn.Module):
+    """A block, before or after somebody moved its ReLU behind the sum."""
+
+    def __init__(self, moved: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.moved = moved
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x) + x) if self.moved else F.relu(self.conv(x)) + x
+
+
+@pytest.mark.parametrize("options", [{}, {"ops": True}, {"ops": True, "shadow": True}])
+def test_code_between_operations_is_that_of_their_module(options: dict[str, bool]) -> None:
+    one, other = (nn.Sequential(nn.Identity(), SumThenRelu(moved)) for moved in (False, True))
+    (birth,) = hookscope.diff(one, other, pictures(), **options).births
+    assert (birth.layer, birth.in_own_code) == ("1", True)
+
+
 @pytest.mark.parametrize(
     "name", ["random noise", "key-value cache", "changing buffers", "siamese with a dict", "recurrent"]
 )

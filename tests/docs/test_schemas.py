@@ -81,6 +81,20 @@ def test_attribute(run: Run, tmp_path: Path) -> None:
     check_run(tmp_path / document["run"], ("targets", "tokens", "top"))
 
 
+def test_a_difference_of_passes_and_one_of_weights(run: Run, tmp_path: Path) -> None:
+    options = ("--edit-b", "0:output:scale(2)", "--shadow", "--reference", "float64", "--fail-over", "0:rel>0.5")
+    ended = run("diff", "net.py:tiny", "same", CAT, "--resize", "32", "--crop", "32", *options, "--json")
+    document = check("diff", ended.stdout)
+    assert document["births"]
+    assert document["exceeded"]
+    check_run(tmp_path / document["run"], ("ops", "map", "shadow"))
+    torch.save({"first.weight": torch.zeros(4)}, tmp_path / "a.pt")
+    torch.save({"first.weight": torch.ones(4)}, tmp_path / "b.pt")
+    document = check("diff", run("diff", "a.pt", "b.pt", "--json").stdout)
+    assert document["weights"][0]["measures"]["relative_l2"] == "Infinity"
+    check_run(tmp_path / document["run"])
+
+
 def test_check_and_checkpoint(run: Run, tmp_path: Path) -> None:
     weights = {"first.weight": torch.ones(3, 4), "first.bias": torch.tensor([float("nan")])}
     torch.save({"model": weights, "epoch": 3}, tmp_path / "model.pt")

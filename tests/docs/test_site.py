@@ -107,5 +107,5 @@ def test_the_search_finds_a_rule(browser: Browser, address: str) -> None:  # noq
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"{address}index.html")
     page.fill("input.md-search__input", "quiet-channels")
-    page.wait_for_selector(".md-search-result__item a[href*='rules']")
+    page.wait_for_selector(".md-search-result__item a[href*='rules']", timeout=120_000)
     page.close()
