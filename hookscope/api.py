@@ -675,9 +675,14 @@ def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContent
         CheckpointError: If it is missing, damaged, or not a weights file.
         NothingMatchedError: If there is nothing at `key`.
     """
-    from hookscope.models.contents import list_contents
+    from hookscope.models.plain_contents import list_published
 
-    return list_contents(Path(file), key)
+    contents = list_published(Path(file)) if key is None else None
+    if contents is None:
+        from hookscope.models.contents import list_contents
+
+        contents = list_contents(Path(file), key)
+    return contents
 
 
 def report(

@@ -8,19 +8,11 @@ from typing import Any
 import torch
 
 from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.reading import RUNS_CODE, Look, read_content, verify_file
 from hookscope.errors import CheckpointError
-from hookscope.sandbox import CAN_FORK, Limits, WorkerFailure, run_forked
+from hookscope.sandbox import CAN_FORK, WorkerFailure, run_forked
 from hookscope.text import printable
-
-# Our choices. Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
-# at 1 GB/s, instructions at a million a second, on a machine ten times slower than ours at a tenth of that.
-_SPARE_BYTES = 768 * 2**20
-_SPARE_SECONDS = 20
-_BYTES_PER_SECOND = 25_000_000
-
-# Our choice: on a busy or stopped machine work takes longer than the processor time it needs.
-_PATIENCE = 10
 
 _ENDINGS = {
     "SIGBUS": "the file was cut short while it was read, or its disk failed",
@@ -91,16 +83,16 @@ def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name:
         return work()
 
     length = sum(size for _, size, _ in _versions(kinds))
-    memory_bytes, seconds = 2 * length + _SPARE_BYTES, _SPARE_SECONDS + length // _BYTES_PER_SECOND
+    limits = reading_limits(length)
     try:
-        result = run_forked(work_alone if CAN_FORK else work, Limits(_PATIENCE * seconds, memory_bytes, seconds))
+        result = run_forked(work_alone if CAN_FORK else work, limits)
     except MemoryError as error:  # where it ran in this process
         raise CheckpointError(f"{name} needs more memory than there is.") from error
     match result:
         case WorkerFailure(cause="raised"):
             raise RuntimeError(result.traceback)
         case WorkerFailure(cause="memory"):
-            limit = f"{memory_bytes // 2**20} MiB"
+            limit = f"{(limits.memory_bytes or 0) // 2**20} MiB"
             raise CheckpointError(
                 f"{name} takes more than {limit} to read, far more than a file of its size should; refused."
             )

@@ -4,7 +4,7 @@ import inspect
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any
@@ -17,16 +17,15 @@ from hookscope.models.input_spec import COLOURS
 from hookscope.models.known_networks import (
     Built,
     KnownNetwork,
-    Shapes,
     built_for,
     known_network,
     readings,
-    state_shapes,
     timm_networks,
     torchvision_networks,
     until,
 )
-from hookscope.models.statedict import COUNTER
+from hookscope.models.statedict import state_shapes
+from hookscope.models.torchvision_digests import COUNTER, Candidate, Shapes, all_fit, missing_counters, with_ties
 from hookscope.text import printable
 
 # Our choice: with less than half in common, of the names in either, a network is no guess worth making.
@@ -41,20 +40,6 @@ _PACKED = "_packed_params._packed_params"
 __all__ = ["Candidate", "adapt", "nearest_network", "recognise", "state_shapes"]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A network, as MODEL would name it, whose names and shapes are those of a file with these arguments.
-
-    `input_channels` is C of the pictures, if it is not the network's own; `remarks` say how sure this is, and what
-    differs from the network as published, for people.
-    """
-
-    model: str
-    arguments: Mapping[str, Any]
-    input_channels: int | None
-    remarks: tuple[str, ...]
-
-
 def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
     """Return every known network whose names and shapes are these, up to class and input channel count.
 
@@ -66,13 +51,13 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
     with seeded(0), silenced_known_warnings():
         found = _fitting(torchvision_networks(), forms)
         if found or not find_spec("timm"):
-            return _with_ties(found, "torchvision")
+            return with_ties(found, "torchvision")
         started, networks = time.monotonic(), timm_networks(forms)
         found = _fitting(until(started + TIMM_SECONDS, networks), forms)
     left = f"{len(networks)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
     if networks and not found:
         raise ModelNotFoundError(f"No known network fits, but {left}; name it with --arch.")
-    candidates = _with_ties(found, "timm")
+    candidates = with_ties(found, "timm")
     return tuple(replace(c, remarks=(*c.remarks, left)) for c in candidates) if networks else candidates
 
 
@@ -129,18 +114,6 @@ def adapt(model: str, shapes: Shapes) -> Candidate | None:
     with seeded(0), silenced_known_warnings():
         found = _fitting([network], readings(shapes))
     return replace(found[0], remarks=found[0].remarks[1:]) if found else None
-
-
-def _with_ties(found: list[Candidate], library: str) -> tuple[Candidate, ...]:
-    """Return the candidates with a remark each on the others."""
-    told = []
-    for candidate in found:
-        others = [other.model for other in found if other is not candidate]
-        alone = f"no other {library} network's do"
-        also = f"so do those of {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
-        fits, *rest = candidate.remarks
-        told.append(replace(candidate, remarks=(f"{fits}; {also if others else alone}", *rest)))
-    return tuple(told)
 
 
 def _fitting(networks: Iterable[KnownNetwork], forms: Sequence[Shapes]) -> list[Candidate]:
@@ -256,7 +229,7 @@ def _remarks(
     network: KnownNetwork, arguments: Mapping[str, Any], channels: int | None, own: Shapes, given: Shapes
 ) -> tuple[str, ...]:
     which = "names and shapes of int8 convolutions and linear layers" if network.int8 else "names and shapes"
-    remarks = [f"all {len(given)} {which} fit"]
+    remarks = [all_fit(len(given), which)]
     for name, value in arguments.items():
         if name == "num_classes":
             classes = f"{value} class{'es' if value > 1 else ''}" if value else "no classifier"
@@ -267,9 +240,7 @@ def _remarks(
             remarks.append("with auxiliary heads" if value else "without auxiliary heads")
     if channels:
         remarks.append(f"{channels} input channel{'s' if channels > 1 else ''} instead of 3")
-    if counters := len(own) - len(given):
-        remarks.append(f"{counters} {COUNTER} are missing, as in old files and with frozen BatchNorm")
-    return tuple(remarks)
+    return (*remarks, *missing_counters(len(own) - len(given)))
 
 
 def _packed_shapes(given: Shapes) -> Shapes:

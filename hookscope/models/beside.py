@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from hookscope.models.locate_state_dict import is_optimiser, other_sets
-from hookscope.models.statedict import COUNTER, stripped_forms
+from hookscope.models.statedict import stripped_forms
+from hookscope.models.torchvision_digests import COUNTER
 from hookscope.text import printable
 
 # What keys of averaged weights are called: exponential and stochastic averages, and the shadows of older scripts.

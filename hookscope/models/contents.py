@@ -7,7 +7,6 @@ makes of itself, it has limits on memory and time.
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,13 @@ from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regula
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
-from hookscope.models.architecture import Candidate, nearest_network, recognise
+from hookscope.models.array_values import Values
 from hookscope.models.checkpoint import REMEDY, check_names, files_of, read_index
-from hookscope.models.known_networks import state_shapes
 from hookscope.models.locate_state_dict import Part, parts_of
-from hookscope.models.values import ValueReader, Values
+from hookscope.models.plain_contents import sentence, shared_prefix
+from hookscope.models.statedict import state_shapes
+from hookscope.models.torchvision_digests import Candidate, Shapes, published_networks
+from hookscope.models.values import ValueReader
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import printable, shape_text
 
@@ -63,7 +64,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         tensors.setdefault(part, []).extend(rows)
         shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in each["shapes"].items()})
     fitting, doubts = _architectures(shapes)
-    near = {part: "" if fitting[part] else nearest_network(each) for part, each in shapes.items() if each}
+    near = {part: "" if fitting[part] else _nearest(each) for part, each in shapes.items() if each}
     alone = found.get(path, {})
     return CheckpointContents(
         name=path.name,
@@ -71,7 +72,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         producer=alone.get("producer", ""),
         byte_count=sum(file.stat().st_size for file in kinds),
         parts=tuple(
-            StoredPart(*part, tuple(rows), _prefix(part[1], rows), fitting[part], near.get(part, ""))
+            StoredPart(*part, tuple(rows), shared_prefix(part[1], rows), fitting[part], near.get(part, ""))
             for part, rows in sorted(tensors.items(), key=lambda item: not item[0][1])  # weights first
         ),
         entries=tuple(StoredEntry(*entry) for entry in alone.get("entries", ())),
@@ -149,17 +150,22 @@ def _architectures(
         if (names := frozenset(each.items())) in known:  # such as those of the averaged weights beside the others
             continue
         try:
-            known[names] = tuple(map(_sentence, recognise(each)))
+            known[names] = tuple(map(sentence, published_networks(each) or _recognised(each)))
         except ModelNotFoundError as error:  # time ran out
             known[names], doubts[str(error)] = (), None
     return {part: known[frozenset(each.items())] for part, each in shapes.items()}, tuple(doubts)
 
 
-def _prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:
-    """Return what all dotted names of weights start with, of whole parts; "" for nothing, and for a single name."""
-    ordered = sorted(row.key.split(".") for row in rows)
-    ends = zip(ordered[0], ordered[-1], strict=False) if is_weights and len(rows) > 1 else ()
-    return ".".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
+def _recognised(shapes: Shapes) -> tuple[Candidate, ...]:
+    from hookscope.models.architecture import recognise  # noqa: PLC0415 (imports torchvision, which is slow)
+
+    return recognise(shapes)
+
+
+def _nearest(shapes: Shapes) -> str:
+    from hookscope.models.architecture import nearest_network  # noqa: PLC0415 (imports torchvision, which is slow)
+
+    return nearest_network(shapes)
 
 
 def _values(path: Path, kind: FileKind, content: object, tensors: Sequence[Tensor]) -> list[Values | None]:
@@ -331,10 +337,3 @@ def _producer(path: Path, kind: FileKind, content: object) -> str:
     elif kind == "legacy torch":
         names.insert(0, "torch.save before torch 1.6, or its old format")
     return ", ".join(names)
-
-
-def _sentence(candidate: Candidate) -> str:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in candidate.arguments.items())
-    remarks = "; ".join(candidate.remarks)
-    text = f"{candidate.model}{f' ({arguments})' if arguments else ''}{f': {remarks}' if remarks else ''}"
-    return printable(text, 400)

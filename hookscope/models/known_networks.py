@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 import torchvision.models
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hookscope.models.construction import skipped_initialisation
 from hookscope.models.names import DEMO
-from hookscope.models.statedict import stripped_forms
+from hookscope.models.statedict import state_shapes, stripped_forms
+from hookscope.models.torchvision_digests import Shapes
 from hookscope.models.zoo import build_demo, build_torchvision
 
 # Our choices: a network is given up on after so many parameters of shapes the file does not have, or so many more than
@@ -25,7 +26,6 @@ from hookscope.models.zoo import build_demo, build_torchvision
 _STRANGE_LIMIT = 24
 _STRANGE_EXCESS = 4
 
-Shapes = Mapping[str, tuple[int, ...]]
 Built = tuple[nn.Module, Shapes]  # with the shapes of its state dict
 
 
@@ -46,16 +46,6 @@ class KnownNetwork:
     size_argument: str = "image_size"
     heads: tuple[str, ...] = ()
     int8: bool = False
-
-
-def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a state dict by name; those of int8 linear layers, which are packed, included."""
-    shapes = {}
-    for name, value in state.items():
-        tensor = value[0] if isinstance(value, tuple) and value else value
-        if isinstance(tensor, Tensor):
-            shapes[name] = tuple(tensor.shape)
-    return shapes
 
 
 def readings(shapes: Shapes) -> list[Shapes]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import MisfitError
 from hookscope.models.construction import FileOptions
+from hookscope.models.torchvision_digests import COUNTER
 from hookscope.text import printable
 
 # What puts a network inside another: DistributedDataParallel and AveragedModel, compile, Lightning, Fabric, FSDP,
@@ -26,8 +27,6 @@ _INNER_WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoin
 # Our choice: bounds for a file made to have many readings.
 _WRAPPERS_DEEP = 4
 _FORMS_LIMIT = 24
-
-COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
 
 
 def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
@@ -63,6 +62,16 @@ def _add(forms: list[tuple[str, dict[str, str]]], removed: str, mapping: dict[st
     distinct = len(set(mapping.values())) == len(mapping)
     if mapping and distinct and all(mapping != other for _, other in forms):
         forms.append((removed, mapping))
+
+
+def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in a state dict by name; those of int8 linear layers, which are packed, included."""
+    shapes = {}
+    for name, value in state.items():
+        tensor = value[0] if isinstance(value, tuple) and value else value
+        if isinstance(tensor, Tensor):
+            shapes[name] = tuple(tensor.shape)
+    return shapes
 
 
 def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:

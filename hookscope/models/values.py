@@ -2,38 +2,17 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from hookscope.errors import is_out_of_memory
+from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, Values, values_of
 from hookscope.statistics import Reducer, Reduction, collect, merge
 
-# As float32 about what a processor's own cache holds; measured.
-_PIECE_ELEMENTS = 2**18
 # Our choice: tensors that are neither dense nor small are views of something else, which nobody stores on purpose.
 _GATHER_BYTES_LIMIT = 2**28
-
-# What float32 holds exactly. Of other whole numbers float64 holds the first sixteen digits.
-_EXACT_IN_FLOAT32 = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16}
-
-
-class Values(NamedTuple):
-    """Statistics of a tensor's elements; of complex numbers, from `zero_count` on, those of their moduli.
-
-    A complex number with NaN in either part counts as NaN alone. `zero_count` and what follows are None for a dtype
-    without arithmetic. `min` and `max`, exact, `mean` and `std`, with the number of elements as its divisor, are those
-    of the finite elements; None without any.
-    """
-
-    nan_count: int
-    inf_count: int
-    zero_count: int | None = None
-    min: float | None = None
-    max: float | None = None
-    mean: float | None = None
-    std: float | None = None
 
 
 class ValueReader:
@@ -84,9 +63,9 @@ class ValueReader:
     def _pieces(self, file: BinaryIO, begin: int, dtype: torch.dtype, count: int) -> Iterator[Tensor]:
         """Yield so many elements of a file in pieces, all in the same work space: each is overwritten by the next."""
         file.seek(begin)
-        self._space = self._space or bytearray(_PIECE_ELEMENTS * 16)
+        self._space = self._space or bytearray(PIECE_ELEMENTS * 16)
         while count:
-            piece = memoryview(self._space)[: min(_PIECE_ELEMENTS, count) * dtype.itemsize]
+            piece = memoryview(self._space)[: min(PIECE_ELEMENTS, count) * dtype.itemsize]
             if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]  # typeshed leaves it out of BinaryIO
                 raise EOFError("the file ends within a tensor")
             count -= len(piece) // dtype.itemsize
@@ -94,6 +73,10 @@ class ValueReader:
 
     def _values(self, pieces: Iterable[Tensor], dtype: torch.dtype, repeats: int, *, zeros: int = 0) -> Values | None:
         """Return the statistics of the pieces of a tensor, every element `repeats` times, and of further zeros."""
+        name = str(dtype).removeprefix("torch.")
+        if name in ARRAY_TYPES and not zeros:
+            arrays = (piece.view(torch.uint16) if dtype is torch.bfloat16 else piece for piece in pieces)
+            return values_of((array.numpy() for array in arrays), name, repeats)
         is_whole = not (dtype.is_floating_point or dtype.is_complex)
         total = Reduction((), "", zeros, finite_count=zeros, min=0.0, max=0.0) if zeros else Reduction((), "", 0)
         nan_count, extremes = 0, [0] * bool(zeros and is_whole)
@@ -125,7 +108,7 @@ class ValueReader:
     def _reduce(self, piece: Tensor) -> Reduction:
         if piece.is_quantized:
             piece = piece.dequantize()
-        elif piece.dtype in _EXACT_IN_FLOAT32 or (piece.is_floating_point() and piece.itemsize < 4):
+        elif piece.is_floating_point() and piece.itemsize < 4:
             piece = piece.float()
         elif not (piece.is_floating_point() or piece.is_complex()):
             piece = piece.double()
@@ -161,5 +144,5 @@ def _is_dense(sizes: Iterable[int], strides: Iterable[int]) -> bool:
 
 def _cut(flat: Tensor) -> Iterator[Tensor]:
     """Yield the elements of a tensor in pieces."""
-    for begin in range(0, flat.numel(), _PIECE_ELEMENTS):
-        yield flat[begin : begin + _PIECE_ELEMENTS]
+    for begin in range(0, flat.numel(), PIECE_ELEMENTS):
+        yield flat[begin : begin + PIECE_ELEMENTS]

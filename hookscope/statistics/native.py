@@ -7,7 +7,6 @@ everything is left to torch.
 import ctypes
 from collections.abc import Callable
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,50 +15,40 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of
+from hookscope.statistics.kernel import (
+    BIN_COUNT_SHIFT,
+    CANCELLATION_LIMIT,
+    CANCELLED,
+    FOUND,
+    LARGEST_SQUARABLE,
+    LIBRARY,
+    RARE,
+    SMALLEST_SQUARABLE,
+    WITH_ZEROS,
+    BareLayout,
+    Results,
+    Runtime,
+)
 from hookscope.statistics.reduction import Reduction
 from hookscope.statistics.storage import in_memory_order
-from hookscope.statistics.torch_reductions import CANCELLATION_LIMIT, LARGEST_SQUARABLE, SMALLEST_SQUARABLE, centred
-
-LIBRARY = Path(__file__).with_name("native.bin")  # not .so, which Python would take for a module
+from hookscope.statistics.torch_reductions import centred
 
 # The variant for what torch says the processor has; "default" runs on any.
 _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 # From here on threads share a tensor: the grain size of torch's own reductions (at::internal::GRAIN_SIZE).
 _PARALLEL_ELEMENTS = 32768
-# What `reduce` in native.c returns, and how many numbers it writes.
-_RARE, _CANCELLED, _WITH_ZEROS = 1, 2, 4
-_BIN_COUNT_SHIFT = 3
-_FOUND = 7
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
 _BINS, _COUNTERS, MAX_THREADS = 17856, 4, 16
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
 
-class _Runtime(ctypes.Structure):
-    """Entry points of the OpenMP runtime that torch has loaded."""
+class Layout(BareLayout):
+    """A layout, and what else tensors of one shape, strides and channel axis have in common."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("run", "thread_number", "thread_count"))
-
-
-class Layout(ctypes.Structure):
-    """`Layout` of native.c, and what else tensors of one shape, strides and channel axis have in common."""
-
-    _fields_ = tuple((name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads"))
     known: Reduction  # without reading the values
     all_nonzero: NDArray[np.float64] | None  # values per channel that are not zero if none is, (C,)
     address: int  # of this structure
-
-
-class _Results(ctypes.Structure):
-    """As in native.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("found", "nonzero", "tables", "values")),
-        ("exact_limit", ctypes.c_longlong),
-        *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime")),
-        *((name, ctypes.c_double) for name in ("smallest", "largest", "cancellation")),
-    )
 
 
 class Kernel(NamedTuple):
@@ -67,7 +56,7 @@ class Kernel(NamedTuple):
 
     reduce: Callable[[int, int, int], int]  # as declared in native.c
     sketch: Callable[[Any], int] | None  # as declared in sketch.c; None in a library compiled before there was one
-    runtime: _Runtime | None  # passed to it; None if torch's threads cannot be used
+    runtime: Runtime | None  # passed to it; None if torch's threads cannot be used
 
 
 @cache
@@ -90,7 +79,7 @@ def kernel_of(variant: str) -> Kernel | None:
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-        runtime = _Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
+        runtime = Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
     except (OSError, AttributeError):  # torch was built with other threads
         return Kernel(reduce, sketch, None)
     return Kernel(reduce, sketch, runtime)
@@ -107,14 +96,14 @@ class FusedReducer:
         """
         self._kernel = load_kernel()
         self._threads = torch.get_num_threads()
-        self._found = np.empty(_FOUND)
+        self._found = np.empty(FOUND)
         self._nonzero = np.empty(0)
         # Memory that is never written to is not taken.
         shape = (min(self._threads, MAX_THREADS), _BINS, _COUNTERS)
         self._tables = np.zeros(shape, np.uint32) if distributions else None
         self._values = np.empty(EXACT_LIMIT, np.float32)
         self._keys, self._counts = np.empty(_BINS, np.int32), np.empty(_BINS, np.int64)
-        self._results: _Results | None = None
+        self._results: Results | None = None
         self._results_address = 0
 
     def reduce(self, tensor: Tensor, channel_axis: int | None) -> Reduction | None:
@@ -137,16 +126,16 @@ class FusedReducer:
         if self._results is None or (nonzero is not None and nonzero.size > self._nonzero.size):
             self._describe_room(0 if nonzero is None else nonzero.size)
         outcome = self._kernel.reduce(address, layout.address, self._results_address)
-        if outcome == _RARE:
+        if outcome == RARE:
             return None
         shape, dtype, count, axis = layout.known[:4]
         mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._found.tolist()
-        if outcome & _CANCELLED:
+        if outcome & CANCELLED:
             mean, squared_deviations = centred(in_memory_order(tensor.detach(), None)[0].reshape(-1), mean)
-        if nonzero is not None and outcome & _WITH_ZEROS:
+        if nonzero is not None and outcome & WITH_ZEROS:
             nonzero = self._nonzero[: nonzero.size].copy()
         distribution = None
-        if self._tables is not None and (bins := outcome >> _BIN_COUNT_SHIFT):
+        if self._tables is not None and (bins := outcome >> BIN_COUNT_SHIFT):
             distribution = Distribution(low, high, count, None, self._keys[:bins].copy(), self._counts[:bins].copy())
         elif self._tables is not None:
             distribution = distribution_of(self._values[:count])
@@ -159,7 +148,7 @@ class FusedReducer:
         """Tell compiled code where to write, with room for so many channels."""
         self._nonzero = np.empty(channel_count)
         runtime = self._kernel.runtime if self._kernel else None
-        self._results = _Results(
+        self._results = Results(
             self._found.ctypes.data,
             self._nonzero.ctypes.data,
             None if self._tables is None else self._tables.ctypes.data,

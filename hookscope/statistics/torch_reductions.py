@@ -15,14 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.results.distribution import PARTS, Distribution, distribution_of, key_of
+from hookscope.statistics.kernel import CANCELLATION_LIMIT, LARGEST_SQUARABLE, SMALLEST_SQUARABLE
 from hookscope.statistics.reduction import Reduction
 
-# Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
-# of them (float32: 1e-38..3e38).
-SMALLEST_SQUARABLE = 1e-15
-LARGEST_SQUARABLE = 1e15
-# var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on the centred form. Our choice.
-CANCELLATION_LIMIT = 10.0
 # Length of the rows that sums of squares are taken over: a float32 accumulator stays good to 1e-6 over so many.
 _ROW = 1024
 

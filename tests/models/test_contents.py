@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import nn
 
-from hookscope.checkpoints import isolation
+from hookscope.checkpoints import isolation, limits
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models.contents import list_contents
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
@@ -333,7 +333,7 @@ def test_a_file_that_is_written_meanwhile_is_an_error(tmp_path: Path, monkeypatc
 def test_a_file_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = torch.zeros(2000, 1000)
     views = {f"{at}": table[at:] for at in range(2000)}  # a file of 8 MB that shows 8 GB
-    monkeypatch.setattr(isolation, "_SPARE_SECONDS", 1)
+    monkeypatch.setattr(limits, "_SPARE_SECONDS", 1)
     path = saved(tmp_path / "views.pt", "torch", views)
     with pytest.raises(CheckpointError, match="takes far longer than a file of its size should"):
         list_contents(path)

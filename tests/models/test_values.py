@@ -27,7 +27,7 @@ EIGHT_BITS = [
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 16 elements, so that small tensors are read in several."""
-    monkeypatch.setattr(values, "_PIECE_ELEMENTS", 16)
+    monkeypatch.setattr(values, "PIECE_ELEMENTS", 16)
 
 
 def stored(tensor: torch.Tensor, before: int = 24) -> tuple[io.BytesIO, int, torch.Tensor]:
@@ -101,7 +101,7 @@ def test_every_pattern_of_bits_is_read_as_torch_reads_it(dtype: torch.dtype) -> 
     limits = torch.iinfo(integers)
     patterns = torch.arange(limits.min, limits.max + 1).to(integers).view(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(values, "_PIECE_ELEMENTS", 2**14)
+        patch.setattr(values, "PIECE_ELEMENTS", 2**14)
         assert_values(in_file(patterns), patterns.float().double().numpy())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookscope.checkpoints import isolation
+from hookscope.checkpoints import isolation, limits
 from hookscope.errors import CheckpointError, HookscopeError, MisfitError, UntrustedFileError
 from hookscope.sandbox import Limits, WorkerFailure, run_forked, worker
 from hookscope.sandbox.worker import result_of
@@ -176,8 +176,8 @@ def test_an_answer_names_no_other_class(name: str) -> None:
 
 
 def read(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(isolation, "_SPARE_BYTES", 256 * MIB)
-    monkeypatch.setattr(isolation, "_SPARE_SECONDS", 1)
+    monkeypatch.setattr(limits, "_SPARE_BYTES", 256 * MIB)
+    monkeypatch.setattr(limits, "_SPARE_SECONDS", 1)
     with pytest.raises(CheckpointError) as caught:
         isolation._run_isolated(work, {}, "model.pt")
     assert str(caught.value).startswith("model.pt ")
@@ -198,7 +198,7 @@ def read(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_a_file_does_to_its_reader_is_said(
     work: Callable[[], Any], phrase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "_PATIENCE", 1)
+    monkeypatch.setattr(limits, "_PATIENCE", 1)
     assert phrase in read(work, monkeypatch)
 
 

@@ -1,0 +1,153 @@
+"""Statistics of stored values in NumPy arrays, a piece at a time. No torch, which takes a second to import.
+
+Dense float32 values are read once by the compiled reduction where there is one, others by NumPy in float64.
+"""
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.statistics import kernel
+from hookscope.statistics.reduction import Reduction, merge
+
+# As float32 about what a processor's own cache holds; measured.
+PIECE_ELEMENTS = 2**18
+
+# What NumPy reads the stored values of each dtype as, by torch's names. It has no bfloat16: see `widened`.
+ARRAY_TYPES = {
+    **{f"float{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"u{bits // 8}" for bits in (8, 16, 32, 64)},
+    "bool": "?",
+    "bfloat16": "u2",
+}
+
+# What float32 holds exactly. Of other whole numbers float64 holds the first sixteen digits.
+_EXACT_IN_FLOAT32 = frozenset({"bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32"})
+
+# What processors call the instructions that the variants of native.c are compiled to.
+_INSTRUCTIONS = {
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+
+
+class Values(NamedTuple):
+    """Statistics of a tensor's elements; of complex numbers, from `zero_count` on, those of their moduli.
+
+    A complex number with NaN in either part counts as NaN alone. `zero_count` and what follows are None for a dtype
+    without arithmetic. `min` and `max`, exact, `mean` and `std`, with the number of elements as its divisor, are those
+    of the finite elements; None without any.
+    """
+
+    nan_count: int
+    inf_count: int
+    zero_count: int | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+
+
+def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 1) -> Values:
+    """Return the statistics of a tensor from its elements, every one of which is there `repeats` times.
+
+    Args:
+        pieces: All elements in flat arrays, of the type that `ARRAY_TYPES` has for the dtype.
+        dtype: A key of `ARRAY_TYPES`.
+        repeats: For a view that shows its elements again.
+    """
+    total = Reduction((), "", 0)
+    extremes: list[int] = []
+    for piece in pieces:
+        if piece.dtype.kind in "iub" and dtype != "bfloat16":
+            extremes += (int(piece.min()), int(piece.max()))
+        total = merge(total, _reduced(_widened(piece, dtype)))
+    count = total.finite_count
+    return Values(
+        total.nan_count * repeats,
+        (total.element_count - count - total.nan_count) * repeats,
+        (total.element_count - total.nonzero_count) * repeats,
+        min(extremes) if extremes else total.min if count else None,
+        max(extremes) if extremes else total.max if count else None,
+        total.mean if count else None,
+        math.sqrt(total.squared_deviations / count) if count else None,
+    )
+
+
+def _widened(piece: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
+    if dtype == "bfloat16":  # the first half of a float32
+        return (piece.astype(np.uint32) << 16).view(np.float32)
+    return piece.astype(np.float32 if dtype in _EXACT_IN_FLOAT32 else np.float64, copy=False)
+
+
+def _reduced(values: NDArray[np.floating]) -> Reduction:
+    """Reduce flat values to what `values_of` needs of them."""
+    if values.dtype == np.float32 and (compiled := _compiled()) is not None and (found := compiled(values)):
+        return found
+    finite = values[np.isfinite(values)].astype(np.float64)
+    nan_count, nonzero_count = int(np.isnan(values).sum()), int(np.count_nonzero(values))
+    known = Reduction((), "", values.size, None, finite.size, nan_count=nan_count, nonzero_count=nonzero_count)
+    if not finite.size:
+        return known
+    low, high = float(finite.min()), float(finite.max())
+    known = known._replace(min=low, max=high, mean=low)
+    if low == high:  # summing equal values would only add rounding
+        return known
+    exponent = math.frexp(max(high, -low))[1]  # so that no sum or square overflows or vanishes
+    scaled = np.ldexp(finite, -exponent)
+    mean = float(scaled.sum()) / finite.size
+    scaled -= mean
+    squares = float(np.square(scaled, out=scaled).sum())
+    try:
+        squares = math.ldexp(squares, 2 * exponent)
+    except OverflowError:
+        squares = math.inf
+    return known._replace(mean=math.ldexp(mean, exponent), squared_deviations=squares)
+
+
+@cache
+def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
+    """Return the compiled reduction of float32 values, on one thread; None if this installation has none.
+
+    It returns None for what is not finite, and for values that vary little about a large mean.
+    """
+    try:
+        library = ctypes.CDLL(str(kernel.LIBRARY))
+    except OSError:
+        return None
+    reduce = getattr(library, f"reduce_tensor_{_variant()}")
+    reduce.argtypes = [ctypes.c_void_p] * 3
+
+    def reduced(values: NDArray[np.floating]) -> Reduction | None:
+        values = np.ascontiguousarray(values)
+        found, nonzero = np.empty(kernel.FOUND), np.empty(1)
+        layout = kernel.BareLayout(1, 1, values.size, 0, 1)
+        limits = kernel.SMALLEST_SQUARABLE, kernel.LARGEST_SQUARABLE, kernel.CANCELLATION_LIMIT
+        results = kernel.Results(found.ctypes.data, nonzero.ctypes.data, None, None, 0, None, None, None, *limits)
+        outcome = reduce(values.ctypes.data, ctypes.addressof(layout), ctypes.addressof(results))
+        if outcome in (kernel.RARE, kernel.CANCELLED):
+            return None
+        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = found.tolist()
+        moments = (values.size, mean, squared_deviations, low, high, abs_sum, square_sum)
+        return Reduction((), "", values.size, None, *moments, 0, int(nonzero_count))
+
+    return reduced
+
+
+def _variant() -> str:
+    """Return which variant of native.c this processor runs, as far as Linux says; "default" runs on any."""
+    flags: set[str] = set()
+    if sys.platform == "linux":
+        with suppress(OSError, StopIteration):
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+            flags = {*next(line for line in lines if line.startswith("flags")).split()}
+    return next((name for name, needed in _INSTRUCTIONS.items() if needed <= flags), "default")
