@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -252,7 +252,7 @@ class Party:
         try:
             with (
                 torch.no_grad(),
-                torch.autocast(device.type, dtype, enabled=is_cast, cache_enabled=False),
+                _autocast(device.type, dtype, enabled=is_cast),
                 torch.random.fork_rng([device] if device.type == "cuda" else []),
                 nullcontext() if self.captured is None else self.captured.detached(),
             ):
@@ -327,3 +327,10 @@ def traced(party: Party, batch: Batch) -> list[Call]:
     return [
         Call(key, kind, tuple(shapes), owned) for key, (kind, shapes, owned) in calls.items() if key not in unchanged
     ]
+
+
+def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:
+    """Return autocast as it was at another time; a device may have none, which then is off at both."""
+    if not enabled and not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, dtype, enabled=enabled, cache_enabled=False)
