@@ -58,22 +58,7 @@ class _Pair:
             self.sums.add(plain(a, device), plain(b, device), first_input if by_input else 0)
 
     def row(self) -> DifferenceRow:
-        found, one, other = self.found, self.found.a.statistics, self.found.b.statistics
-        return DifferenceRow(
-            index=found.a.index,
-            layer=found.call[0],
-            label=found.label,
-            kind=found.a.kind,
-            label_b=found.label_b,
-            kind_b=found.b.kind,
-            matched=found.matched,
-            shape=one.shape,
-            shape_b=other.shape,
-            dtype=one.dtype,
-            dtype_b=other.dtype,
-            measures=None if self.note else self.sums.measured(self.dtype),
-            note=self.note,
-        )
+        return self.found.measured(None if self.note else self.sums.measured(self.dtype), self.note)
 
 
 def compare_gradients(

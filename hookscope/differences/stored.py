@@ -178,26 +178,11 @@ def _shown(side: _Side) -> Side:
 
 def _row(found: Found, a: _Side, b: _Side, table: str) -> DifferenceRow:
     """Return the row of a pair, measured as exactly as both runs allow."""
-    one, other = found.a.statistics, found.b.statistics
     measures, note = _exact(found, a, b)
     if measures is None and not note:
         sketches = a.sketches[table][found.a.index], b.sketches[table][found.b.index]
-        measures, note = _estimated(one, other, *sketches)
-    return DifferenceRow(
-        index=found.a.index,
-        layer=found.call[0],
-        label=found.label,
-        kind=found.a.kind,
-        label_b=found.label_b,
-        kind_b=found.b.kind,
-        matched=found.matched,
-        shape=one.shape,
-        shape_b=other.shape,
-        dtype=one.dtype,
-        dtype_b=other.dtype,
-        measures=measures,
-        note=note,
-    )
+        measures, note = _estimated(found.a.statistics, found.b.statistics, *sketches)
+    return found.measured(measures, note)
 
 
 def _exact(found: Found, a: _Side, b: _Side) -> tuple[Measures | None, str]:

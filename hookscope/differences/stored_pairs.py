@@ -6,7 +6,7 @@ from typing import Literal
 
 from hookscope.differences.alignment import Call, CallKey, Pairing, align, match_names
 from hookscope.results.activations import LayerRow
-from hookscope.results.differences import Match, Unmatched
+from hookscope.results.differences import DifferenceRow, Match, Measures, Unmatched
 from hookscope.results.gradients import GradientRow, ParameterRow
 
 Row = LayerRow | GradientRow | ParameterRow
@@ -28,6 +28,25 @@ class Found:
     label: str
     label_b: str
     matched: Match
+
+    def measured(self, measures: Measures | None, note: str) -> DifferenceRow:
+        """Return the row of the pair."""
+        one, other = self.a.statistics, self.b.statistics
+        return DifferenceRow(
+            index=self.a.index,
+            layer=self.call[0],
+            label=self.label,
+            kind=self.a.kind,
+            label_b=self.label_b,
+            kind_b=self.b.kind,
+            matched=self.matched,
+            shape=one.shape,
+            shape_b=other.shape,
+            dtype=one.dtype,
+            dtype_b=other.dtype,
+            measures=measures,
+            note=note,
+        )
 
 
 def pair_rows(
