@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -38,8 +37,8 @@ def test_a_wheel_is_built_of_the_source_alone_and_without_the_compiler_says_what
     tmp_path: Path, without_compiler: dict[str, str]
 ) -> None:
     source, _ = build("sdist", ROOT, tmp_path / "source", without_compiler)
-    with tarfile.open(source) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+    (tmp_path / "unpacked").mkdir()
+    subprocess.run(["tar", "-xf", source, "-C", tmp_path / "unpacked"], check=True)
     [unpacked] = (tmp_path / "unpacked").iterdir()
     assert not list(unpacked.rglob("native.bin"))
     wheel, said = build("wheel", unpacked, tmp_path / "wheel", without_compiler)

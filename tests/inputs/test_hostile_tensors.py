@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookscope.checkpoints import isolation
+from hookscope.checkpoints import limits
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input, read_tensor
 from hookscope.results.inputs import Preprocessing
@@ -88,7 +88,7 @@ def test_a_hostile_tensor_file_is_refused_in_bounded_time_and_memory(tmp_path: P
 def test_a_key_that_takes_years_to_hash_ends_at_the_limit_of_processor_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "_SPARE_SECONDS", 1)
+    monkeypatch.setattr(limits, "_SPARE_SECONDS", 1)
     (tmp_path / "input.pt").write_bytes(hostile.raw_torch(b"})q\x00" + b"h\x00\x86q\x00" * 60 + b"K\x01s"))
     assert "takes far longer than a file of its size should" in refusal(tmp_path / "input.pt")
 
