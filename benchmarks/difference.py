@@ -77,9 +77,8 @@ def _timed(*, differ: bool) -> list[Measurement]:
 
 
 def _weighed() -> list[Measurement]:
-    with torch.device("meta"):
-        model = deepcopy(seeded(_NETWORK)[0]).to("meta")
-        rows, _ = list_modules(model, (torch.zeros(1, 3, 224, 224),))
+    model, picture = seeded(_NETWORK)
+    rows, _ = list_modules(model, (picture,))
     largest = max(4 * torch.Size(shape).numel() for row in rows for shape in row.output_shapes) / 1e6
     found = []
     for way in ("two plain passes", *WAYS):
