@@ -157,7 +157,10 @@ def diff(
     tables, messages = consoles(json=json or chosen == "markdown")
     failures: list[HookscopeError] = []
     with redirect_stdout(sys.stderr if json else sys.stdout), progress_bar(messages, shown=not quiet) as advance:
-        result = api.diff(**arguments_of(api.diff, given), on_progress=advance, on_error=failures.append)
+        try:
+            result = api.diff(**arguments_of(api.diff, given), on_progress=advance, on_error=failures.append)
+        except HookscopeError as error:
+            return report_all([*failures, *([] if error in failures else [error])])
     show_result(result, tables, messages, quiet=quiet, full=full)
     saved = save_differences(result, folder, command=shlex.join(["hookscope", *sys.argv[1:]]))
     if not quiet:

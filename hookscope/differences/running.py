@@ -119,8 +119,8 @@ def run_diff(
                 on_progress(len(ran.records), count)
         for each in running:
             each.finish()
-    if ran.first_error is not None and not ran.records:
-        raise ran.first_error
+    if not ran.records and (errors := [*filter(None, [ran.first_error]), *session.unusable]):
+        raise errors[0]
     rows, births = with_origins(paired_rows(parties, meeting, ran.pairing), _eps(parties))
     shown = listed(rows, parties)
     if not shown:

@@ -171,6 +171,17 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(
     assert ended.stderr.count("\n") == 1
 
 
+def test_inputs_that_cannot_be_read_are_each_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "picture.npy").read_bytes()[:200])
+    ended = run("diff", "pair.py:net", "same", "cut.npy", "cut.png")
+    assert ended.code == 3
+    assert [name in line for name, line in zip(("cut.npy", "cut.png"), ended.stderr.splitlines(), strict=True)] == [
+        True
+    ] * 2
+    assert not (tmp_path / "hookscope-runs").exists()
+
+
 def test_networks_that_take_other_inputs_or_return_other_outputs_are_told(run: Run, tmp_path: Path) -> None:
     text = NETWORKS.replace("classes=5", "classes=7")
     (tmp_path / "seven.py").write_text(text, "utf-8")
