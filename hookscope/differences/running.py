@@ -325,7 +325,7 @@ def _leave_out(batch: Batch, broken: Finished, queue: BatchQueue, meeting: Meeti
 
 
 def _for(party: Party, batch: Batch) -> Batch:
-    """Return a batch in memory of its own, where and in which dtype the party's network takes it."""
+    """Return a copy of a batch, where and in which dtype the party's network takes it."""
     network = party.inspected.network
     return to_device(copy_of(batch), party.inspected.placed[0], floating_dtype(network))
 

@@ -1,6 +1,6 @@
 /* The count sketch that sketch.py describes, of float32 values: each is added, with a sign, to one of WIDTH sums.
  *
- * A block of WIDTH values fills every sum once, from a place of its own on: adding it is adding vectors, where a place for
+ * A block of WIDTH values fills every sum once, from a different place on: adding it is adding vectors, where a place for
  * each value would take a store for each. */
 
 #include "native.h"
