@@ -141,7 +141,10 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a torch function, and observe it if a module's own code has called it."""
-        return self.run(operation_name(func), func, args, kwargs or {}, sys._getframe(1))
+        frame = sys._getframe(1)
+        if whose_code(frame.f_code) == "torch":  # nearly always
+            return _run(func, args, kwargs or {})
+        return self.run(operation_name(func), func, args, kwargs or {}, frame)
 
     def run(
         self,
@@ -220,7 +223,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
 
     def take_off(self, *_called_with: object) -> None:
         """Take the mode off in this thread, from below those that the network has turned on; also as a hook."""
-        above: list[TorchFunctionMode] = []
+        above: list[TorchFunctionMode] = []  # nearly always none
         while _stack_size():
             top = _pop()
             if top is self:
@@ -232,13 +235,16 @@ class OperationMode(TorchFunctionMode, Generic[T]):
 
     def put_on(self, *_called_with: object) -> None:
         """Put the mode back below the others, if it was taken off in this thread; also as a hook."""
+        if not self._off_in:
+            return
         thread = get_ident()
         if thread in self._off_in and not self._is_paused:
             self._off_in.discard(thread)
-            stack = [self]
+            above: list[TorchFunctionMode] = []
             while _stack_size():
-                stack.insert(1, _pop())
-            for each in stack:
+                above.append(_pop())
+            _push(self)
+            for each in reversed(above):
                 _push(each)
 
     @contextmanager
@@ -267,7 +273,7 @@ def is_networks_own(trace: TracebackType) -> bool:
     """Tell whether a frame of this file on a traceback only stands for a call of the network."""
     following = trace.tb_next
     code, below = trace.tb_frame.f_code, None if following is None else following.tb_frame.f_code
-    passes_on = (code, below) in ((_ASKED, _ACTS), (_ACTS, _run.__code__))
+    passes_on = (code, below) in ((_ASKED, _ACTS), (_ASKED, _run.__code__), (_ACTS, _run.__code__))
     return code is _run.__code__ or (passes_on and following is not None and is_networks_own(following))
 
 
@@ -287,8 +293,8 @@ def observing() -> "OperationMode[Any] | None":
 def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Observe the operations of a network's modules for the length of a `with` block.
 
-    Inside layers of torch's that ask whether a mode is on, and then run other kernels, it is off. In others it stays
-    on: hooks that switch it cost as much as it does.
+    Inside layers of torch's that call no modules it is off: nothing counts there. So it is inside those that ask
+    whether a mode is on, and then run other kernels.
 
     Args:
         mode: What observes.
@@ -304,17 +310,21 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         module._forward_pre_hooks[key], module._forward_hooks[key] = before, after
 
     naming = modules[""].register_forward_pre_hook(Hook(_name_inputs, mode.hooks, _names_of(modules)), with_kwargs=True)
+    take_off, put_on = Hook(mode.take_off), Hook(mode.put_on)
     try:
         off: set[str] = set()  # names of modules inside which the mode is off
+        kinds: dict[type, bool] = {}
         for name, module in modules.items():
-            if _runs_networks_code(module):
+            if _all_run_networks_code(module, kinds):
                 calling = None if _stands_for_torchs(module) else Caller(name, module, _code_of(module.forward))
                 attach(module, Hook(_enter, mode, calling), Hook(_leave, mode))
             elif name and name.rpartition(".")[0] in off:
                 off.add(name)
-            elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
+            elif (type(module) in TORCHS_OWN and not module._modules) or (
+                isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules()))
+            ):
                 off.add(name)
-                attach(module, Hook(mode.take_off), Hook(mode.put_on))
+                attach(module, take_off, put_on)
                 attached.append(module._forward_hooks_always_called)
                 module._forward_hooks_always_called[key] = True
         _push(mode)
@@ -325,6 +335,9 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         for hooks in attached:
             hooks.pop(key, None)
 
+
+TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
+"""The classes of torch's layers."""
 
 _ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
 
@@ -361,6 +374,17 @@ def _runs_networks_code(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule) or code is None:
         return isinstance(module, torch.fx.GraphModule)
     return forward is not nn.Module.forward and whose_code(code) != "torch"
+
+
+def _all_run_networks_code(module: nn.Module, known: dict[type, bool]) -> bool:
+    """Return `_runs_networks_code`, which is asked once for all modules of a class."""
+    kind = type(module)
+    if kind not in known or "forward" in vars(module):
+        runs = _runs_networks_code(module)
+        if "forward" in vars(module):
+            return runs
+        known[kind] = runs
+    return known[kind]
 
 
 def _name_inputs(

@@ -191,6 +191,7 @@ def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     result = []
     shown: dict[Place, TensorStatistics] = {}
+    labels = {place: row_label(*place) for place in rows}
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
         statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
         shown[layer, call, slot] = statistics
@@ -207,18 +208,18 @@ def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[
                 statistics,
                 _flags(row, statistics),
                 inspected.aliases.get(layer, ()),
-                row_label(*repeats) if repeats else "",
+                labels[repeats] if repeats else "",
                 (),
                 None if operation is None else operation.owner,
                 "" if operation is None else operation.source,
-                _input_labels(row.sources) if row.sources else (),
+                _labelled(row.sources, labels) if row.sources else (),
             )
         )
     return tuple(result)
 
 
-def _input_labels(sources: Sequence[Place | str]) -> tuple[str, ...]:
-    return tuple([each if isinstance(each, str) else row_label(*each) for each in sources])
+def _labelled(sources: Sequence[Place | str], labels: Mapping[Place, str]) -> tuple[str, ...]:
+    return tuple([each if isinstance(each, str) else labels[each] for each in sources])
 
 
 def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Snapshot:
         parameters = [each for each in found.parameters.values() if own_code or id(each) in expected]
         self.tensors = tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
         self.owners: list[Any] = found.owners + tensors if own_code else found.owners
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             self.leaves = [each for each in found.tensors.values() if each.is_leaf and each.requires_grad]
             self.leaves += found.parameters.values()
             self._attributes = [vars(each) for each in self.owners]
@@ -71,7 +71,7 @@ class Snapshot:
             alike[type(register)].append(register)
         for kind, container in self._found.containers:
             alike[kind].append(container)
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             self._required = [*map(attrgetter("requires_grad"), chain(self.tensors, self.leaves))]
             self._gradients = [*map(attrgetter("grad"), self.leaves)]
             self._functions = [*map(attrgetter("_backward_hooks"), self.leaves)]
@@ -126,7 +126,7 @@ class Snapshot:
         return problems
 
     def _changed_leaves(self) -> bool:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             return (
                 [*map(attrgetter("requires_grad"), chain(self.tensors, self.leaves))] != self._required
                 or not identical([*map(attrgetter("grad"), self.leaves)], self._gradients)
@@ -136,7 +136,7 @@ class Snapshot:
 
     def _put_back_leaves(self) -> Iterator[Problem]:
         """Put back `requires_grad`, `.grad` and hooks on tensors."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             for tensor, required in zip(chain(self.tensors, self.leaves), self._required, strict=True):
                 if tensor.requires_grad != required:
                     yield from _attempt(tensor, partial(_require, tensor, required))
