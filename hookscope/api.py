@@ -458,7 +458,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     from hookscope.differences.weights import compare_weights
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.models import with_classes
-    from hookscope.runs.reading import is_run
+    from hookscope.results.runs.reading import is_run
 
     began = time.perf_counter()
     if threads_b is not None and threads_b < 1:
@@ -705,10 +705,10 @@ def report(
     from hookscope.render.html import report_html
     from hookscope.render.html.attributions import attributions_html
     from hookscope.render.html.differences import differences_html
-    from hookscope.runs.attributions import read_attributions
-    from hookscope.runs.differences import read_differences
-    from hookscope.runs.reading import read_record, read_run
-    from hookscope.runs.reports import check_report_target, default_report_path, write_report
+    from hookscope.results.runs.attributions import read_attributions
+    from hookscope.results.runs.differences import read_differences
+    from hookscope.results.runs.reading import read_record, read_run
+    from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
 
     if not isinstance(run, str | Path):
         if out is None:

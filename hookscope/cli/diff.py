@@ -145,7 +145,7 @@ def diff(
     """
     from hookscope import api
     from hookscope.render.difference_files import save_differences
-    from hookscope.runs.directory import check_target
+    from hookscope.results.runs.directory import check_target
 
     given = dict(locals())
     chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
@@ -176,7 +176,7 @@ def diff(
 
 
 def _check_files(junit: Path | None, summary: str | None) -> None:
-    from hookscope.runs.atomic import check_writable
+    from hookscope.results.runs.atomic import check_writable
 
     if junit is not None:
         check_writable(junit, "--junit")
@@ -191,7 +191,7 @@ def _write_for_ci(
     from hookscope.render.difference_checks import differences_as_check
     from hookscope.render.github import annotations, checks_to_markdown
     from hookscope.render.junit import checks_to_junit
-    from hookscope.runs.atomic import append, write_whole
+    from hookscope.results.runs.atomic import append, write_whole
 
     checked = [differences_as_check(result, tuple(conditions))]
     writers = []

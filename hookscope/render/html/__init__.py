@@ -18,8 +18,8 @@ from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.gradients import Gradients, parameter_owner
+from hookscope.results.runs.reading import StoredRun
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.runs.reading import StoredRun
 from hookscope.text import counted, shape_text
 
 # Inputs that are shown as pictures; a run of thousands lists the others by name. Our choice.

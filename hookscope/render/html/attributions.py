@@ -14,7 +14,7 @@ from hookscope.render.overlays import bar, colour_scale, tint
 from hookscope.results.attributions import AttributionMap
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Region
-from hookscope.runs.attributions import StoredAttributions
+from hookscope.results.runs.attributions import StoredAttributions
 from hookscope.text import counted, shape_text
 
 # Pixels a side, our choice: maps are smooth, and a browser draws them smoothly larger.

@@ -19,8 +19,8 @@ from hookscope.results.activations import Activations
 from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModelInfo
-from hookscope.runs.reports import MARK
-from hookscope.runs.serialize import RunRecord
+from hookscope.results.runs.reports import MARK
+from hookscope.results.runs.serialize import RunRecord
 from hookscope.text import counted, safe_text, shape_text
 
 
