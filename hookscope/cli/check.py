@@ -126,7 +126,7 @@ def check(
 ) -> int:
     """Load and run each CHECKPOINT, and check it by rules: corrupt, non-finite, half-loaded, dead, drifting?
 
-    Options go over the configuration. The exit code is 1 if a checkpoint fails a rule; other codes mean that one could
+    Options override the configuration. The exit code is 1 if a checkpoint fails a rule; other codes mean that one could
     not be checked. Each checkpoint runs in a separate process with limits.
 
     \b
@@ -234,7 +234,7 @@ def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
     if settings.baseline is None:
         raise UsageError("--update-baseline needs the file to write: give --baseline FILE.")
     if len(found) != 1:
-        raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name the one it shall describe.")
+        raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name one.")
     check_writable(settings.baseline, "--baseline")
 
 

@@ -32,7 +32,7 @@ def diff(
             metavar="A", help="A model, as MODEL of `activations`, or a run directory: the one to compare with."
         ),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one, or 'same': A run in another way (…-b).")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one, or 'same': A again, run in another way (…-b).")],
     images: Annotated[
         list[str] | None,
         typer.Argument(
@@ -66,7 +66,9 @@ def diff(
     ] = None,
     target: Annotated[
         str | None,
-        under.compares(metavar="TARGET", help="As --target of `grads`; the default is made of each side's own output."),
+        under.compares(
+            metavar="TARGET", help="As --target of `grads`; the default is computed from each side's own output."
+        ),
     ] = None,
     fail_over: Annotated[
         list[str] | None,

@@ -26,7 +26,7 @@ class DownloadError(CheckpointError):
 PROBE_SECONDS = 3.0
 STALL_SECONDS = 7.0
 
-REMEDY = "Fetch it where there is a network, and give the file with --weights."
+REMEDY = "Download it on a machine with network access, and give the file with --weights."
 
 
 def cached_file(url: str) -> Path:
