@@ -426,7 +426,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
         >>> result.births[0].layer
         '_bn1'
 
-    Both run side by side, and only the layer at hand is held. Modules are left as they were, where they are. Arguments
+    Both run side by side, and only the current layer is held. Modules are left as they were, where they are. Arguments
     that are not described here are those of `activations`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Look at layers, batch after batch: those that the user gave, or the one that says most about where."""
+"""Look at layers, batch after batch: those that the user gave, or the last whose output is a map of the picture."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

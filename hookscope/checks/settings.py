@@ -1,4 +1,4 @@
-"""What a configuration file comes to: what to give a network, which rules to hold it to, and where they begin."""
+"""The settings of a check: the inputs, the rules to judge by, and their limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Which known network do these names and shapes belong to, told without building any weights."""
+"""Infer which known network names and shapes belong to, without building any weights."""
 
 import inspect
 import math

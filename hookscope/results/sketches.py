@@ -25,7 +25,7 @@ NORM_ERROR = SQUARE_ERROR / 2
 Where a few elements hold most of the norm it is nearly always exact, and far off if two of them share a sum."""
 
 RESOLUTION = 1e-6
-"""Tensors nearer to each other than this, in units of their norm, cannot be told from each other: float32 rounds."""
+"""Tensors nearer to each other than this, in units of their norm, cannot be distinguished: float32 rounds."""
 
 
 def estimated_distance(first: Sketch, second: Sketch) -> float:

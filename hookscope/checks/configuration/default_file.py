@@ -1,4 +1,4 @@
-"""The configuration that says what holds without one, with every rule and every key explained."""
+"""The default configuration as a file, with every rule and every key explained."""
 
 from collections.abc import Iterator
 from textwrap import wrap

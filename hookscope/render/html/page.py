@@ -1,4 +1,4 @@
-"""What all pages have in common: one file that asks for nothing; its own policy forbids whatever is not in it.
+"""What all pages have in common: one file that loads nothing else, as its content security policy demands.
 
 Every text is escaped where it enters the page, and none enters the style or the script.
 """
