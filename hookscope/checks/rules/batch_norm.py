@@ -128,18 +128,18 @@ _MEASURED = "our choice; of 61 healthy networks (8 trained) over the sample imag
 def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The statistics stored in BatchNorm are not those of its input.
 
-    In training, BatchNorm stores mean and variance of its inputs. Pictures like the training's give nearly the same;
-    where they do not, the layer, or weights before it, were initialised anew, scaled, swapped or taken from elsewhere
-    since, or the pictures are prepared in another way. The first such layer in execution order is named, and the later
-    ones are counted. At the first BatchNorm of the network look at the preprocessing first: mean, standard deviation,
-    range. There too much variance is a warning early on, as pictures may be much flatter than photos, but hardly more
-    varied.
+    In training, BatchNorm stores mean and variance of what it is given. Pictures like those of the training give it
+    much the same; where they do not, the layer, or weights before it, were initialised anew, scaled, swapped or taken
+    from elsewhere since, or the pictures are prepared in another way. The first such layer in execution order is named,
+    and the later ones are counted. At the first BatchNorm of the network look at the preprocessing first: mean,
+    standard deviation, range. There too much variance is a warning early on, as pictures may be much flatter than
+    photos, but hardly more varied.
 
     Judged with at least four pictures, and layers with at least 100 values in each channel; with fewer than 500, three
     times the factor and the distance are allowed. Noise says nothing here, nor do statistics as they start. It is a
     warning where weights are pruned. Pictures of another kind than those of the training (drawings, scans, microscopy)
-    differ, too: give pictures of that kind. A wrong order of the colours does not show, nor a swap of channels that are
-    alike.
+    differ, too: give pictures of that kind. The order of the colours, and what is swapped among channels that are
+    alike, cannot be told.
     """
     rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
     known = [
