@@ -35,11 +35,11 @@ from hookscope.results.gradients import Gradients, InputGradients, LossRecord
 from hookscope.results.inputs import Region
 from hookscope.results.network import ModelInfo, ModuleRow
 from hookscope.results.provenance import Provenance
+from hookscope.results.runs.attributions import StoredPicture
+from hookscope.results.runs.differences import SCHEMA_VERSION as DIFFERENCES_VERSION
+from hookscope.results.runs.directory import SCHEMA_VERSION as RUN_VERSION
+from hookscope.results.runs.serialize import _NOT_IN_JSON, QUANTILE_NAMES, SCHEMA_VERSION, RunRecord
 from hookscope.results.statistics import TensorStatistics
-from hookscope.runs.attributions import StoredPicture
-from hookscope.runs.differences import SCHEMA_VERSION as DIFFERENCES_VERSION
-from hookscope.runs.directory import SCHEMA_VERSION as RUN_VERSION
-from hookscope.runs.serialize import _NOT_IN_JSON, QUANTILE_NAMES, SCHEMA_VERSION, RunRecord
 
 Schema = dict[str, Any]
 
@@ -116,7 +116,7 @@ _TYPES: dict[str, Schema] = {}
 
 
 def _of(kind: Any) -> Schema:
-    """Return the schema of a value of a type as `hookscope.runs.serialize` writes it."""
+    """Return the schema of a value of a type as `hookscope.results.runs.serialize` writes it."""
     if kind in _PLAIN or is_dataclass(kind):
         return dict(_PLAIN[kind]) if kind in _PLAIN else _reference(kind)
     origin, arguments = get_origin(kind), get_args(kind)

@@ -92,8 +92,8 @@ def activations(
         model_arg: Keyword arguments for the network's factory, by name, or "NAME=VALUE" each.
         trust: Let a weights file run code while it is read.
         key: Where in the file the weights are.
-        allow_missing: Globs over names that the file need not have.
-        allow_unexpected: Globs over names that the network need not know.
+        allow_missing: Globs over names that the file may lack.
+        allow_unexpected: Globs over names in the file that the network may lack.
         resize: Of pictures: the shorter side, (height, width), or "none".
         crop: Likewise, from the centre.
         mean: Subtracted after scaling to 0-1: one value, one per channel, or "none".
@@ -243,7 +243,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     if has_images and input_shape:
         raise UsageError("--input-shape is the shape of noise: leave it out, or the pictures.")
     if per_image and not has_images:
-        raise UsageError("--per-image is about pictures: give IMAGE.")
+        raise UsageError("--per-image needs pictures: give IMAGE.")
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
     loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
     session = open_session(
@@ -332,8 +332,8 @@ def attribute(  # noqa: D417 - those of `activations` are described there
             that a function of the network's output returns ("file.py:function"). Several, in a list or with commas,
             are each explained.
         top: Explain the best so many of each input instead; without either the best one.
-        layer: Names of layers, or patterns; none means the last that says where.
-        tokens: How tokens lie on the picture, where that cannot be told: "prefix=1,grid=14x14", height first.
+        layer: Names of layers, or patterns; none means the last one whose output is a map of the picture.
+        tokens: How tokens lie on the picture, where it cannot be inferred: "prefix=1,grid=14x14", height first.
         sanity: Which checks of the maps to make: "none", "quick" on the first batch, "full" on all inputs.
         output_key: Which of several outputs holds the scores.
 
@@ -426,7 +426,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
         >>> result.births[0].layer
         '_bn1'
 
-    Both run side by side, and only the layer at hand is held. Modules are left as they were, where they are. Arguments
+    Both run side by side, and only the current layer is held. Modules are left as they were, where they are. Arguments
     that are not described here are those of `activations`.
 
     Args:
@@ -434,7 +434,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
         b: Likewise, or "same": A once more, in another way. Of a module that is a copy.
         images: None of them, nor `input`: weights alone. A weights file then needs no network.
         layer: Layers of A whose rows are shown.
-        map: Layers that belong together, "encoder.*=backbone.*", where names do not tell.
+        map: Layers that belong together, "encoder.*=backbone.*", where names do not say so.
         reference: "float64": also run A's weights in float64, and measure the error of each side.
         shadow: Also run each layer of B on A's input: that tells what the layer itself adds.
         grads: Also run both backward, batch by batch, and compare the gradients of outputs, and those of parameters
@@ -458,7 +458,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     from hookscope.differences.weights import compare_weights
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.models import with_classes
-    from hookscope.runs.reading import is_run
+    from hookscope.results.runs.reading import is_run
 
     began = time.perf_counter()
     if threads_b is not None and threads_b < 1:
@@ -468,7 +468,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     of_passes |= {"--device-b": device_b, "--dtype": dtype, "--dtype-b": dtype_b, "--autocast-b": autocast_b}
     of_passes |= {"--mode-b train": mode_b == "train", "--threads-b": threads_b, "--edit-b": _texts(edit_b)}
     if (loss is not None or target is not None) and not grads:
-        raise UsageError("--loss and --target say what gradients are of: give --grads too.")
+        raise UsageError("--loss and --target need --grads.")
     has_images = not isinstance(images, list | tuple) or bool(images)
     conditions = {"maps": _texts(map), "fail_over": _texts(fail_over)}
     if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
@@ -552,8 +552,8 @@ def layers(
         model_arg: Keyword arguments for the network's factory.
         trust: Let a weights file run code while it is read.
         key: Where in the file the weights are.
-        allow_missing: Globs over names that the file need not have.
-        allow_unexpected: Globs over names that the network need not know.
+        allow_missing: Globs over names that the file may lack.
+        allow_unexpected: Globs over names in the file that the network may lack.
         input_shape: Of the input, batch axis first; None for what the model takes.
 
     Raises:
@@ -612,7 +612,7 @@ def check(  # noqa: D417 - those of `activations` are described there
         >>> def test_the_checkpoint_is_sound():
         ...     hookscope.check("model.pt").raise_for_failure()
 
-    What is given goes over the configuration. Arguments that are not described here are those of `activations`.
+    Arguments override the configuration. Arguments that are not described here are those of `activations`.
 
     Args:
         checkpoint: A weights file or any other form of MODEL; or a module, which runs where it is.
@@ -705,10 +705,10 @@ def report(
     from hookscope.render.html import report_html
     from hookscope.render.html.attributions import attributions_html
     from hookscope.render.html.differences import differences_html
-    from hookscope.runs.attributions import read_attributions
-    from hookscope.runs.differences import read_differences
-    from hookscope.runs.reading import read_record, read_run
-    from hookscope.runs.reports import check_report_target, default_report_path, write_report
+    from hookscope.results.runs.attributions import read_attributions
+    from hookscope.results.runs.differences import read_differences
+    from hookscope.results.runs.reading import read_record, read_run
+    from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
 
     if not isinstance(run, str | Path):
         if out is None:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -48,6 +48,12 @@ def shape_text(shape: Iterable[int]) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: "1 row", "1,234 rows"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def some_of(names: Sequence[object], most: int) -> str:
+    """Return the first few of some names and how many more there are: "a, b, c and 4 more"."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def slug(text: str, max_bytes: int = 80) -> str:

@@ -119,7 +119,7 @@ class Checking:
         output = self._output(passes, copied, batch, batch.args)
         other = runner_up(output, target, self.output_key)
         if other is None:
-            self.notes["Sanity: class and deletion are left out, as the target is no single class."] = None
+            self.notes["Sanity: class and deletion are left out, because the target is not a single class."] = None
             return
         if not is_slow:
             self._classes.append(correlations(maps, again(copied, other)))

@@ -1,4 +1,4 @@
-"""Which layer is looked at: what every layer of a network returned, and the last that says where."""
+"""Which layer is looked at: what every layer of a network returned, and the last that is a map of the picture."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

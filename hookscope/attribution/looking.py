@@ -1,4 +1,4 @@
-"""Look at layers, batch after batch: those that the user gave, or the one that says most about where."""
+"""Look at layers, batch after batch: those that the user gave, or the last whose output is a map of the picture."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.run import split_patterns
 from hookscope.results.labels import row_label
-from hookscope.text import safe_text, shape_text
+from hookscope.text import safe_text, shape_text, some_of
 
 # A row's label: name, call, path in a nested output.
 _LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
@@ -222,7 +222,7 @@ class LayerLook:
         layouts = [each.layout for (layer, _, _), each in seen.items() if layer]
         tokens = [each for each in layouts if "--tokens" in str(each)]
         if tokens and not any(isinstance(each, Layout) and each.prefix is not None for each in layouts):
-            return f"No layer of {name} says where: one {tokens[-1]}. Or take --method gradient."
+            return f"No layer of {name} returns a map of the picture: one {tokens[-1]}. Or take --method gradient."
         if score_map := self.passes.survey.score_map:
             return (
                 f"The only maps of {name} that reach {_names(targets)} are the scores themselves: give --layer "
@@ -283,8 +283,7 @@ class LayerLook:
             for places, why in ((flat, "no place for the picture"), (zero, "a gradient that is zero everywhere")):
                 if places:
                     labels = [row_label(*place) for place in places]
-                    more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-                    shown = ", ".join(labels[:_NAMED]) + more
+                    shown = some_of(labels, _NAMED)
                     self.notes[f"Of --layer {group.text} are left out, with {why}: {shown}."] = None
             self._worked.add(group.text)
             return
@@ -324,8 +323,7 @@ class LayerLook:
         return f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}"
 
     def _inputs(self, batch: Batch) -> str:
-        names = [safe_text(record.name) for record in batch.records]
-        return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        return some_of([safe_text(record.name) for record in batch.records], 1)
 
 
 def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:

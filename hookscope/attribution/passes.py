@@ -138,7 +138,7 @@ def check_graph(inspected: InspectedNetwork, scores: Sequence[Tensor]) -> None:
     if not all(score.requires_grad for score in scores):
         raise UsageError(
             f"Nothing that requires a gradient leads to the score of {inspected.info.name}: its forward pass runs "
-            "under no_grad, detaches what it returns, or computes it from whole numbers. Nothing explains it."
+            "under no_grad, detaches what it returns, or computes it from whole numbers. The score cannot be explained."
         )
 
 

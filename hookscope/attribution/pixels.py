@@ -100,7 +100,7 @@ def guided(rule: Rule, question: Question) -> Pixels:
         with calls:
             output = _output(question, pixels)
         if differs := difference(outcome_of(output), plain):
-            raise ModelError(f"{rule}: the network does not give the same in two passes: {differs}. {ADVICE}")
+            raise ModelError(f"{rule}: the network gives different results in two passes: {differs}. {ADVICE}")
         score = question.score(output)
         with ruled(rule, score, calls) as rules:
             return Pixels(_gradient(score, pixels), rules.unchanged)

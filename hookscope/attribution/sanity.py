@@ -209,7 +209,7 @@ def deletion_check(found: Numbers) -> SanityCheck:
     meaning += (
         "."
         if passed
-        else f" (at least {_HARM_LIMIT:.0%} is asked). The map may not show what the target depends on; with few "
+        else f" (at least {_HARM_LIMIT:.0%} is required). The map may not show what the target depends on; with few "
         "pictures that happens by chance, so give more of them."
     )
     return SanityCheck("deletion", value, passed, (before, at_random), meaning)

@@ -13,7 +13,7 @@ from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses import Output, is_softmax, main_output, output_at, real
 from hookscope.results.attributions import Target
-from hookscope.text import exception_line, safe_text, shape_text
+from hookscope.text import counted, exception_line, safe_text, shape_text, some_of
 
 _OWN = "give --target FILE.py:FUNCTION, which takes what the network returns and returns one number per input"
 # Classes that a message names. Our choice.
@@ -114,8 +114,8 @@ def _scores(output: object, count: int, output_key: str | None) -> Output:
     paths = ", ".join(each.label for each in outputs)
     others = f" Or give --output-key: it has {paths}." if len(outputs) > 1 else ""
     raise UsageError(
-        f"{chosen.label} of shape {shape_text(values.shape)} holds no score per class for {count} "
-        f"input{'' if count == 1 else 's'}: {_OWN}.{others}"
+        f"{chosen.label} of shape {shape_text(values.shape)} holds no score per class for "
+        f"{counted(count, 'input')}: {_OWN}.{others}"
     )
 
 
@@ -295,12 +295,13 @@ def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: S
         for index in found["labels"].cpu().tolist()
     ]
     known = [*dict.fromkeys(names)]
-    shown = ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
     if wanted.box is not None:
         most = max(len(found["scores"]) for found in boxes)
         what = f"There is no box {wanted.box}: the network found {most}"
         return f"{what}, 0 to {most - 1}." if most else f"{what}. Give another picture."
-    hint = nearest(wanted.text, known) or (f" It found {shown}." if known else " It found no box at all.")
+    hint = nearest(wanted.text, known) or (
+        f" It found {some_of(known, _NAMED)}." if known else " It found no box at all."
+    )
     return f"The network found no '{safe_text(wanted.text)}'.{safe_text(hint)}"
 
 

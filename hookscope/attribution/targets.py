@@ -76,7 +76,7 @@ def _wanted(text: str, categories: Sequence[str]) -> Wanted:
     index = class_index(text, categories)
     if index is None and (pair := _contrast(text, categories)):
         if pair[0] == pair[1]:
-            raise UsageError(f"--target '{safe_text(text)}' holds a class against itself: give two different ones.")
+            raise UsageError(f"--target '{safe_text(text)}' compares a class with itself: give two different classes.")
         return Wanted(text, *pair)
     return Wanted(text, required_class(text, categories) if index is None else index)
 

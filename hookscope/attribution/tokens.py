@@ -49,7 +49,7 @@ class Layout:
 # Fewer tokens than 2 x 2 are no grid: class tokens have layers for themselves. Our choice.
 _MIN_GRID = 4
 
-_FLAT = "has no place for the picture: maps need a grid of more than one"
+_FLAT = "has no spatial extent: maps need a grid of more than one place"
 
 _TOKENS = re.compile(
     r"\s*(?:prefix\s*=\s*(?P<prefix>\d{1,4})\s*,\s*)?grid\s*=\s*(?P<height>\d{1,5})x(?P<width>\d{1,5})\s*"

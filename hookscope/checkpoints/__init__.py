@@ -1,1 +1,1 @@
-"""Tell what a file is, and read it without running anything that comes with it."""
+"""Read weights files of unknown origin without running code from them; `sandbox`: worker processes with limits."""

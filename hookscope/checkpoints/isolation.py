@@ -10,8 +10,8 @@ import torch
 from hookscope.checkpoints.fileformat import FileKind, open_regular
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.reading import RUNS_CODE, Look, read_content, verify_file
+from hookscope.checkpoints.sandbox import CAN_FORK, WorkerFailure, run_forked
 from hookscope.errors import CheckpointError
-from hookscope.sandbox import CAN_FORK, WorkerFailure, run_forked
 from hookscope.text import printable
 
 _ENDINGS = {

@@ -1,6 +1,6 @@
 """What reading a file of unknown origin may take."""
 
-from hookscope.sandbox import Limits
+from hookscope.checkpoints.sandbox import Limits
 
 # Our choices. Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
 # at 1 GB/s, instructions at a million a second, on a machine ten times slower than ours at a tenth of that.

@@ -1,1 +1,1 @@
-"""Judge what was measured of a checkpoint, or in a run of `hookscope grads`, by rules with names, levels and limits."""
+"""Judge a checkpoint, or a run of `hookscope grads`, by named rules with levels and limits."""

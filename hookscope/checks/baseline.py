@@ -29,7 +29,7 @@ from hookscope.text import one_line, printable, safe_text, strict_json
 
 SCHEMA_VERSION = 3  # version 2 has no sketches, and its quantiles are estimates
 
-RENEW = "Write it anew with --update-baseline."
+RENEW = "Write a new one with --update-baseline."
 
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
 # measured in, a twentieth of the default limit of the rule `drift`.
@@ -257,7 +257,7 @@ def read_baseline(path: Path) -> Baseline:
     except OSError as error:
         raise UsageError(f"Baseline {name} cannot be read: {one_line(error.strerror or error)}.") from error
     if len(content) > _MOST_BYTES:
-        raise UsageError(f"Baseline {name} is larger than {_MOST_BYTES // 2**20} MiB, so it is none. {RENEW}")
+        raise UsageError(f"Baseline {name} is larger than {_MOST_BYTES // 2**20} MiB, so it is not a baseline. {RENEW}")
     try:
         return _parsed(json.loads(content.decode(), parse_constant=_refuse_constant))
     except UnicodeDecodeError as error:

@@ -33,8 +33,8 @@ from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.results.grids import Grid
-from hookscope.runs.directory import OVERVIEW, new_run
-from hookscope.runs.serialize import checks_to_json
+from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.serialize import checks_to_json
 
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: the cause is
 # mostly in the first.

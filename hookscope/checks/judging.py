@@ -302,7 +302,7 @@ def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcom
             return _FOLLOWS_FROM_NON_FINITE
     if not cause or not outcomes[cause].findings:
         return ""
-    return f"the gradients break {cause}, from which the rest follows"
+    return f"the gradients violate {cause}, from which the rest follows"
 
 
 def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[Objection]]) -> Sequence[Objection]:
@@ -311,7 +311,7 @@ def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[Objection
     if not cause:
         return objections.get(rule.identifier, ())
     first = objections[cause][0]
-    message = f"It cannot be judged, as the gradients break {cause}: {first.message}"
+    message = f"It cannot be judged, because the gradients violate {cause}: {first.message}"
     return [replace(first, message=message)]
 
 

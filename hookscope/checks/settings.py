@@ -1,4 +1,4 @@
-"""What a configuration file comes to: what to give a network, which rules to hold it to, and where they begin."""
+"""The settings of a check: the inputs, the rules to judge by, and their limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ class LayerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a network must say about a named picture, which becomes one of the inputs.
+    """What a network must predict for a named picture, which becomes one of the inputs.
 
     Attributes:
         top1: The class that must come first, by name or index; None for any.
@@ -55,7 +55,7 @@ class CheckSettings:
         arch: The network, in any form of MODEL but a weights file; None to recognise it.
         model_arguments: "NAME=VALUE" each, for the function that builds it.
         key: Where in the file the weights are; None to find them.
-        allow_missing, allow_unexpected: Globs over names that the file need not have, or the network need not know.
+        allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
         images: Pictures, tensor files and folders to run it on; none means noise.
         data: Labelled pictures: a folder of class folders, or a CSV file of paths and labels; None for none.
         shape: Of the noise, batch axis first; None for two inputs of the shape that the network is known to take.
@@ -66,7 +66,7 @@ class CheckSettings:
         classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
-        rules, layers: What was changed, by identifier, and for some layers, where a later one goes over an earlier one.
+        rules, layers: What was changed, by identifier, and for some layers, where a later one overrides an earlier one.
         source: Where this was read from, for people: "configs/smoke.toml", "pyproject.toml", "defaults".
     """
 

@@ -43,15 +43,15 @@ def attribute(
             "--layer",
             "-l",
             metavar="PATTERN",
-            help="Layers whose output to look at, as for `activations`; repeatable. Default: the last one that says "
-            "where.",
+            help="Layers whose output to look at, as for `activations`; repeatable. Default: the last one whose output "
+            "is a map of the picture.",
         ),
     ] = None,
     tokens: Annotated[
         str | None,
         under.looks(
             metavar="LAYOUT",
-            help="How a transformer's tokens lie on the picture where that cannot be told: prefix=1,grid=14x14.",
+            help="How a transformer's tokens lie on the picture where it cannot be inferred: prefix=1,grid=14x14.",
         ),
     ] = None,
     sanity: Annotated[

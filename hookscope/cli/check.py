@@ -20,10 +20,10 @@ from hookscope.text import safe_text, slug
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hookscope.checkpoints.sandbox import Limits
     from hookscope.checks.settings import CheckSettings
     from hookscope.cli.check_workers import Checked
     from hookscope.results.check import CheckReport
-    from hookscope.sandbox import Limits
 
 Format = Literal["text", "json", "github", "markdown"]
 
@@ -126,7 +126,7 @@ def check(
 ) -> int:
     """Load and run each CHECKPOINT, and check it by rules: corrupt, non-finite, half-loaded, dead, drifting?
 
-    Options go over the configuration. The exit code is 1 if a checkpoint fails a rule; other codes mean that one could
+    Options override the configuration. The exit code is 1 if a checkpoint fails a rule; other codes mean that one could
     not be checked. Each checkpoint runs in a separate process with limits.
 
     \b
@@ -229,19 +229,19 @@ def _inform(rules: bool, explain: str | None, init: bool) -> int:
 
 def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
     """Refuse `--update-baseline` where it is not clear from what to write it, or whereto."""
-    from hookscope.runs.atomic import check_writable
+    from hookscope.results.runs.atomic import check_writable
 
     if settings.baseline is None:
         raise UsageError("--update-baseline needs the file to write: give --baseline FILE.")
     if len(found) != 1:
-        raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name the one it shall describe.")
+        raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name one.")
     check_writable(settings.baseline, "--baseline")
 
 
 def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -> None:
     """Refuse files that could not be written in the end."""
-    from hookscope.runs.atomic import check_writable
-    from hookscope.runs.reports import check_report_target
+    from hookscope.results.runs.atomic import check_writable
+    from hookscope.results.runs.reports import check_report_target
 
     if junit is not None:
         check_writable(junit, "--junit")
@@ -255,7 +255,7 @@ def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path 
     """Return a folder for the evidence on each checkpoint, every one different."""
     if evidence is None:
         return [None] * len(found)
-    from hookscope.runs.directory import check_target
+    from hookscope.results.runs.directory import check_target
 
     folders: list[Path | None] = []
     for checkpoint in found:
@@ -270,7 +270,7 @@ def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path 
 
 def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> "Limits":
     """Return what one worker may take; say so where memory cannot be limited as asked."""
-    from hookscope.sandbox import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
+    from hookscope.checkpoints.sandbox import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
 
     if not CAN_LIMIT_MEMORY or device != "cpu":  # an accelerator's driver reserves far more addresses than memory
         if memory is not None:
@@ -298,7 +298,7 @@ def _writers(
     seconds: float,
 ) -> Iterator[Callable[[], None]]:
     """Yield what writes each file that is wanted; each may raise an OutputError, and the others are written still."""
-    from hookscope.runs.atomic import append, write_whole
+    from hookscope.results.runs.atomic import append, write_whole
 
     if summary:
         from hookscope.render.github import checks_to_markdown
@@ -312,14 +312,14 @@ def _writers(
     if page is not None:
         from hookscope.checks.rules import RULES
         from hookscope.render.html.checks import checks_html
-        from hookscope.runs.reports import write_report
+        from hookscope.results.runs.reports import write_report
 
         meanings = {name: rule.meaning for name, rule in RULES.items()}
         yield partial(write_report, page, checks_html(reports, meanings=meanings, seconds=seconds))
 
 
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:
-    from hookscope.runs.atomic import write_whole
+    from hookscope.results.runs.atomic import write_whole
 
     assert settings.baseline is not None  # noqa: S101 - it was checked before
     path = safe_text(str(settings.baseline))
@@ -332,7 +332,7 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
 
 def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", job: str, seconds: float) -> None:
     if chosen == "json":
-        from hookscope.runs.serialize import checks_to_json
+        from hookscope.results.runs.serialize import checks_to_json
 
         typer.echo(checks_to_json(reports), nl=False)
     elif chosen == "markdown":

@@ -23,7 +23,7 @@ def sarif_log(path: Path | None, config: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    from hookscope.runs.atomic import check_writable
+    from hookscope.results.runs.atomic import check_writable
 
     check_writable(path, "--sarif")
     if path.is_file() or not path.exists():  # what a pipe takes cannot be replaced
@@ -48,7 +48,7 @@ def write_sarif(
     from hookscope.cli.rule_tables import rule_help
     from hookscope.render.check_report import repository_file
     from hookscope.render.sarif import RuleText, checks_to_sarif
-    from hookscope.runs.atomic import write_whole
+    from hookscope.results.runs.atomic import write_whole
 
     repository = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
     # "owner/repository/.github/workflows/ci.yml@refs/heads/main"

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hookscope.checkpoints.sandbox import Limits, WorkerFailure, run_jobs, usable_cores
 from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
 from hookscope.checks.judging import refused
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.results.check import CheckMeasurements, CheckReport
-from hookscope.sandbox import Limits, WorkerFailure, run_jobs, usable_cores
 from hookscope.text import printable
 
 # torchvision recognises networks by their names and shapes; matplotlib waits until there is evidence to draw.

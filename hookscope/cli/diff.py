@@ -32,7 +32,7 @@ def diff(
             metavar="A", help="A model, as MODEL of `activations`, or a run directory: the one to compare with."
         ),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one, or 'same': A run in another way (…-b).")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one, or 'same': A again, run in another way (…-b).")],
     images: Annotated[
         list[str] | None,
         typer.Argument(
@@ -66,7 +66,9 @@ def diff(
     ] = None,
     target: Annotated[
         str | None,
-        under.compares(metavar="TARGET", help="As --target of `grads`; the default is made of each side's own output."),
+        under.compares(
+            metavar="TARGET", help="As --target of `grads`; the default is computed from each side's own output."
+        ),
     ] = None,
     fail_over: Annotated[
         list[str] | None,
@@ -145,7 +147,7 @@ def diff(
     """
     from hookscope import api
     from hookscope.render.difference_files import save_differences
-    from hookscope.runs.directory import check_target
+    from hookscope.results.runs.directory import check_target
 
     given = dict(locals())
     chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
@@ -176,7 +178,7 @@ def diff(
 
 
 def _check_files(junit: Path | None, summary: str | None) -> None:
-    from hookscope.runs.atomic import check_writable
+    from hookscope.results.runs.atomic import check_writable
 
     if junit is not None:
         check_writable(junit, "--junit")
@@ -191,7 +193,7 @@ def _write_for_ci(
     from hookscope.render.difference_checks import differences_as_check
     from hookscope.render.github import annotations, checks_to_markdown
     from hookscope.render.junit import checks_to_junit
-    from hookscope.runs.atomic import append, write_whole
+    from hookscope.results.runs.atomic import append, write_whole
 
     checked = [differences_as_check(result, tuple(conditions))]
     writers = []

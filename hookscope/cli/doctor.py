@@ -14,7 +14,7 @@ from hookscope.cli import options
 from hookscope.cli.console import consoles
 from hookscope.cli.greeting import has_demo
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
-from hookscope.text import counted, safe_text, strict_json
+from hookscope.text import counted, safe_text, some_of, strict_json
 
 # Extras, a package of each, and what they are for.
 _EXTRAS = {
@@ -116,7 +116,7 @@ def _device() -> Fact:
         return Fact("device", f"{len(names)} with CUDA: {', '.join(dict.fromkeys(names))}")
     if torch.backends.mps.is_available():
         return Fact("device", "Apple's, as mps")
-    return Fact("device", "the processor alone: no CUDA, no MPS")
+    return Fact("device", "CPU only: no CUDA, no MPS")
 
 
 def _kernel() -> Fact:
@@ -145,9 +145,8 @@ def _weights() -> Fact:
         files, size = [], 0.0
     if not files:
         return Fact("weights", f"none cached in {folder}", "downloaded when a network is first run, else random")
-    named = ", ".join(path.stem for path in files[:_MOST_NAMED])
-    more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
-    return Fact("weights", f"{named}{more} · {size:.0f} MiB in {folder}")
+    named = some_of([path.stem for path in files], _MOST_NAMED)
+    return Fact("weights", f"{named} · {size:.0f} MiB in {folder}")
 
 
 def _pictures() -> Fact:

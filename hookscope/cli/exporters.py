@@ -30,7 +30,7 @@ def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path
     if tensorboard is not None:
         _check_tensorboard(tensorboard, run)
     if page is not None:
-        from hookscope.runs.reports import check_report_target
+        from hookscope.results.runs.reports import check_report_target
 
         check_report_target(page)
         if _within(page, run):
@@ -58,7 +58,7 @@ def export(
         if not option.quiet:
             consoles[0].print(page_line(page), soft_wrap=True)
     if option.show:
-        from hookscope.runs.directory import OVERVIEW
+        from hookscope.results.runs.directory import OVERVIEW
 
         show_picture(saved.folder / OVERVIEW, *consoles, json=option.json)
 

@@ -55,7 +55,7 @@ def run_model(
     from hookscope.render.run_files import check_histograms, save_result
     from hookscope.render.terminal import note_lines
     from hookscope.results.gradients import Gradients
-    from hookscope.runs.directory import check_target
+    from hookscope.results.runs.directory import check_target
 
     option = SimpleNamespace(**{"histogram": (), "tensorboard": None, **given})
     check_cmap(given.get("cmap", "auto"))
@@ -103,7 +103,7 @@ def run_path(
 ) -> Path:
     """Return where a run goes: `out`, or a folder named after command, model and first input, else `otherwise`."""
     from hookscope.inputs.finding import find_inputs
-    from hookscope.runs.directory import default_run_path
+    from hookscope.results.runs.directory import default_run_path
 
     paths = find_inputs(images) if images else []
     values = [value for _, _, value in (text.partition("=") for text in named)]

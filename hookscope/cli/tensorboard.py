@@ -24,8 +24,8 @@ from hookscope.errors import OutputError
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients
+from hookscope.results.runs.atomic import new_token, reason_of, whole_file
 from hookscope.results.statistics import TensorStatistics
-from hookscope.runs.atomic import new_token, reason_of, whole_file
 from hookscope.text import printable, safe_text
 
 # So many neighbouring bins of a distribution make one here. Our choice: each is then some 10 % wide, like those of

@@ -90,7 +90,9 @@ def run_diff(
     """
     conditions = [parse_condition(text) for text in fail_over]
     if shadow and ways_b.mode == "train":
-        raise UsageError("--shadow runs layers of B twice, which eval mode alone allows: leave out --mode-b train.")
+        raise UsageError(
+            "--shadow runs layers of B twice, which is only possible in eval mode: leave out --mode-b train."
+        )
     separate = _separate(session.loaded, other)
     a, b = inspected_network(session.loaded), inspected_network(separate)
     warnings = [*_warnings("A", a), *_warnings("B", b), *_different_inputs(session.loaded, other)]
@@ -266,7 +268,7 @@ def _different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
     if one.kind != two.kind:
         raise UsageError(f"{names[0]} takes inputs of kind '{one.kind}', {names[1]} of kind '{two.kind}'.")
     if one.mean != two.mean or one.std != two.std or one.crop != two.crop or one.resize != two.resize:
-        return [f"{names[1]} was made for inputs prepared in another way: both are given A's."]
+        return [f"{names[1]} expects inputs prepared in another way: both get A's."]
     return []
 
 

@@ -22,10 +22,10 @@ from hookscope.results.differences import DifferenceRow, Differences, Measures, 
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.provenance import Provenance
+from hookscope.results.runs.reading import StoredRun, read_record, read_run, refusal
+from hookscope.results.runs.sketches import read_sketches
 from hookscope.results.sketches import NORM_ERROR, RESOLUTION, estimated_cosine, estimated_distance
 from hookscope.results.statistics import TensorStatistics
-from hookscope.runs.reading import StoredRun, read_record, read_run, refusal
-from hookscope.runs.sketches import read_sketches
 from hookscope.text import printable
 
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}

@@ -1,1 +1,1 @@
-"""Forward hooks and gradient hooks: nothing else registers any."""
+"""Forward and gradient hooks on a network's layers; no other code registers hooks."""

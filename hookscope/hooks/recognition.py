@@ -1,4 +1,4 @@
-"""Know again, in one forward pass, a tensor that a module has shown, and a call that checkpointing runs again.
+"""Recognise, in one forward pass, a tensor that a module has returned before, and a call that checkpointing repeats.
 
 A module that returns its input shows a tensor that was shown before. To watch gradients, that tensor is replaced by one
 of ours after the call, so for what follows it is another object with the same values: it still counts as the same.

@@ -1,4 +1,4 @@
-"""Record and edit the gradients of tensors at hand."""
+"""Record and edit the gradients of given tensors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ class TensorGradients:
 def tensor_gradients(
     tensors: Mapping[str, Tensor], edits: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None
 ) -> Iterator[TensorGradients]:
-    """Record, and edit if asked to, the gradients of tensors at hand while the block runs a backward pass.
+    """Record, and edit if asked to, the gradients of given tensors while the block runs a backward pass.
 
         with hookscope.tensor_gradients({"b": b, "c": c}, edits={"c": lambda gradient: gradient * 2}) as gradients:
             loss.backward()

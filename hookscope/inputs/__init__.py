@@ -1,4 +1,4 @@
-"""Turn files into network inputs: hides formats, colour modes, preprocessing, hostile files and batching.
+"""Turn files into network inputs: formats, colour modes, preprocessing, batches, and refusing hostile files.
 
 Choices a reader should know, all recorded in `InputRecord.steps`:
 

@@ -10,7 +10,7 @@ from PIL import Image
 from hookscope.checkpoints.folders import files_below, files_matching
 from hookscope.errors import NothingMatchedError
 from hookscope.inputs.pictures import looks_like_picture
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 IMAGE_SUFFIXES = frozenset(
     {
@@ -82,6 +82,5 @@ def _skipped_text(source: str, skipped: Sequence[Path]) -> str:
     named = [f"{count} {printable(suffix, 20) or 'without a suffix'}" for suffix, count in kinds[:_NAMED_KINDS]]
     if rest := sum(count for _, count in kinds[_NAMED_KINDS:]):
         named.append(f"{rest} of other kinds")
-    files = f"{len(skipped)} file{'s' if len(skipped) > 1 else ''}"
     hint = " HEIC needs pillow-heif." if any(suffix in _HEIF_SUFFIXES for suffix, _ in kinds) else ""
-    return f"{printable(source)}: {files} skipped: {', '.join(named)}.{hint}"
+    return f"{printable(source)}: {counted(len(skipped), 'file')} skipped: {', '.join(named)}.{hint}"

@@ -109,6 +109,6 @@ def _labels(rows: Iterable[tuple[int, list[str]]], path: Path, shown: str) -> di
             )
         file = str(path.parent / cells[columns[0]])
         if file in labels:
-            raise InputError(f"--data {shown}, line {line}: '{printable(file, 80)}' is there a second time.")
+            raise InputError(f"--data {shown}, line {line}: '{printable(file, 80)}' is listed twice.")
         labels[file] = cells[columns[1]]
     return labels

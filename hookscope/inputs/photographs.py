@@ -45,7 +45,7 @@ class Photographs:
             else:
                 if pixels.shape[:2] == (record.region.height, record.region.width):
                     return Photograph(pixels, record.region)
-                reason = f"{record.name} is no longer the picture that it was."
+                reason = f"{record.name} has changed since the run."
         seen = self._seen(inputs, index)
         if seen is None:
             height, width = record.shape[-2:] if len(record.shape) > 1 else (1, 1)

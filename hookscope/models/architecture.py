@@ -1,4 +1,4 @@
-"""Which known network do these names and shapes belong to, told without building any weights."""
+"""Infer which known network names and shapes belong to, without building any weights."""
 
 import inspect
 import math
@@ -26,7 +26,7 @@ from hookscope.models.known_networks import (
 )
 from hookscope.models.statedict import state_shapes
 from hookscope.models.torchvision_digests import COUNTER, Candidate, Shapes, all_fit, missing_counters, with_ties
-from hookscope.text import printable
+from hookscope.text import counted, printable, some_of
 
 # Our choice: with less than half in common, of the names in either, a network is no guess worth making.
 _LEAST_ALIKE = Fraction(1, 2)
@@ -98,8 +98,7 @@ def _nearest(networks: Iterable[KnownNetwork], forms: Sequence[Shapes]) -> str:
 
 
 def _named_first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"'{printable(name, 80)}'" for name in names[:3]) + more
+    return some_of([f"'{printable(name, 80)}'" for name in names], 3)
 
 
 def adapt(model: str, shapes: Shapes) -> Candidate | None:
@@ -239,7 +238,7 @@ def _remarks(
         else:
             remarks.append("with auxiliary heads" if value else "without auxiliary heads")
     if channels:
-        remarks.append(f"{channels} input channel{'s' if channels > 1 else ''} instead of 3")
+        remarks.append(f"{counted(channels, 'input channel')} instead of 3")
     return (*remarks, *missing_counters(len(own) - len(given)))
 
 

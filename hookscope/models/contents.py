@@ -27,7 +27,7 @@ from hookscope.models.statedict import state_shapes
 from hookscope.models.torchvision_digests import Candidate, Shapes, published_networks
 from hookscope.models.values import ValueReader
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
-from hookscope.text import printable, shape_text
+from hookscope.text import counted, printable, shape_text
 
 # What training libraries leave at the top of their checkpoints, and what they are called.
 _SIGNATURES = {"pytorch-lightning_version": "Lightning", "transformers_version": "transformers"}
@@ -319,7 +319,7 @@ def _summary(value: object) -> str:
     if isinstance(value, dict | list | tuple):
         tensor_count = sum(1 for _ in tensors_within(value))
         entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
-        return f"{entries}, {tensor_count} tensor{'s' * (tensor_count != 1)}"
+        return f"{entries}, {counted(tensor_count, 'tensor')}"
     if isinstance(value, str | int | float | bool | None):
         return printable(str(value), _LONGEST_VALUE)
     return ""

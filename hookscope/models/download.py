@@ -21,12 +21,12 @@ class DownloadError(CheckpointError):
     """Weights cannot be had from the internet."""
 
 
-# Our choice: together with importing torch, a dead network must be noticed within 15 s. Whoever accepts the connection
-# gets more time: a slow server is no dead one.
+# Our choice: together with importing torch, a dead network must be noticed within 15 s. A server that accepts
+# the connection gets more time: it may only be slow.
 PROBE_SECONDS = 3.0
 STALL_SECONDS = 7.0
 
-REMEDY = "Fetch it where there is a network, and give the file with --weights."
+REMEDY = "Download it on a machine with network access, and give the file with --weights."
 
 
 def cached_file(url: str) -> Path:

@@ -1,6 +1,6 @@
-"""Files that run code when they are read: pickles, TorchScript and exported programs. Only for those who trust them.
+"""Files that run code when they are read: pickles, TorchScript and exported programs.
 
-Nothing here asks whether they do. Whoever calls it has.
+The caller has asked for trust; nothing here asks again.
 """
 
 import logging

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 _BORROWED = (
     *(_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.Linear, nn.Embedding, nn.EmbeddingBag),
@@ -88,10 +88,10 @@ def _sizes(module: nn.Module, shape: tuple[int, ...], groups: int | None) -> dic
 def some_layers(names: Sequence[str]) -> str:
     """Return "7 layers (a, b, c, …)"."""
     shown = ", ".join(printable(name, 80) for name in names[:3]) + (", …" if len(names) > 3 else "")
-    return f"{len(names)} layer{'' if len(names) == 1 else 's'} ({shown})"
+    return f"{counted(len(names), 'layer')} ({shown})"
 
 
 def always_training(count: int) -> str:
     """Return the sentence for operators such as dropout whose mode was fixed when the file was made: training."""
     operators = f"{count} batch normalisation or dropout operator{'s stay' if count > 1 else ' stays'}"
-    return f"{operators} in training mode whatever is asked for: the network was not in eval mode when it was saved."
+    return f"{operators} in training mode: the network was not in eval mode when it was saved."

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.plain import PlainTensor, plain_file
+from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError
 from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, values_of
 from hookscope.models.torchvision_digests import Candidate, published_networks
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
-from hookscope.sandbox import WorkerFailure, run_forked
 from hookscope.text import printable
 
 _KINDS = ("torch", "safetensors")

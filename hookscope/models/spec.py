@@ -190,7 +190,7 @@ def _network_of(
             raise MisfitError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
         near = architecture.nearest_network(shapes)
         raise ModelNotFoundError(
-            f"{checkpoint.name} fits no network that hookscope knows; name its own with --arch, such as "
+            f"{checkpoint.name} fits no network that hookscope knows; name it with --arch, such as "
             f"--arch net.py:build.{near and f' Nearest: {near}.'}"
         )
     if len(candidates) > 1:

@@ -206,7 +206,7 @@ def hookable(load: Callable[[], Script]) -> tuple[nn.Module, tuple[str, ...]]:
         remarks.append(f"no hook can reach {skipped}: what they take or return cannot pass through Python.")
     if plan.traced_away:
         passed = some_layers([name for name in names if name in plan.traced_away])
-        remarks.append(f"tracing kept nothing of {passed}: most likely they handed on what they were given.")
+        remarks.append(f"tracing kept nothing of {passed}: most likely they return their inputs unchanged.")
     if plan.forced:
         remarks.append(always_training(plan.forced))
     return root, tuple(remarks)

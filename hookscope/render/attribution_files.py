@@ -18,9 +18,9 @@ from hookscope.render.overlays import overlay, shrunk
 from hookscope.render.overviews.attributions import draw_overview
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import InputRecord, Photograph, Region
-from hookscope.runs.attributions import SCHEMA_VERSION, StoredPicture, attributions_to_dict
-from hookscope.runs.directory import OVERVIEW, new_run
-from hookscope.runs.serialize import provenance_to_dict
+from hookscope.results.runs.attributions import SCHEMA_VERSION, StoredPicture, attributions_to_dict
+from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.serialize import provenance_to_dict
 from hookscope.text import counted, safe_text, slug, strict_json
 
 _PAGE_SIDE = 1600  # of the photograph that the page shows; our choice, sharp on any screen

@@ -10,6 +10,7 @@ from hookscope.render.columns import Column, draw_table, fold_name, number_text,
 from hookscope.render.terminal import note_lines, title_lines
 from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck
 from hookscope.results.concentration import concentration
+from hookscope.text import some_of
 
 _RHO = "\N{GREEK SMALL LETTER RHO}"  # Spearman's rank correlation
 _MOST_LABELS = 6
@@ -28,9 +29,8 @@ def attribution_summary(result: Attributions, *, width: int, full: bool = False)
         yield safe_line(about, style="dim", overflow="fold")
     for reason in dict.fromkeys(result.unchanged.values()):
         labels = [label for label, each in result.unchanged.items() if each == reason]
-        more = "" if full or len(labels) <= _MOST_LABELS else f" and {len(labels) - _MOST_LABELS} more"
-        shown = ", ".join(labels if full else labels[:_MOST_LABELS])
-        yield safe_line(f"left as it is: {shown}{more}, {reason}", style="dim", overflow="fold")
+        shown = some_of(labels, len(labels) if full else _MOST_LABELS)
+        yield safe_line(f"left as it is: {shown}, {reason}", style="dim", overflow="fold")
     if result.sanity:
         yield sanity_line(result)
 

@@ -16,7 +16,7 @@ from hookscope.errors import gravest
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
-from hookscope.runs.directory import OVERVIEW
+from hookscope.results.runs.directory import OVERVIEW
 from hookscope.text import counted, printable, safe_text
 
 # Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.

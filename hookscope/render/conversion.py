@@ -23,10 +23,10 @@ from hookscope.results.contents import CheckpointContents
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModuleTable
-from hookscope.runs import serialize
-from hookscope.runs.attributions import attributions_to_dict
-from hookscope.runs.differences import differences_to_dict
-from hookscope.runs.serialize import checks_to_dict
+from hookscope.results.runs import serialize
+from hookscope.results.runs.attributions import attributions_to_dict
+from hookscope.results.runs.differences import differences_to_dict
+from hookscope.results.runs.serialize import checks_to_dict
 
 Result = (
     Activations | Gradients | Attributions | Differences | CheckReport | CheckpointContents | ModuleTable | Comparison

@@ -13,9 +13,9 @@ from hookscope.render.tables import differences_to_csv, weights_to_csv
 from hookscope.render.weights_text import without_gradients
 from hookscope.results.differences import Differences
 from hookscope.results.grids import Grid
-from hookscope.runs.differences import PLOT, differences_to_dict
-from hookscope.runs.directory import OVERVIEW, new_run
-from hookscope.runs.serialize import provenance_to_dict
+from hookscope.results.runs.differences import PLOT, differences_to_dict
+from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.serialize import provenance_to_dict
 from hookscope.text import counted, safe_text, strict_json
 
 # What the record says of inputs that only a comparison in lockstep prepares.

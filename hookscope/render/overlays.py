@@ -89,7 +89,7 @@ def shrunk(photograph: Photograph, height: int, width: int) -> Photograph:
 def overlay(photograph: Photograph, each: AttributionMap) -> NDArray[np.uint8]:
     """Draw a map over a photograph in its own size, (H, W, 3); what the network did not see is pale and grey.
 
-    The photograph loses most of its colour, so that those of the map can be told from it.
+    The photograph loses most of its colour, so that the map's colours stand out.
     """
     scale = colour_scale(each)
     colours, opacities = _tables(scale.signed)

@@ -22,9 +22,9 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
 from hookscope.results.provenance import SHOWN_INPUTS, Provenance
-from hookscope.runs import serialize
-from hookscope.runs.directory import OVERVIEW, new_run
-from hookscope.runs.sketches import write_sketches
+from hookscope.results.runs import serialize
+from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.sketches import write_sketches
 from hookscope.text import safe_text
 
 MOST_HISTOGRAMS = 12

@@ -9,7 +9,7 @@ from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.comparison import Comparison
 from hookscope.results.differences import DifferenceRow, Differences, Measures, WeightDifference
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
-from hookscope.runs.serialize import QUANTILE_NAMES
+from hookscope.results.runs.serialize import QUANTILE_NAMES
 from hookscope.text import safe_text, shape_text
 
 _NUMBERS = ("mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "nan_count", "inf_count")

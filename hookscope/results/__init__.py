@@ -1,1 +1,1 @@
-"""What a run found, as frozen dataclasses. No torch."""
+"""What a run found, as frozen dataclasses without torch; `runs`: the run directory they are stored in."""

@@ -25,7 +25,7 @@ NORM_ERROR = SQUARE_ERROR / 2
 Where a few elements hold most of the norm it is nearly always exact, and far off if two of them share a sum."""
 
 RESOLUTION = 1e-6
-"""Tensors nearer to each other than this, in units of their norm, cannot be told from each other: float32 rounds."""
+"""Tensors nearer to each other than this, in units of their norm, cannot be distinguished: float32 rounds."""
 
 
 def estimated_distance(first: Sketch, second: Sketch) -> float:
@@ -40,31 +40,6 @@ def estimated_distance(first: Sketch, second: Sketch) -> float:
         for equal tensors that were sketched in the same way.
     """
     return float(np.linalg.norm(np.subtract(first, second, dtype=np.float64)))
-
-
-def estimated_relative_distance(first: Sketch, second: Sketch, norm: float | None = None) -> float | None:
-    """Estimate |A - B| / |A|.
-
-    Args:
-        first: The sketch of A, (256,).
-        second: The sketch of B, (256,).
-        norm: |A|, if it is known; else it is estimated too, and the two errors add up to 6 %.
-
-    Returns:
-        The ratio; 0 for equal tensors, None if only A is zero.
-    """
-    distance = estimated_distance(first, second)
-    length = float(np.linalg.norm(first.astype(np.float64))) if norm is None else norm
-    return distance / length if length else None if distance else 0.0
-
-
-def estimated_product(first: Sketch, second: Sketch) -> float:
-    """Estimate the inner product of A and B.
-
-    Returns:
-        The product; its standard error is at most sqrt((|A|^2 |B|^2 + <A, B>^2) / 256).
-    """
-    return float(first.astype(np.float64) @ second.astype(np.float64))
 
 
 def estimated_cosine(first: Sketch, second: Sketch, norms: tuple[float, float] | None = None) -> float | None:

@@ -394,7 +394,7 @@ def test_nothing_is_left_behind_also_in_frozen_networks_without_gradients(method
 def test_a_network_that_is_never_the_same_is_refused() -> None:
     calls = iter(range(9))
     network = Written(lambda net, x: F.relu(net.first(x)) + next(calls))
-    with pytest.raises(ModelError, match="does not give the same in two passes: the outputs differ by up to"):
+    with pytest.raises(ModelError, match="gives different results in two passes: the outputs differ by up to"):
         explained(network, torch.randn(1, 3, 9, 9))
 
 

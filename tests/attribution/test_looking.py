@@ -104,7 +104,7 @@ def test_a_layer_without_extent_is_refused_with_the_nearest_that_works(network: 
     with pytest.raises(UsageError) as info:
         attribute(network, pictures, layer="fc")
     assert str(info.value) == (
-        "fc returns 3x4, which has no place for the picture: maps need a grid of more than one. Nearest layer that "
+        "fc returns 3x4, which has no spatial extent: maps need a grid of more than one place. Nearest layer that "
         "works: second."
     )
 

@@ -49,7 +49,7 @@ def test_boxes_are_counted() -> None:
     [
         ("tigre cat", "The model knows no class 'tigre cat'. Nearest: 'tiger cat'"),
         ("tabby-tigre", "The model knows no class 'tabby-tigre'."),
-        ("dog-dog", "holds a class against itself"),
+        ("dog-dog", "compares a class with itself"),
         ("crane", "Several classes are named 'crane': give one of 4, 5."),
         ("box:", "The model knows no class 'box:'"),
         ("", "The model knows no class ''"),

@@ -338,7 +338,7 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (b"{}", "it has no 'schema_version'"),
         (
             WRITTEN.replace('version": 3', 'version": 2').encode(),
-            "an earlier hookscope wrote it (schema version 2, this one reads 3). Write it anew with --update-baseline.",
+            "an earlier hookscope wrote it (schema version 2, this one reads 3). Write a new one with",
         ),
         (WRITTEN.replace('version": 3', 'version": 4').encode(), "a later hookscope wrote it (schema version 4"),
         (WRITTEN.replace('version": 3', 'version": true').encode(), "'schema_version' of it is true, not a whole"),

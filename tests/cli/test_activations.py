@@ -23,7 +23,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.render.html import report_html
-from hookscope.runs.reading import read_run
+from hookscope.results.runs.reading import read_run
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
 
 TABLES = {"run.json", "overview.png", "layers.csv", "layers.json", "sketches.safetensors"}

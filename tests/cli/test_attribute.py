@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 import hookscope
-from hookscope.runs.attributions import read_attributions
+from hookscope.results.runs.attributions import read_attributions
 from tests.cli.conftest import CAT, Ended, Run, names_below, record_of
 
 # The answer depends on what is not nearly black, and on nothing else: its weights are set by hand.

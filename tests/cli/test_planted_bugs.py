@@ -16,6 +16,9 @@ from tests.cli.conftest import Run
 pytestmark = pytest.mark.usefixtures("without_plots")
 
 NETWORK = """
+import random
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -39,20 +42,50 @@ class Net(nn.Module):
     def forward(self, x):
         y, x = self.block(x, scale=torch.ones(()))
         return self.head((x + y).mean((2, 3)))
+
+
+class Slots:
+    __slots__ = ("calls",)
+
+
+class Remembers(Net):
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("moved", torch.zeros(2))
+        self.register_buffer("sparse", torch.zeros(2).to_sparse())
+        self.slots, self.array, self.lists = Slots(), np.zeros(2), [1]
+        self.generators = [torch.Generator(), random.Random(0), np.random.default_rng(0), np.random.RandomState(0)]
+        self.slots.calls = 0
+        self.graph = torch.ones(2, requires_grad=True) * 2
+
+    def forward(self, x):
+        self.mean += 1
+        self.moved.data = torch.ones(3)
+        self.sparse.add_(torch.ones(2).to_sparse())
+        self.array += 1
+        self.lists.append(2)
+        self.slots.calls += 1
+        type(self).calls += 1
+        self.graph.detach_()
+        self.head.weight.grad = torch.ones_like(self.head.weight)
+        self.head.bias.requires_grad_(False)
+        torch.rand(1, generator=self.generators[0]), self.generators[1].random()
+        self.generators[2].random(), self.generators[3].rand()
+        return super().forward(x)
 """
 
 # Code that runs while the model does, or on what it returned.
 ROOMS = ("hookscope.hooks.", "hookscope.inspection.", "hookscope.statistics.")
-# One calls the loss, which may be the user's; the others put back what the model's objects held, which may refuse it.
-NOT_OURS = {
-    "hookscope.inspection.differentiation._loss_of",
-    "hookscope.inspection.state.object_states.State.put_back",
-    "hookscope.inspection.state.snapshot._set_gradient",
-}
+# It calls the loss, which may be the user's.
+NOT_OURS = {"hookscope.inspection.differentiation._loss_of"}
 
 COMMANDS = (
     (ROOMS, ("activations", "planted.py:Net", "picture.npy", "--layer", "*")),
     (ROOMS, ("grads", "planted.py:Net", "picture.npy", "--layer", "*", "--inputs")),
+    (("hookscope.inspection.state.",), ("activations", "planted.py:Remembers", "picture.npy", "--no-verify")),
     (("hookscope.attribution.",), ("attribute", "planted.py:Net", "picture.npy", "--top", "2")),
     (
         ("hookscope.differences.",),

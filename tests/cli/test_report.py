@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.runs.reports import MARK
+from hookscope.results.runs.reports import MARK
 from tests.cli.conftest import CAT, Run
 from tests.render.stored import drawn, maps, row, write_run
 

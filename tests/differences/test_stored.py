@@ -17,8 +17,8 @@ import hookscope
 from hookscope.differences.stored import compare_runs
 from hookscope.errors import HookscopeError, InputError, LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.results.differences import DifferenceRow, Measures
+from hookscope.results.runs.sketches import FILE
 from hookscope.results.sketches import NORM_ERROR
-from hookscope.runs.sketches import FILE
 
 
 def network(**changes: nn.Module) -> nn.Module:

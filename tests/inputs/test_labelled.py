@@ -59,7 +59,7 @@ def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: st
         (b"a.png,cat\nb.png\n", r"labels\.csv, line 2: 1 field, where a path and a label are wanted"),
         (b"a.png,cat\nb.png,\n", "line 2: 2 fields"),
         (b"a.png,cat,1\n", "line 1: 3 fields"),
-        (b"a.png,cat\nb.png,dog\na.png,dog\n", r"line 3: '.*a\.png' is there a second time"),
+        (b"a.png,cat\nb.png,dog\na.png,dog\n", r"line 3: '.*a\.png' is listed twice"),
         (b"", "lists no picture"),
         (b"path,label\n", "lists no picture"),
         (b"a.png,\xff\n", "is no CSV of labels: it is not UTF-8"),

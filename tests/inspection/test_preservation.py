@@ -244,6 +244,36 @@ def test_what_cannot_be_put_back_is_named_and_the_others_are() -> None:
     assert not hasattr(network, "note")
 
 
+def test_an_array_that_refuses_to_be_written_to_is_named_and_the_others_are_put_back() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        net.array += 1
+        net.array.flags.writeable = False
+        net.note = "left"
+        return x
+
+    network: Any = Written(forward)
+    network.array = np.zeros(2)
+    with pytest.raises(ModelError, match=r"restored: 'array': assignment destination is read-only\. Rebuild it"):
+        inspect(network, torch.ones(1, 2))
+    assert not hasattr(network, "note")
+
+
+def test_a_tensor_that_refuses_its_gradient_is_named() -> None:
+    class Refusing(Tensor):
+        @property
+        def grad(self) -> Tensor:  # type: ignore[override]
+            return torch.ones(2)  # another one each time
+
+        @grad.setter
+        def grad(self, _: object) -> None:
+            raise ValueError("no gradient here")
+
+    network: Any = Written(lambda net, x: x * net.scale)
+    network.scale = torch.ones(2).as_subclass(Refusing).requires_grad_()
+    with pytest.raises(ModelError, match="restored: 'scale': no gradient here"):
+        inspect(network, torch.ones(1, 2))
+
+
 class Refuses(nn.Module):
     """Refuses one of the modes."""
 

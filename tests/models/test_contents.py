@@ -12,10 +12,10 @@ import torchvision
 from torch import nn
 
 from hookscope.checkpoints import isolation, limits
+from hookscope.checkpoints.sandbox import run_forked
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models.contents import list_contents
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
-from hookscope.sandbox import run_forked
 from tests.byteorder import save_big_endian
 
 Kind = Literal["torch", "legacy torch", "safetensors"]

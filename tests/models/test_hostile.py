@@ -182,8 +182,8 @@ def without_worker() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**31, before[1]))  # a damaged length can claim any memory
     try:
         with pytest.MonkeyPatch.context() as patch:
-            for module in ("sandbox.worker", "checkpoints.isolation"):
-                patch.setattr(f"hookscope.{module}.CAN_FORK", False)
+            for module in ("sandbox.worker", "isolation"):
+                patch.setattr(f"hookscope.checkpoints.{module}.CAN_FORK", False)
             yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -188,7 +188,7 @@ def test_a_trace_in_training_mode_is_said_to_stay_in_it(tmp_path: Path) -> None:
     save_traced(conv_net().train(), (torch.randn(2, 3, 8, 8),), tmp_path / "model.pt")
     (warning,) = load_torchscript(tmp_path / "model.pt", 0).warnings
     assert warning == (
-        "model.pt: 3 batch normalisation or dropout operators stay in training mode whatever is asked for: the network "
+        "model.pt: 3 batch normalisation or dropout operators stay in training mode: the network "
         "was not in eval mode when it was saved."
     )
 

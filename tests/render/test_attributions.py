@@ -15,7 +15,7 @@ from hookscope.render.attribution_text import finding_of, sanity_line
 from hookscope.render.overviews.attributions import draw_overview
 from hookscope.results.attributions import AttributionMap, Target
 from hookscope.results.inputs import Photograph, Region
-from hookscope.runs.attributions import read_attributions
+from hookscope.results.runs.attributions import read_attributions
 from tests.render.attributed import CAT, ONE, RESULT, SANITY, TARGETS, corner, photographs
 
 RHO = "\N{GREEK SMALL LETTER RHO}"

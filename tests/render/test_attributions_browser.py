@@ -8,7 +8,7 @@ import pytest
 
 from hookscope.render.html.attributions import attributions_html
 from hookscope.results.attributions import Attributions, Target
-from hookscope.runs.attributions import read_attributions
+from hookscope.results.runs.attributions import read_attributions
 from tests.render.attributed import RESULT
 from tests.render.chromium import Opened, Scheme, needs_chromium
 from tests.render.stored import HOSTILE_NAMES

@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 from hookscope.results.check import CheckReport
-from hookscope.runs.serialize import checks_to_dict, checks_to_json
+from hookscope.results.runs.serialize import checks_to_dict, checks_to_json
 from tests.render.checked import CORRUPT, EVERY, FAILED, KILLED, PASSING, SKIPPING
 
 

@@ -28,7 +28,7 @@ from hookscope.results.differences import (
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.results.provenance import Provenance
-from hookscope.runs.differences import read_differences
+from hookscope.results.runs.differences import read_differences
 from tests.render.chromium import Opened, Scheme, needs_chromium
 from tests.render.html_page import Page
 from tests.render.stored import HOSTILE_NAMES

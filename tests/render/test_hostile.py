@@ -37,8 +37,8 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
-from hookscope.runs import serialize
-from hookscope.runs.reading import StoredRun
+from hookscope.results.runs import serialize
+from hookscope.results.runs.reading import StoredRun
 from hookscope.text import safe_text
 from tests.render import checked
 from tests.render.conftest import gradient_statistics, printed

@@ -16,9 +16,9 @@ from hookscope.render.html.pictures import LADDER, Fidelity, Picture, shrink, sh
 from hookscope.results.distribution import BIN_COUNT, distribution_of, histogram
 from hookscope.results.grids import Grid, Tiles
 from hookscope.results.inputs import Preprocessing
+from hookscope.results.runs.reading import read_run
+from hookscope.results.runs.serialize import QUANTILE_NAMES, inspection_from_dict
 from hookscope.results.statistics import TensorStatistics
-from hookscope.runs.reading import read_run
-from hookscope.runs.serialize import QUANTILE_NAMES, inspection_from_dict
 from tests.render.html_page import Page
 from tests.render.stored import (
     MODEL,

@@ -13,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import Page
 
 from hookscope.render.html import report_html
-from hookscope.runs.reading import read_run
+from hookscope.results.runs.reading import read_run
 from hookscope.text import safe_text
 from tests.render.chromium import Opened, Scheme, needs_chromium, until
 from tests.render.stored import (

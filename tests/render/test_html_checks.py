@@ -21,7 +21,7 @@ from hookscope.render.html import checks
 from hookscope.render.html.checks import read_evidence
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
-from hookscope.runs.reports import MARK
+from hookscope.results.runs.reports import MARK
 from tests.render import checked
 from tests.render.checked import CORRUPT, CORRUPT_TEXT, EVERY, FAILED, MANY, PASSING, SKIPPING, WARNED
 from tests.render.html_page import Page

@@ -18,7 +18,7 @@ from hookscope.render.html.blocks import Blocks, blocks_of
 from hookscope.render.html.flow import Flow, Flows, Place, flows_of
 from hookscope.render.html.layers import layers_of
 from hookscope.results.labels import row_label
-from hookscope.runs.reading import read_run
+from hookscope.results.runs.reading import read_run
 from hookscope.text import safe_text
 from tests.render.html_page import Page
 from tests.render.stored import HOSTILE_NAMES, hostile_rows, operation, row, write_run

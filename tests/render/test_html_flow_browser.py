@@ -8,7 +8,7 @@ import pytest
 
 from hookscope.render.html import report_html
 from hookscope.render.html.wiring import ROW_HEIGHT
-from hookscope.runs.reading import read_run
+from hookscope.results.runs.reading import read_run
 from tests.render.chromium import Opened, Scheme, needs_chromium, until
 from tests.render.stored import hostile_rows, operation, row, write_run
 

@@ -10,7 +10,7 @@ import pytest
 
 from hookscope.errors import InputError
 from hookscope.render.html import report_html
-from hookscope.runs.reading import read_run
+from hookscope.results.runs.reading import read_run
 from tests.render.stored import drawn, given, gradient, maps, parameter, row, statistics, write_run
 
 GRID = drawn(maps())

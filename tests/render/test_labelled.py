@@ -15,7 +15,7 @@ from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
 from hookscope.results.accuracy import ClassAccuracy
 from hookscope.results.check import Finding
-from hookscope.runs.serialize import checks_to_json
+from hookscope.results.runs.serialize import checks_to_json
 from tests.render.checked import LABELLED, PASSING, outcome
 from tests.render.stored import picture_png
 

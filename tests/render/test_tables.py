@@ -15,8 +15,7 @@ from hookscope.render.tables import gradients_to_csv, parameters_to_csv, rows_to
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.distribution import Distribution, distribution_of, histogram
 from hookscope.results.gradients import Gradients, LossRecord
-from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.runs.serialize import (
+from hookscope.results.runs.serialize import (
     gradients_to_json,
     inspection_from_dict,
     inspection_to_dict,
@@ -24,6 +23,7 @@ from hookscope.runs.serialize import (
     parse_json,
     rows_to_json,
 )
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import strict_json
 from tests.render.conftest import (
     FAILURE,

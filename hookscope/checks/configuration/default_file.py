@@ -1,4 +1,4 @@
-"""The configuration that says what holds without one, with every rule and every key explained."""
+"""The default configuration as a file, with every rule and every key explained."""
 
 from collections.abc import Iterator
 from textwrap import wrap
@@ -9,19 +9,19 @@ from hookscope.checks.rules import RULES, Limit, Rule
 _WIDTH = 120
 
 _BEFORE_RULES = """\
-# What `hookscope check` holds a checkpoint to. As it stands, this file changes nothing: it says what holds without one.
-# Change what you like, and delete the rest if you like: what is left out keeps its default. Paths are relative to this
-# file. The same tables may stand in pyproject.toml, below [tool.hookscope].
+# Settings of `hookscope check`. As written, this file changes nothing: it lists the defaults. Change or delete what you
+# like: a setting that is left out keeps its default. Paths are relative to this file. The same tables may stand in
+# pyproject.toml, below [tool.hookscope].
 
 [model]
-# The network, if names and shapes in the checkpoint do not tell: a name, FILE.py:NAME or package.module:NAME; "none"
-# judges the file alone, by what it stores.
+# The network, if it cannot be inferred from names and shapes in the checkpoint: a name, FILE.py:NAME or
+# package.module:NAME; "none" judges the file alone, by what it stores.
 #arch = "resnet18"
-# What the function that builds it is called with.
+# Arguments of the function that builds it.
 #arguments = { num_classes = 10 }
 # Where in the file the weights are, if there are several.
 #key = "ema"
-# What the file need not have, and what the network need not know: globs over names.
+# Names that the file may lack, and names in the file that the network may lack: globs.
 #allow-missing = ["fc.*"]
 #allow-unexpected = ["head.*"]
 # Names of the classes, a line each or JSON, if they do not come with the weights.
@@ -34,7 +34,7 @@ _BEFORE_RULES = """\
 # Labelled pictures, for the accuracy: a folder of class folders, or a CSV file with a path and a label on each line.
 # Labels are names or indices of classes, or as many folders in sorted order as there are classes.
 #data = "val/"
-# Shape of the noise, batch first, if the network does not tell. Only without images.
+# Shape of the noise, batch first, if it cannot be inferred. Only without images.
 #shape = [2, 3, 224, 224]
 # How a picture becomes an input; without these, as the weights were trained, else as is usual for ImageNet.
 # Sizes are pixels of the shorter side, "HEIGHTxWIDTH" or "none"; mean and std one number, one per channel, or "none".
@@ -46,11 +46,11 @@ _BEFORE_RULES = """\
 #max-pixels = 89478485
 # Which axis of a tensor file counts inputs: "auto" takes the first of (N, C, H, W); or "none".
 #batch-axis = 0
-# What the network is given by name: numbers, and pictures or tensor files.
+# Inputs by name: numbers, and pictures or tensor files.
 #named = { sampling_rate = 16000, mask = "mask.npy" }
 # Inputs per forward pass.
 batch-size = 8
-# Of noise and everything else random.
+# Seed of the noise and of everything else that is random.
 seed = 0
 
 [output]
@@ -74,13 +74,13 @@ mode = "eval"
 """
 
 _AFTER_RULES = """
-# Other levels and limits for some layers; patterns as for --layer, and a later one goes over an earlier one.
+# Other levels and limits for some layers; patterns as for --layer, and a later one overrides an earlier one.
 #[[layers]]
 #pattern = "layer4.*"
 #dead-channels = "off"
 
-# What the network must say about a named picture: the first class, classes among the first k, and how sure it must be
-# at least of the first. Classes by name or index.
+# What the network must predict for a named picture: the best class, classes among the best k, and the least probability
+# of the best one. Classes by name or index.
 #[[expect]]
 #image = "cat.jpg"
 #top1 = "Egyptian cat"
@@ -88,7 +88,7 @@ _AFTER_RULES = """
 #k = 5
 #min-probability = 0.3
 
-# Statistics to hold each layer against; `--update-baseline` writes them. How far they may drift are limits of the rule
+# Statistics to compare each layer with; `--update-baseline` writes them. How far they may drift are limits of the rule
 # drift.
 #[baseline]
 #file = "baseline.json"

@@ -70,7 +70,7 @@ class BatchNormInputs:
         reasons = {
             "No BatchNorm stores statistics.": not self.norms,
             "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
-            f"{FEWEST_INPUTS} pictures are the fewest to tell by, {few}.": input_count < FEWEST_INPUTS,
+            f"At least {FEWEST_INPUTS} pictures are needed, {few}.": input_count < FEWEST_INPUTS,
             "All statistics of BatchNorm are as they start: mean 0, variance 1.": all(
                 map(_as_they_start, self.norms.values())
             ),

@@ -1,4 +1,4 @@
-"""What tells one output from another whose statistics are the same: exact quantiles, and a sketch that knows the order.
+"""Tell outputs with equal statistics apart: exact quantiles, and a sketch that depends on the order of values.
 
 Both are of each input by itself and then put together, so that they do not depend on how inputs come in batches.
 """

@@ -73,9 +73,9 @@ def acts_as(row: LayerRow | GradientRow) -> str:
 def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a ReLU are zero over all inputs.
 
-    A channel behind a ReLU that is zero at every position of every input learns nothing and says nothing. Too large a
-    learning rate or too negative a bias does it. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or as
-    functions, with at least 32 values a channel; a convolution before a ReLU may be as negative as it likes. Channels
+    A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information. Too
+    large a learning rate or too negative a bias does it. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or
+    as functions, with at least 32 values a channel; a convolution before a ReLU may be negative everywhere. Channels
     that are zero for two noise images may wake up for a picture: give real ones.
     """
     forward = _forward(measured)
@@ -97,9 +97,9 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
     """A layer behind a ReLU is zero everywhere, over all inputs.
 
     Where all channels are dead, nothing passes and nothing is learnt. Biases that were shifted, a weight with the wrong
-    sign or of another layer, or a diverged step do it; no sound network has such a layer but one whose residual branch
-    was switched off on purpose. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While
-    weights are random or BatchNorm is untrained, it is a warning.
+    sign or of another layer, or a diverged step do it; sound networks have none, except where a residual branch was
+    switched off on purpose. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While weights
+    are random or BatchNorm is untrained, it is a warning.
     """
     forward = _forward(measured)
     for row in forward.rows:
@@ -154,9 +154,9 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "saturated_fraction",
 )
 def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """Most outputs of a bounded activation lie where its slope is nearly gone.
+    """Most outputs of a bounded activation lie where its slope is nearly zero.
 
-    Behind a sigmoid or tanh at its bounds the gradient is nearly gone, and the output says yes or no to everything.
+    Behind a sigmoid or tanh at its bounds the gradient nearly vanishes, and the output hardly depends on the input.
     Weights are too large, or the input is not normalised. Gates that are open or closed on purpose look the same.
     """
     # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
@@ -232,11 +232,11 @@ _MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
     "IEEE 754 binary16; the tenth is our choice: seeded networks of torchvision stay below 0.001",
 )
 def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """Values come near the greatest of float16, or vanish in it.
+    """Values come near float16's largest, or become zero in it.
 
-    Greater values than 65504 become Inf in float16, and weights of at most 2**-25 become zero. Judged are all
-    activations and weights as they are, on the inputs given: mixed precision, where sums are kept in float32, may do
-    better. Of no consequence if float16 is never used.
+    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. Judged are all activations and
+    weights as they are, on the inputs given: mixed precision, where sums are kept in float32, may do better. Irrelevant
+    if float16 is never used.
     """
     yield from _headroom(measured, terms, "float16", _FP16_MAX)
     vanishing = [
@@ -269,8 +269,8 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The square of an activation overflows float32.
 
-    A greater number than 1.8e19 has a square beyond float32: the next norm, variance or product of two such makes Inf.
-    A network that was trained never comes near; a flipped bit in the exponent of a weight, wrong units or missing
+    A number above 1.8e19 has a square beyond float32: the next norm, variance or product of two such makes Inf. A
+    network that was trained never comes near; a flipped bit in the exponent of a weight, wrong units or missing
     normalisation lead there. The first layer beyond is named. A warning while weights are random or BatchNorm is
     untrained.
     """
@@ -300,7 +300,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
     "(2 - 2**-7) * 2**127; the half is our choice, as for fp16-headroom",
 )
 def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """Values come near the greatest of bfloat16.
+    """Values come near bfloat16's largest.
 
     bfloat16 has the range of float32, so this only breaks shortly before float32 does, but earlier than Inf. The
     precision of bfloat16, 8 bits, is not judged.

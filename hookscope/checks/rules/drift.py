@@ -84,7 +84,7 @@ _UNRELATED = 1.0
     " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """A layer puts out other values than when the baseline was written.
+    """A layer returns other values than when the baseline was written.
 
     The same inputs gave other values then. Values are compared in their order, so that swapped channels are drift
     though every statistic is the same. The first layer in execution order is named: weights, preprocessing, or a
@@ -93,9 +93,8 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     baseline with --update-baseline. It is off until a baseline is given.
 
     A copy of a network in float16 or bfloat16 is no drift. Its rounding errors grow from layer to layer, so drift
-    begins where they are at once twice as large as before. A change that is smaller than they are cannot be told.
-    Dynamic int8 quantisation of linear layers moves them by 0.007 to 0.06, which is drift: raise max_difference to 0.1
-    for it.
+    begins where they suddenly double. A change smaller than these errors cannot be detected. Dynamic int8 quantisation
+    of linear layers moves them by 0.007 to 0.06, which is drift: raise max_difference to 0.1 for it.
     """
     # Layers are compared in execution order; those that are gone come last. A layer without a counterpart, or with
     # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.

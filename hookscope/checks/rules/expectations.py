@@ -1,4 +1,4 @@
-"""The rule that compares with what is known of pictures: what a network must say about them."""
+"""The rule that compares with what is known of pictures: what a network must predict for them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
     """A named picture is not classified as expected.
 
     A picture whose content is known must be classified so: top1, the classes that the first k must contain,
-    min_probability. Nothing else tells shuffled classes, wrong preprocessing or a half-trained network from a good one.
-    It is off until the configuration names expectations.
+    min_probability. Nothing else reveals shuffled classes, wrong preprocessing or a half-trained network. It is off
+    until the configuration names expectations.
     """
     forward = measured.forward
     inputs = [record.name for record in forward.inputs] if forward else []

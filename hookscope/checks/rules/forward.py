@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The forward pass raises.
 
-    The network cannot run on what it is given. The message names the innermost module that was running and the shapes
-    it was given. If the input does not fit, say what it takes: shape, resize, crop or images. What the forward pass
-    would have shown is skipped.
+    The network cannot run on its inputs. The message names the innermost module that was running and the shapes it was
+    given. If the input does not fit, say what it takes: shape, resize, crop or images. What the forward pass would have
+    shown is skipped.
     """
     failure = measured.forward.failure if measured.forward else None
     if failure:
@@ -59,9 +59,10 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     """A module makes NaN or Inf out of finite inputs.
 
     The first module in execution order that turns finite inputs into NaN or Inf is named, with its own parameters that
-    are not finite; those that only pass it on are counted. Overflow, a division by zero, a root or logarithm of what is
-    negative do it. -Inf in an attention mask is no finding as long as nothing comes of it. The rules that it would
-    break by itself are skipped. `hookscope grads` names the first output that holds NaN or Inf, and skips no rule.
+    are not finite; those that only pass it on are counted. Overflow, a division by zero, a root or logarithm of a
+    negative number cause it. -Inf in an attention mask is no finding as long as it has no effect. The rules that it
+    would break by itself are skipped. `hookscope grads` names the first output that holds NaN or Inf, and skips no
+    rule.
     """
     all_rows = measured.forward.rows if measured.forward else ()
     rows, origin = of_modules(all_rows), measured.origin
@@ -182,12 +183,12 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     " its BatchNorm is untrained",
 )
 def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """The output is the same whatever the input.
+    """The output is the same for every input.
 
-    Different inputs come to the same output: the signal dies on the way, and biases are all that is left. A zero
-    weight, a dead layer, or a head that was never loaded do it. It is a warning where it is a matter of training: while
-    the last weights are all zero, all statistics of BatchNorm are as they start, or hookscope itself drew the weights
-    at random. Needs two different inputs.
+    Different inputs give the same output: the signal is lost on the way, and only biases remain. A zero weight, a dead
+    layer, or a head that was never loaded do it. It is a warning where training may explain it: while the last weights
+    are all zero, all statistics of BatchNorm are as they start, or hookscope itself drew the weights at random. Needs
+    two different inputs.
     """
     known = [(each.input_difference, each) for each in measured.outputs if each.input_difference is not None]
     if not known:
@@ -197,11 +198,11 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     if not all(each < limit for each, _ in known):  # one of several may be constant; NaN is none
         return
     if output.max_abs is None:
-        yield _about(measured, output, "is NaN or Inf everywhere, whatever the input.")
+        yield _about(measured, output, "is NaN or Inf everywhere, for every input.")
         return
     excuse = _excuse(measured)
     share = f"{_difference(difference)} its greatest magnitude between inputs (limit: at least {limit:.0e})"
-    objection = _about(measured, output, f"is the same whatever the input: {share}.{excuse}")
+    objection = _about(measured, output, f"is the same for every input: {share}.{excuse}")
     yield replace(objection, at_most="warn") if excuse else objection
 
 

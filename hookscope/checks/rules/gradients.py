@@ -97,7 +97,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         if consumer is not None and (consumer is finite[-1] or consumer.owner == finite[-1].layer):
             target, maker = output_of(consumer), f"{quoted(consumer)} and what leads to it"
         else:
-            target, maker = output_of(first), f"what takes the output of {quoted(first)}"
+            target, maker = output_of(first), f"the consumer of the output of {quoted(first)}"
         message = (
             f"The gradient of the output of {quoted(first)} is the first in backward order with NaN or Inf: it has"
             f" {words}, while that of '{finite[-1].label}', the last before it, is finite: look at the backward of"
@@ -199,8 +199,8 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     A layer between the loss and the input gets a gradient of exactly zero: a dead ReLU, a detached branch, an
     underflow. It is a warning where a weight that starts at zero blocks the path until its first update, where
     stochastic depth has left out a branch for all inputs, by chance, or where the loss gives an output none, but others
-    some. A module that gets a gradient at another call or output is well, and so is one beside which a parallel one
-    gets one: levels of a detector without an object, experts without a token.
+    some. A module that gets a gradient at another call or output passes, and so does one whose parallel branch gets
+    one: levels of a detector without an object, experts without a token.
     """
     # Layers whose gradient stops at one place are one objection. A weight that is zero itself, and gets a gradient, is
     # about to open: residual branches and heads are often started so. Excused are also outputs that lead to excused

@@ -10,7 +10,7 @@ from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, are, limit,
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
-from hookscope.text import counted, printable
+from hookscope.text import counted, printable, some_of
 
 if TYPE_CHECKING:
     from hookscope.checks.labelled import BaselineClass
@@ -31,9 +31,8 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
     The greatest score of a picture must be that of its label. The rule fails if even the upper end of the 95% interval
     (Clopper and Pearson's, which is exact) lies below the limit, and passes if its lower end does not. In between there
     are too few pictures to tell: that is a warning, which says about how many would do. Without a limit the accuracy is
-    reported, and there is a warning if it cannot be told from guessing, one of the classes at random: then labels,
-    classes or preprocessing do not belong together, or the network is not trained. It is off until `--data` or `data`
-    below [input] names pictures.
+    reported, and there is a warning if it is indistinguishable from guessing: then labels, classes or preprocessing do
+    not belong together, or the network is not trained. It is off until `--data` or `data` below [input] names pictures.
     """
     found = _labelled(measured).accuracy
     least = terms.limit("min_fraction")
@@ -42,13 +41,13 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
         guessing = 1 / found.class_count
         if found.interval.low <= guessing:
             needed = _needed(pictures_needed(found.share, guessing)) if found.share > guessing else ""
-            odds = f"which cannot be told from guessing one of {found.class_count:,} classes, {guessing:.1%}"
+            odds = f"indistinguishable from guessing one of {found.class_count:,} classes, {guessing:.1%}"
             yield Objection(WHOLE, f"{words}, {odds}.{needed}", "warn")
     elif found.interval.high < least:
         yield Objection(WHOLE, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
     elif found.interval.low < least and not found.share == least == 1:
         needed = _needed(pictures_needed(found.share, least))
-        thin = f"so few pictures do not tell whether it is at least {_exact(least)}"
+        thin = f"too few pictures to tell whether it is at least {_exact(least)}"
         yield Objection(WHOLE, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
 
 
@@ -79,10 +78,8 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         yield Objection(WHOLE, f"{words}, {_exact(least)}: {_listed(failing)}.")
     if thin:
         needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
-        words = (
-            f"so few pictures do not tell of {len(thin):,} {known} whether they are right in at least {_exact(least)}"
-        )
-        yield Objection(WHOLE, f"{words[0].upper()}{words[1:]}: {_listed(thin)}.{needed}", "warn")
+        words = f"Too few pictures to tell for {len(thin):,} {known} whether at least {_exact(least)} are right"
+        yield Objection(WHOLE, f"{words}: {_listed(thin)}.{needed}", "warn")
 
 
 @rule("accuracy-drop", "fail", "labels", ("non-finite-activation",))
@@ -167,7 +164,7 @@ def _labelled(measured: CheckMeasurements) -> LabelledResult:
 
 
 def _needed(count: int | None, which: str = "") -> str:
-    return "" if count is None else f" About {counted(count, 'picture')}{which} would, at this share."
+    return "" if count is None else f" About {counted(count, 'picture')}{which} would do, at this share."
 
 
 def _exact(share: float) -> str:
@@ -176,5 +173,4 @@ def _exact(share: float) -> str:
 
 
 def _listed(classes: Sequence[ClassAccuracy]) -> str:
-    more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
-    return ", ".join(map(class_words, classes[:_NAMED])) + more
+    return some_of([*map(class_words, classes)], _NAMED)

@@ -96,7 +96,7 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     """Trainable parameters never get a gradient.
 
     Trainable parameters that the loss does not reach are dead weight, and DistributedDataParallel waits for them
-    forever. Heads that are only used in training look so in eval mode.
+    forever. Heads that are only used in training appear unused in eval mode.
     """
     gradients = taken_gradients(measured)
     reasons = {
@@ -129,7 +129,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
     The optimiser has one learning rate; where ‖g‖/‖w‖ of weights differ by orders of magnitude, some blow up before
     others move. Adaptive optimisers even it out. Biases, scales and zero weights do not count, and a vanishing gradient
-    is not said twice.
+    is not reported twice.
     """
     # Biases and scales start at 0 or 1 whatever their layer does, and a bias before BatchNorm gets rounding. Untrained
     # BatchNorm in eval mode is not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3, nothing of

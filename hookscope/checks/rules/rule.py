@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from hookscope.checks.settings import CheckSettings, RuleSettings
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.results.findings import Finding, Level
-from hookscope.text import counted, safe_text
+from hookscope.text import counted, safe_text, some_of
 
 if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
     from hookscope.checks.baseline import Baseline
@@ -318,8 +318,7 @@ def non_finite_words(statistics: TensorStatistics) -> str:
 
 def listed(names: Sequence[str], shown: int = 3) -> str:
     """Return the first few names in quotes and how many more there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(f"'{name}'" for name in names[:shown]) + more
+    return some_of([f"'{name}'" for name in names], shown)
 
 
 def are(count: int) -> str:

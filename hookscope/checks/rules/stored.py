@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
-from hookscope.text import counted
+from hookscope.text import counted, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -39,7 +39,7 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
 def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A parameter or buffer holds NaN or Inf.
 
-    One NaN in a weight makes every output NaN. It comes of a step with too large a learning rate, an overflow in half
+    One NaN in a weight makes every output NaN. It comes from a step with too large a learning rate, an overflow in half
     precision, or a damaged file. A buffer that holds nothing but zeros and infinities is a mask, and passes. Go back to
     an earlier checkpoint.
     """
@@ -79,8 +79,8 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
 def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Two weights that are not tied hold the same values.
 
-    Two weights of equal values that do not share memory are mostly a slip: one was loaded twice, or layers were copied
-    and never trained apart. Tied weights and constant ones do not count.
+    Two weights of equal values that do not share memory are usually a mistake: one was loaded twice, or layers were
+    copied and never trained apart. Tied weights and constant ones do not count.
     """
     for values in measured.stored:
         if values.twin_of:
@@ -182,5 +182,4 @@ def _is_mask(values: StoredValues) -> bool:
 
 def numbers(indices: tuple[int, ...], shown: int = 8) -> str:
     """Return the first few of some indices, and how many more there are."""
-    more = f" and {len(indices) - shown} more" if len(indices) > shown else ""
-    return ", ".join(map(str, indices[:shown])) + more
+    return some_of(indices, shown)

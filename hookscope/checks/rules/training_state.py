@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @rule("optimizer-state", "fail", "stored")
 def optimizer_state(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
-    """The state of an optimiser beside the weights cannot be gone on with.
+    """Training cannot resume from the optimiser's state beside the weights.
 
-    A moment that holds NaN or Inf makes NaN of every weight at the next step, though the weights in the file are still
+    A moment that holds NaN or Inf makes every weight NaN at the next step, though the weights in the file are still
     sound; a mean of squares is never negative, and a count of steps neither negative nor NaN. Go back to an earlier
-    checkpoint, or go on with a new optimiser. Counts of steps that disagree are a warning: parameters that were frozen
-    for a while have fewer on purpose, and a state put together from two runs has, too.
+    checkpoint, or continue with a new optimiser. Counts of steps that disagree are a warning: parameters that were
+    frozen for a while have fewer on purpose, and a state put together from two runs has, too.
     """
     for state in measured.optimisers:
         if state.non_finite:
@@ -39,12 +39,12 @@ def optimizer_state(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
 
 @rule("averaged-weights", "fail", "stored")
 def averaged_weights(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
-    """An averaged copy of the weights (EMA) beside them is not finite, or is not of these weights.
+    """An averaged copy of the weights (EMA) beside them is not finite, or belongs to other weights.
 
-    A copy with NaN or Inf never recovers, for it is averaged on; one with a tensor of another shape belongs to another
-    network. Names that are on one side only are a warning: a network that was changed in the middle of training has
-    them. Buffers need no copy. Looked at are sets of weights in the same file whose key says that they are averages:
-    ema, average, swa or shadow.
+    A copy with NaN or Inf never recovers, because averaging keeps it; one with a tensor of another shape belongs to
+    another network. Names that are on one side only are a warning: a network that was changed in the middle of training
+    has them. Buffers need no copy. Looked at are sets of weights in the same file whose key says that they are
+    averages: ema, average, swa or shadow.
     """
     for copy in measured.copies:
         if copy.non_finite:

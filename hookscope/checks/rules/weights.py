@@ -49,11 +49,11 @@ _FEWEST_TRAINED = 3  # our choice: among fewer nothing stands out
 def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A value of a weight is far greater than all others.
 
-    A single value that is thousands of times the others, or whose square overflows its type, comes of a damaged file (a
-    flipped bit of an exponent multiplies by up to 2**128) or of a diverging step; the greatest number of the type
+    A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
+    (a flipped bit of an exponent multiplies by up to 2**128) or from a diverging step; the greatest number of the type
     itself is what an overflow is cut to. Such a value drowns everything beside it, and fails. Values that are hundreds
     of times the others also occur in sound networks, and warn. Judged are parameters and BatchNorm's statistics; of
-    fewer than 2,000 values the greatest is held against the next. Go back to an earlier checkpoint, or download again.
+    fewer than 2,000 values the greatest is compared with the next. Go back to an earlier checkpoint, or download again.
     """
     for values in measured.stored:
         if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
@@ -80,7 +80,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     Two filters that start apart never meet in training. A faulty conversion or a tensor that was put together from
     overlapping pieces copies them; a network that was widened by copying, and not trained since, has them on purpose.
     Filters of zeros, and of fewer than 8 values other than zero (32 in a weight rounded to 8 bits), do not count, nor
-    does a weight that is one filter over and over, as a blur is.
+    does a weight that repeats one filter, as a blur does.
     """
     for values in measured.stored:
         if values.repeated_filters and values.filter_count:
@@ -105,9 +105,9 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     """A block of a weight has one value, mostly zero, while the rest has not.
 
     A page of a file that was never written reads as zeros, and a fault in a conversion leaves a block as it was
-    allocated. Judged is the longest run of one value in a weight's memory, against what the share of that value around
-    it lets expect: so a network that was pruned value by value passes. Filters and inputs that are zero as a whole are
-    left out, as structured pruning and dead channels leave them; of filters dead-filter says so.
+    allocated. The longest run of one value in a weight's memory is compared with what chance explains, from the share
+    of that value around it: so a network that was pruned value by value passes. Filters and inputs that are zero as a
+    whole are left out, as structured pruning and dead channels leave them; dead-filter reports such filters.
     """
     for values in measured.stored:
         run = values.constant_run

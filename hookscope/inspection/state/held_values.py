@@ -1,14 +1,17 @@
 """What tensors hold, kept so that it can be put back to the last bit: values, memory, sizes and strides."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from hookscope.inspection.state.object_states import Problem, attempt
 
 # Tensors of these dtypes, up to this size, are copied and compared together: BatchNorm has three to a layer, and each
 # call costs more than the copy.
@@ -77,26 +80,20 @@ class HeldValues:
                 or not all(_is_same(*each) for each in self.special)
             )
 
-    def put_back(self) -> list[tuple[Tensor, str]]:
+    def put_back(self) -> list[Problem]:
         """Put everything back; return each tensor for which that fails, with the reason."""
-        failed: list[tuple[Tensor, str]] = []
+        failed: list[Problem] = []
         with _plainly():
             for place in self._moved():
-                try:
-                    self._move_back(place)
-                except RuntimeError as error:
-                    failed.append((self.tensors[place], str(error)))
+                failed += self._move_back(place)
             for place, before in self._rewritten():
-                try:
-                    _write(self.aliases[place], before)
-                except RuntimeError as error:
-                    failed.append((self.tensors[place], str(error)))
+                failed += _write(self.tensors[place], self.aliases[place], before)
             versions = _versions(self.tensors)
             if versions != self.versions:
                 failed += self._rewind_versions(versions)
             for tensor, values, version in self.special:
                 if not _is_same(tensor, values, version):
-                    failed += [(tensor, reason) for reason in _put_back_special(tensor, values, version)]
+                    failed += _put_back_special(tensor, values, version)
         return failed
 
     def _moved(self) -> list[int]:
@@ -115,16 +112,19 @@ class HeldValues:
             or (tensor.size(), tensor.stride()) != (alias.size(), alias.stride())
         ]
 
-    def _move_back(self, place: int) -> None:
-        alias, storage = self.aliases[place], self.aliases[place].untyped_storage()
+    def _move_back(self, place: int) -> list[Problem]:
+        tensor, alias, storage = self.tensors[place], self.aliases[place], self.aliases[place].untyped_storage()
         steps = zip(alias.size(), alias.stride(), strict=True)
         end = int(alias.storage_offset()) + 1 + sum((size - 1) * step for size, step in steps)
+        problems: list[Problem] = []
         if self.addresses[place] == 0:
-            storage.resize_(0)  # it had been emptied to save memory
+            problems = attempt(tensor, partial(storage.resize_, 0))  # it had been emptied to save memory
         elif storage.nbytes() < end * alias.itemsize:
-            storage.resize_(end * alias.itemsize)
-        self.tensors[place].data = alias
-        self.addresses[place] = alias.data_ptr()
+            problems = attempt(tensor, partial(storage.resize_, end * alias.itemsize))
+        problems = problems or attempt(tensor, partial(setattr, tensor, "data", alias))
+        if not problems:
+            self.addresses[place] = alias.data_ptr()
+        return problems
 
     def _rewritten(self) -> Iterator[tuple[int, Tensor]]:
         """Find those that hold other values, with the values before."""
@@ -140,7 +140,7 @@ class HeldValues:
             if not same_bits(self.aliases[place], values):
                 yield place, values
 
-    def _rewind_versions(self, versions: list[int]) -> list[tuple[Tensor, str]]:
+    def _rewind_versions(self, versions: list[int]) -> list[Problem]:
         """Set back how often tensors have been modified: graphs that saved them can then still be differentiated."""
         counted = [place for place, tensor in enumerate(self.tensors) if versions[place] != self.versions[place]]
         bare = set(self.bare)
@@ -226,29 +226,26 @@ def _integers(tensor: Tensor) -> Tensor:
     return tensor.view(_INTEGERS[tensor.itemsize])
 
 
-def _write(alias: Tensor, values: Tensor) -> None:
-    """Write values through an alias, which counts as no modification; an expanded axis is written once."""
+def _write(tensor: Tensor, alias: Tensor, values: Tensor) -> list[Problem]:
+    """Write a tensor's values through its alias, which counts as no modification; an expanded axis is written once."""
     once = tuple(slice(0, 1) if step == 0 else slice(None) for step in alias.stride())
     with torch.inference_mode(alias.is_inference()):
-        alias[once].copy_(values[once])
+        return attempt(tensor, partial(alias[once].copy_, values[once]))
 
 
 def _is_same(tensor: Tensor, values: Tensor | None, version: int) -> bool:
     """Tell whether a special tensor holds what it held, as far as that can be told."""
+    if values is not None and _DENSE.issuperset((type(tensor), type(values))):
+        first, second = _parts(tensor), _parts(values)
+        return len(first) == len(second) and all(map(same_bits, first, second))
     if values is not None:
-        try:
-            first, second = _parts(tensor), _parts(values)
-            return len(first) == len(second) and all(map(same_bits, first, second))
-        except Exception:  # noqa: BLE001 - a subclass may raise anything
-            with suppress(Exception):
-                return torch.equal(tensor, values)
+        with suppress(Exception):  # a subclass may raise anything
+            return torch.equal(tensor, values)
     return _version(tensor) == version
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
     """Return the dense tensors that a sparse, nested or quantised one consists of."""
-    if type(tensor) not in _DENSE:
-        raise TypeError(type(tensor).__name__)
     if tensor.is_nested:
         return [*tensor.unbind()]
     if tensor.is_quantized:
@@ -262,17 +259,16 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     return [tensor.to_dense()]
 
 
-def _put_back_special(tensor: Tensor, values: Tensor | None, version: int) -> list[str]:
-    """Write a special tensor's values back; return the reasons if that fails."""
+def _put_back_special(tensor: Tensor, values: Tensor | None, version: int) -> list[Problem]:
+    """Write a special tensor's values back; return the reason if that fails."""
     if values is None:
-        return ["no copy of it could be made"]
-    reasons = []
-    for attempt in (tensor.copy_, partial(setattr, tensor, "data")):
-        try:
-            with torch.inference_mode(tensor.is_inference()):
-                attempt(values.clone())
-            if _is_same(tensor, values, version):
-                return []
-        except Exception as error:  # noqa: BLE001 - a subclass may raise anything
-            reasons.append(str(error))
-    return reasons[:1] or ["its previous values could not be set"]
+        return [(tensor, "no copy of it could be made")]
+    problems: list[Problem] = []
+    writes: tuple[Callable[[Any], object], ...] = (tensor.copy_, partial(setattr, tensor, "data"))
+    for write in writes:
+        with torch.inference_mode(tensor.is_inference()):
+            failed = attempt(tensor, partial(write, _copy(values)))
+        if not failed and _is_same(tensor, values, version):
+            return []
+        problems += failed
+    return problems[:1] or [(tensor, "its previous values could not be set")]

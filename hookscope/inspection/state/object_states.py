@@ -8,8 +8,9 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from operator import is_
+from operator import is_, setitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,18 @@ import torch
 
 # Larger NumPy arrays are not copied. Our choice.
 _ARRAY_BYTES = 2**23
+
+Problem = tuple[object, str]
+"""Something that could not be put back, and the reason."""
+
+
+def attempt(holder: object, call: Callable[[], object]) -> list[Problem]:
+    """Call a method of an object or a function of Python or torch, none of ours: a bug of ours is not the object's."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - the model's own objects may raise anything
+        return [(holder, str(error))]
+    return []
 
 
 class _Kind(NamedTuple):
@@ -81,8 +94,8 @@ class Contents:
             return True
         return not all(map(is_, self._values_now(), self._values))
 
-    def put_back(self) -> Iterator[tuple[object, str]]:
-        """Fill them as they were; return those with which that fails, and the reason."""
+    def put_back(self) -> Iterator[Problem]:
+        """Fill them as they were; return what that fails with."""
         start = 0
         kind = _KINDS[self.kind]
         for container, count in zip(self.containers, self._counts, strict=True):
@@ -91,11 +104,9 @@ class Contents:
             before = Contents(self.kind, [container], [count], self._keys[part], self._values[part])
             if before.changed():
                 held = [*zip(before._keys, before._values, strict=True)] if kind.keys else before._values
-                try:
-                    kind.clear(container)
-                    kind.fill(container, held)
-                except Exception as error:  # noqa: BLE001 - subclasses and keys may raise anything
-                    yield container, str(error)
+                yield from attempt(container, partial(kind.clear, container)) or attempt(
+                    container, partial(kind.fill, container, held)
+                )
 
     def _counts_now(self) -> list[int]:
         return [*map(self.kind.__len__, self.containers)]  # type: ignore[attr-defined] # all of `_KINDS` have it
@@ -109,10 +120,10 @@ class Contents:
 
 
 class Access(NamedTuple):
-    """How the state of an object is read, and how it is given one."""
+    """How the state of an object is read, and the calls that give it one."""
 
     read: Callable[[Any], Any]
-    write: Callable[[Any, Any], object]
+    write: Callable[[Any, Any], Iterable[Callable[[], object]]]
 
 
 class State:
@@ -126,10 +137,10 @@ class State:
         """Tell whether the object has another state."""
         return not _alike(self._access.read(self.holder), self.value)
 
-    def put_back(self) -> None:
-        """Give the object the state that it had."""
-        if self.changed():
-            self._access.write(self.holder, self.value)
+    def put_back(self) -> list[Problem]:
+        """Give the object the state that it had; return the first thing that this fails with."""
+        calls = self._access.write(self.holder, self.value) if self.changed() else ()
+        return [problem for call in calls for problem in attempt(self.holder, call)][:1]
 
 
 def state_as_a_whole(value: object) -> State | None:
@@ -155,22 +166,22 @@ def _alike(first: Any, second: Any) -> bool:
     return isinstance(first, int | float | str | bytes | complex) and bool(first == second)
 
 
-def _write_items(view: Any, items: Mapping[str, object]) -> None:
+def _write_items(view: Any, items: Mapping[str, object]) -> Iterator[Callable[[], object]]:
     for name, value in items.items():
         if view[name] is not value:
-            view[name] = value
+            yield partial(setitem, view, name, value)
 
 
 def _read_class(kind: type) -> dict[str, object]:
     return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
 
 
-def _write_class(kind: type, attributes: Mapping[str, object]) -> None:
+def _write_class(kind: type, attributes: Mapping[str, object]) -> Iterator[Callable[[], object]]:
     for name in _read_class(kind).keys() - attributes.keys():
-        type.__delattr__(kind, name)
+        yield partial(type.__delattr__, kind, name)
     for name, value in attributes.items():
         if name not in vars(kind) or vars(kind)[name] is not value:
-            type.__setattr__(kind, name, value)
+            yield partial(type.__setattr__, kind, name, value)
 
 
 def _read_slots(value: object) -> dict[str, object]:
@@ -184,12 +195,12 @@ def _read_slots(value: object) -> dict[str, object]:
     return {name: getattr(value, name) for name in names}
 
 
-def _write_slots(value: object, slots: Mapping[str, object]) -> None:
+def _write_slots(value: object, slots: Mapping[str, object]) -> Iterator[Callable[[], object]]:
     for name in _read_slots(value).keys() - slots.keys():
-        object.__delattr__(value, name)
+        yield partial(object.__delattr__, value, name)
     for name, held in slots.items():
         if not hasattr(value, name) or getattr(value, name) is not held:
-            object.__setattr__(value, name, held)
+            yield partial(object.__setattr__, value, name, held)
 
 
 def _read_script(handle: Any) -> dict[str, object]:
@@ -199,20 +210,16 @@ def _read_script(handle: Any) -> dict[str, object]:
     return {name: value for name, value in attributes.items() if not isinstance(value, torch._C.ScriptObject)}
 
 
-def _write_script(handle: Any, attributes: Mapping[str, object]) -> None:
+def _write_script(handle: Any, attributes: Mapping[str, object]) -> Iterator[Callable[[], object]]:
     for name, value in attributes.items():
         if not _alike(handle.getattr(name), value):
-            handle.setattr(name, value)
+            yield partial(handle.setattr, name, value)
 
 
-def _write_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+def _write_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Iterator[Callable[[], object]]:
     if array.shape != values.shape:
-        array.resize(values.shape, refcheck=False)
-    array[...] = values
-
-
-def _write_bits(generator: np.random.Generator, state: Any) -> None:
-    generator.bit_generator.state = state
+        yield partial(array.resize, values.shape, refcheck=False)
+    yield partial(setitem, array, ..., values)
 
 
 VIEW = Access(lambda view: dict(view.items()), _write_items)
@@ -225,10 +232,18 @@ _WHOLE: dict[type, Access] = {
     np.ndarray: Access(np.copy, _write_array),
     torch.Generator: Access(
         lambda generator: generator.get_state().tolist(),
-        lambda generator, state: generator.set_state(torch.tensor(state, dtype=torch.uint8)),
+        lambda generator, state: [partial(generator.set_state, torch.tensor(state, dtype=torch.uint8))],
     ),
-    random.Random: Access(random.Random.getstate, random.Random.setstate),
-    np.random.Generator: Access(lambda generator: generator.bit_generator.state, _write_bits),
-    np.random.RandomState: Access(np.random.RandomState.get_state, np.random.RandomState.set_state),
+    random.Random: Access(
+        random.Random.getstate, lambda generator, state: [partial(random.Random.setstate, generator, state)]
+    ),
+    np.random.Generator: Access(
+        lambda generator: generator.bit_generator.state,
+        lambda generator, state: [partial(setattr, generator.bit_generator, "state", state)],
+    ),
+    np.random.RandomState: Access(
+        np.random.RandomState.get_state,
+        lambda generator, state: [partial(np.random.RandomState.set_state, generator, state)],
+    ),
     torch._C.ScriptModule: Access(_read_script, _write_script),
 }

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError
-from hookscope.inspection.state.snapshot import Problem, Snapshot
+from hookscope.inspection.state.object_states import Problem
+from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.models.construction import seed_generators, seeded
 from hookscope.text import exception_line, printable
 

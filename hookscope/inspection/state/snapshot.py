@@ -1,7 +1,7 @@
 """The state of a network at one moment, to compare with later and to go back to."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain
@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookscope.inspection.state.held_values import HeldValues
-from hookscope.inspection.state.object_states import Contents, identical
+from hookscope.inspection.state.object_states import Contents, Problem, attempt, identical
 from hookscope.inspection.state.parameter_writes import has_own_code, overwritten
 from hookscope.inspection.state.reachable import reachable
 
 # Parameters of networks with code of their own, and tensors in plain attributes, are copied up to so many bytes in all;
 # beyond, those that code is seen to write to. Our choice: to copy and compare as much takes some two milliseconds.
 _COPIED_BYTES = 2**23
-
-Problem = tuple[object, str]
-"""Something that could not be put back, and the reason."""
 
 
 class Snapshot:
@@ -94,7 +91,7 @@ class Snapshot:
         if self._refers_to_others():
             problems += self._put_back_references()
         for state in self._found.states:
-            problems += _attempt(state.holder, state.put_back)
+            problems += state.put_back()
         problems += self.values.put_back()
         problems += self._put_back_leaves() if self._changed_leaves() else ()
         return problems
@@ -116,7 +113,7 @@ class Snapshot:
                     if parameter is not None and id(parameter) not in known:
                         parameter.grad = None
             if type(owner) is not kind or vars(owner) is not attributes:
-                problems += _attempt(owner, partial(_put_back_class, owner, kind, attributes))
+                problems += _put_back_class(owner, kind, attributes)
         filled = {*map(id, self._filled)}
         for register in filter(None, self._found.registers):
             if id(register) not in filled:
@@ -139,55 +136,49 @@ class Snapshot:
         with torch._C.DisableTorchFunction():
             for tensor, required in zip(chain(self.tensors, self.leaves), self._required, strict=True):
                 if tensor.requires_grad != required:
-                    yield from _attempt(tensor, partial(_require, tensor, required))
+                    yield from _require(tensor, required)
             for leaf, gradient, functions in zip(self.leaves, self._gradients, self._functions, strict=True):
                 if leaf.grad is not gradient:
-                    yield from _attempt(leaf, partial(_set_gradient, leaf, gradient))
+                    yield from _set_gradient(leaf, gradient)
                 if leaf._backward_hooks is not functions:
-                    yield from _attempt(leaf, partial(setattr, leaf, "_backward_hooks", functions))
+                    yield from attempt(leaf, partial(setattr, leaf, "_backward_hooks", functions))
             for index, (tensor, node, copied) in enumerate(self.histories):
                 if tensor.grad_fn is not node:
-                    yield from _attempt(tensor, partial(_become, tensor, copied))
+                    yield from _become(tensor, copied)
                     self.histories[index : index + 1] = _histories([tensor])  # the copy is spent
 
 
-def _require(tensor: Tensor, required: bool) -> None:
+def _require(tensor: Tensor, required: bool) -> list[Problem]:
     if tensor.is_leaf:
-        tensor.requires_grad_(required)
-    elif tensor._base is None:  # it was written to with values that require a gradient
-        tensor.detach_()
-    else:  # a view cannot be detached
-        tensor._base.detach_()
-        _become(tensor, tensor.data)
+        return attempt(tensor, partial(tensor.requires_grad_, required))
+    if tensor._base is None:  # it was written to with values that require a gradient
+        return attempt(tensor, tensor.detach_)
+    # A view cannot be detached.
+    return attempt(tensor, tensor._base.detach_) or _become(tensor, tensor.data)
 
 
-def _set_gradient(leaf: Tensor, gradient: Tensor | None) -> None:
-    try:
-        leaf.grad = gradient
-    except RuntimeError:  # autograd gives sparse parameters dense gradients, an assignment does not
-        leaf.grad = None
-        torch.autograd.backward(leaf, gradient)
+def _set_gradient(leaf: Tensor, gradient: Tensor | None) -> list[Problem]:
+    problems = attempt(leaf, partial(setattr, leaf, "grad", gradient))
+    if not problems or gradient is None:
+        return problems
+    # Autograd gives sparse parameters dense gradients, an assignment does not.
+    return attempt(leaf, partial(setattr, leaf, "grad", None)) or attempt(
+        leaf, partial(torch.autograd.backward, leaf, gradient)
+    )
 
 
-def _become(tensor: Tensor, other: Tensor) -> None:
+def _become(tensor: Tensor, other: Tensor) -> list[Problem]:
     """Give a tensor the graph of another one, or none, but leave it its memory."""
-    other.data = tensor.data
-    torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call] # torch's
+    return attempt(tensor, partial(setattr, other, "data", tensor.data)) or attempt(
+        tensor, partial(torch.utils.swap_tensors, tensor, other)
+    )
 
 
-def _attempt(holder: object, put_back: Callable[[], object]) -> list[Problem]:
-    try:
-        put_back()
-    except Exception as error:  # noqa: BLE001 - the model's own objects may raise anything
-        return [(holder, str(error))]
-    return []
-
-
-def _put_back_class(owner: Any, kind: type, attributes: dict[str, Any]) -> None:
-    if type(owner) is not kind:
-        object.__setattr__(owner, "__class__", kind)
-    if vars(owner) is not attributes:
-        object.__setattr__(owner, "__dict__", attributes)
+def _put_back_class(owner: Any, kind: type, attributes: dict[str, Any]) -> list[Problem]:
+    problems = attempt(owner, partial(object.__setattr__, owner, "__class__", kind)) if type(owner) is not kind else []
+    if not problems and vars(owner) is not attributes:
+        problems = attempt(owner, partial(object.__setattr__, owner, "__dict__", attributes))
+    return problems
 
 
 def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:

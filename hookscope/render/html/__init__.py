@@ -18,9 +18,9 @@ from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.gradients import Gradients, parameter_owner
+from hookscope.results.runs.reading import StoredRun
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.runs.reading import StoredRun
-from hookscope.text import counted, shape_text
+from hookscope.text import counted, shape_text, some_of
 
 # Inputs that are shown as pictures; a run of thousands lists the others by name. Our choice.
 _MOST_THUMBNAILS = 32
@@ -101,9 +101,8 @@ def _base64(picture: Picture) -> Markup:
 
 def _title(run: StoredRun) -> str:
     names = [PurePath(each.name).name or each.name for each in run.result.inputs]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     what = {"grads": "gradients", "activations": "activations"}.get(run.record.verb, run.record.verb)
-    return f"{run.result.model.name} · {what}" + (f" · {names[0]}{more}" if names else "")
+    return f"{run.result.model.name} · {what}" + (f" · {some_of(names, 1)}" if names else "")
 
 
 def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:

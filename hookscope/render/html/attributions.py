@@ -14,8 +14,8 @@ from hookscope.render.overlays import bar, colour_scale, tint
 from hookscope.results.attributions import AttributionMap
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Region
-from hookscope.runs.attributions import StoredAttributions
-from hookscope.text import counted, shape_text
+from hookscope.results.runs.attributions import StoredAttributions
+from hookscope.text import counted, shape_text, some_of
 
 # Pixels a side, our choice: maps are smooth, and a browser draws them smoothly larger.
 _PHOTOGRAPH_SIDE = 1200
@@ -56,8 +56,7 @@ def attributions_html(run: StoredAttributions) -> str:
 
 def _title(run: StoredAttributions) -> str:
     names = [PurePath(each.name).name or each.name for each in run.result.inputs]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{run.result.model.name} · where it looks · {names[0]}{more}"
+    return f"{run.result.model.name} · where it looks · {some_of(names, 1)}"
 
 
 def _facts(run: StoredAttributions) -> list[tuple[str, str, bool]]:

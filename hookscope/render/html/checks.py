@@ -29,8 +29,8 @@ from hookscope.render.html.layers import ShownFinding
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET
 from hookscope.results.check import CheckReport, RuleOutcome
-from hookscope.runs.reading import read_inside
-from hookscope.runs.serialize import RunRecord, parse_json, record_from_dict
+from hookscope.results.runs.reading import read_inside
+from hookscope.results.runs.serialize import RunRecord, parse_json, record_from_dict
 from hookscope.text import counted, shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.

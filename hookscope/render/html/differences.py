@@ -16,7 +16,7 @@ from hookscope.render.weights_text import (
 )
 from hookscope.results.differences import Differences, Side
 from hookscope.results.grids import Grid
-from hookscope.runs.differences import PLOT, StoredDifferences
+from hookscope.results.runs.differences import PLOT, StoredDifferences
 from hookscope.text import counted
 
 # Pixels a side, our choice; rows, above which a browser takes long to lay a table out.

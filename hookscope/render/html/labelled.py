@@ -10,7 +10,7 @@ from PIL import Image
 from hookscope.errors import InputError
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture, accuracy_words
 from hookscope.results.binomial import Interval, interval
-from hookscope.runs.reading import read_inside
+from hookscope.results.runs.reading import read_inside
 from hookscope.text import counted
 
 # Classes that are listed, the lowest first. Our choice: what a screen has room for.

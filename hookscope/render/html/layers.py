@@ -10,8 +10,8 @@ from hookscope.render.html.figures import Bars, bars
 from hookscope.results.activations import LayerRow
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, ParameterRow, parameter_owner
+from hookscope.results.runs.reading import StoredRun
 from hookscope.results.statistics import TensorStatistics
-from hookscope.runs.reading import StoredRun
 from hookscope.text import safe_text, shape_text
 
 # Calls of one module that the page of each lists: with all of them, pages would grow with their square. Our choice.

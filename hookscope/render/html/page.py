@@ -1,4 +1,4 @@
-"""What all pages have in common: one file that asks for nothing; its own policy forbids whatever is not in it.
+"""What all pages have in common: one file that loads nothing else, as its content security policy demands.
 
 Every text is escaped where it enters the page, and none enters the style or the script.
 """
@@ -19,8 +19,8 @@ from hookscope.results.activations import Activations
 from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModelInfo
-from hookscope.runs.reports import MARK
-from hookscope.runs.serialize import RunRecord
+from hookscope.results.runs.reports import MARK
+from hookscope.results.runs.serialize import RunRecord
 from hookscope.text import counted, safe_text, shape_text
 
 

@@ -34,7 +34,7 @@ from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.text import counted
+from hookscope.text import counted, some_of
 
 _WORDS = 218  # pixels: the column of the input
 _LETTERS = "ABCDE"
@@ -190,8 +190,7 @@ def flag_lines(rows: Sequence[LayerRow]) -> list[Line]:
     for flag, words in _FLAGS:
         labels = [row.label or "(model)" for row in rows if flag in row.flags]
         if labels:
-            more = f" and {len(labels) - _FEW} more" if len(labels) > _FEW else ""
-            lines.append((f"{words} {', '.join(labels[:_FEW])}{more}", TEXT, RED))
+            lines.append((f"{words} {some_of(labels, _FEW)}", TEXT, RED))
     return lines or [
         ("No layer holds NaN or Inf, is the same everywhere, or has half of its channels dead.", TEXT, GREEN)
     ]

@@ -236,7 +236,7 @@ def test_pictures_that_are_not_normalised_fail_at_the_first_layer(
     ("settings", "reason"),
     [
         ({"images": ()}, "The input is noise, which BatchNorm was not trained on: give pictures."),
-        ({"images": tuple(PICTURES[:1])}, "4 pictures are the fewest to tell by, 1 was given."),
+        ({"images": tuple(PICTURES[:1])}, "At least 4 pictures are needed, 1 was given."),
     ],
 )
 def test_noise_and_single_pictures_are_skipped_with_the_reason(settings: dict[str, Any], reason: str) -> None:

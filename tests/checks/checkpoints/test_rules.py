@@ -277,7 +277,7 @@ PAIRS = [
         "is float64, not float32",
         {"output_dtype": "float32"},
     ),
-    Pair("constant-output of gain at (model)", puts("middle.1.value", 2e-6, 1e-5), "whatever the input"),
+    Pair("constant-output of gain at (model)", puts("middle.1.value", 2e-6, 1e-5), "for every input"),
     Pair("repeatability of jittering at (model)", puts("middle.value", 1e-4, 2e-5), "two identical passes"),
     Pair("batch-consistency of mixing at (model)", puts("middle.value", 0.01, 0.002), "and the same input alone"),
     # Over the sample images the first convolution has means of -0.37 to 0.27, and half of its variances are above 0.21.

@@ -294,7 +294,7 @@ def test_an_output_without_a_finite_value_is_constant_without_excuse() -> None:
     changed = replace(with_output(input_difference=0.0, max_abs=None), model=replace(HEALTHY.model, random=True))
     (finding,) = judged(changed).findings
     assert (finding.rule, finding.level) == ("constant-output", "fail")
-    assert finding.message == "The output is NaN or Inf everywhere, whatever the input."
+    assert finding.message == "The output is NaN or Inf everywhere, for every input."
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 16 * 2.0**-10), ("bfloat16", 16 * 2.0**-7)])

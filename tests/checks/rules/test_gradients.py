@@ -109,7 +109,7 @@ def test_between_branches_the_broken_output_itself_is_named() -> None:
     # c and d are branches: d's gradient arrives last before b's, but c comes after b in the forward pass.
     (verdict,) = found("non-finite-gradient", arriving(backward("a", "b"), "cdba"))
     assert verdict.where == "b"
-    assert "what takes the output of 'b'" in verdict.message
+    assert "the consumer of the output of 'b'" in verdict.message
 
 
 def test_a_container_that_ends_with_the_broken_output_is_not_in_the_way() -> None:

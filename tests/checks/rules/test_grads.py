@@ -180,7 +180,7 @@ def test_a_cause_skips_its_consequences() -> None:
     report = outcomes(judged(with_gradients(BROKEN["zero-gradient"])))
     for rule in ("dead-gradient", "vanishing-gradient", "exploding-gradient", "gradient-imbalance"):
         assert report[rule].status == "skipped"
-        assert report[rule].reason == "the gradients break zero-gradient, from which the rest follows"
+        assert report[rule].reason == "the gradients violate zero-gradient, from which the rest follows"
     assert report["unused-parameter"].status == "pass"
 
 
@@ -196,7 +196,7 @@ def test_a_backward_pass_is_not_blamed_for_what_the_forward_pass_made() -> None:
 def test_a_vanishing_gradient_is_not_called_imbalance_as_well() -> None:
     report = outcomes(judged(with_gradients(logistic_chain(12))))
     assert report["gradient-imbalance"].reason == (
-        "the gradients break vanishing-gradient, from which the rest follows"
+        "the gradients violate vanishing-gradient, from which the rest follows"
     )
 
 
@@ -204,7 +204,9 @@ def test_a_cause_that_nobody_asks_for_is_said_by_the_rule_that_cannot_be_judged(
     wanted = frozenset({"vanishing-gradient"})
     report = judged(with_gradients(BROKEN["zero-gradient"]), wanted=wanted)
     assert objections(report) == [("vanishing-gradient", "fail", "")]
-    assert report.findings[0].message.startswith("It cannot be judged, as the gradients break zero-gradient: Every")
+    assert report.findings[0].message.startswith(
+        "It cannot be judged, because the gradients violate zero-gradient: Every"
+    )
 
 
 def test_gradients_that_were_asked_for_and_not_taken_fail_once_with_the_reason() -> None:

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from hookscope.checkpoints import isolation, limits
+from hookscope.checkpoints.sandbox import Limits, WorkerFailure, run_forked, worker
+from hookscope.checkpoints.sandbox.worker import result_of
 from hookscope.errors import CheckpointError, HookscopeError, MisfitError, UntrustedFileError
-from hookscope.sandbox import Limits, WorkerFailure, run_forked, worker
-from hookscope.sandbox.worker import result_of
 
 MIB = 2**20
 
@@ -114,7 +114,7 @@ def test_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_of_this_process_is_done_twice() -> None:
     code = """
 import atexit, sys
-from hookscope.sandbox import Limits, run_forked
+from hookscope.checkpoints.sandbox import Limits, run_forked
 sys.stdout.write("once")  # still in the buffer when the child is made
 atexit.register(sys.stdout.write, ", at exit")
 run_forked(lambda: sys.stderr.write("never shown"), Limits(60))

@@ -14,7 +14,7 @@ from hookscope.errors import InputError
 from hookscope.results.activations import Activations
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
-from hookscope.runs import directory, serialize
+from hookscope.results.runs import directory, serialize
 from hookscope.text import safe_text
 
 # Larger files are none of ours. Our choice: JSON of a hundred thousand rows, and a grid of 64 million pixels.

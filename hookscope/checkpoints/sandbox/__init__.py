@@ -22,8 +22,8 @@ the work itself, for one item. `multiprocessing` would not do: its helper proces
 folder first, where files of unknown origin lie, and import the program's main module.
 """
 
-from hookscope.sandbox.jobs import run_jobs
-from hookscope.sandbox.worker import (
+from hookscope.checkpoints.sandbox.jobs import run_jobs
+from hookscope.checkpoints.sandbox.worker import (
     CAN_FORK,
     CAN_LIMIT_MEMORY,
     Limits,

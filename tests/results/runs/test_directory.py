@@ -23,10 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookscope.errors import OutputError
-from hookscope.runs import directory
-from hookscope.runs.directory import check_target, default_run_path, new_run
+from hookscope.results.runs import directory
+from hookscope.results.runs.directory import check_target, default_run_path, new_run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES = ("layers.csv", "grids/000-conv1.png", "grids/001-relu.png")
 
 
@@ -453,7 +453,8 @@ def strike_at(step: int, fault: str, report: Path) -> None:
 def test_interrupted_or_killed_at_any_line_leaves_the_old_run_or_the_new(
     tmp_path: Path, fault: str, old: str | None
 ) -> None:
-    call = f"from tests.runs.test_directory import *; fault_everywhere(Path({str(tmp_path)!r}), {fault!r}, {old!r})"
+    this = "tests.results.runs.test_directory"
+    call = f"from {this} import *; fault_everywhere(Path({str(tmp_path)!r}), {fault!r}, {old!r})"
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -463,7 +464,7 @@ def test_interrupted_or_killed_at_any_line_leaves_the_old_run_or_the_new(
 
 def writer(target: Path, content: str, repeats: int, pause_seconds: float) -> subprocess.Popen[str]:
     code = (
-        "import sys; from tests.runs.test_directory import *\n"
+        "import sys; from tests.results.runs.test_directory import *\n"
         f"for repeat in range({repeats}):\n"
         f"    write_run(Path({str(target)!r}), f'{content}{{repeat}}', {pause_seconds})\n"
         "    print(repeat, flush=True)\n"

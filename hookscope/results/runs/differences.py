@@ -8,8 +8,8 @@ from typing import Any
 
 from hookscope.results.comparison import Prediction
 from hookscope.results.differences import Differences, Measures
-from hookscope.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
-from hookscope.runs.serialize import RunRecord, as_json, checked, prediction_fields, record_from_dict
+from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
+from hookscope.results.runs.serialize import RunRecord, as_json, checked, prediction_fields, record_from_dict
 
 SCHEMA_VERSION = 1
 

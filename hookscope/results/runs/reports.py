@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from hookscope.errors import OutputError
-from hookscope.runs.atomic import reason_of, whole_file
+from hookscope.results.runs.atomic import reason_of, whole_file
 from hookscope.text import safe_text
 
 MARK = "<!doctype html>\n<!-- hookscope report -->\n"

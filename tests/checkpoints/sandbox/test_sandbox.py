@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hookscope.sandbox import Limits, WorkerFailure, jobs, machine_memory_bytes, run_jobs, usable_cores
+from hookscope.checkpoints.sandbox import Limits, WorkerFailure, jobs, machine_memory_bytes, run_jobs, usable_cores
 
 ENOUGH = Limits(seconds=60)
 
@@ -198,10 +198,10 @@ def test_leaving_early_kills_the_workers(tmp_path: Path) -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     witness = tmp_path / "process"
     program = (
-        "from tests.sandbox.test_sandbox import ENOUGH, act, run_jobs\n"
+        "from tests.checkpoints.sandbox.test_sandbox import ENOUGH, act, run_jobs\n"
         f"list(run_jobs(act, [{f'hang({str(witness)!r})'!r}], ENOUGH))\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[3])
     assert wait_until(lambda: witness.exists() and witness.read_text(encoding="utf-8") != "")
     parent.kill()
     parent.wait()
@@ -219,12 +219,12 @@ def test_workers_run_with_stderr_closed(tmp_path: Path) -> None:
     witness = tmp_path / "outcome"
     program = (
         "from pathlib import Path\n"
-        "from tests.sandbox.test_sandbox import outcomes\n"
+        "from tests.checkpoints.sandbox.test_sandbox import outcomes\n"
         f"Path({str(witness)!r}).write_text(repr(outcomes('talk()')))\n"
     )
     command = f'exec {sys.executable} -c "$PROGRAM" 2>&-'
     environment = os.environ | {"PROGRAM": program}
-    subprocess.run(["sh", "-c", command], cwd=Path(__file__).parents[2], env=environment, timeout=60, check=True)
+    subprocess.run(["sh", "-c", command], cwd=Path(__file__).parents[3], env=environment, timeout=60, check=True)
     assert witness.read_text(encoding="utf-8") == "['done']"
 
 

@@ -22,7 +22,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hookscope.errors import OutputError
-from hookscope.runs.atomic import new_token, reason_of, sync
+from hookscope.results.runs.atomic import new_token, reason_of, sync
 from hookscope.text import safe_text, slug, strict_json
 
 if sys.platform != "win32":

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from hookscope.results.attributions import AttributionMap, Attributions, Target
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Region
-from hookscope.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
-from hookscope.runs.serialize import RunRecord, as_json, checked, record_from_dict
+from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
+from hookscope.results.runs.serialize import RunRecord, as_json, checked, record_from_dict
 
 SCHEMA_VERSION = 1
 

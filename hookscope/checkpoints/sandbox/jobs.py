@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass, field
 from queue import SimpleQueue
 from typing import IO, Any, NoReturn, TypeVar
 
-from hookscope.sandbox.worker import (
+from hookscope.checkpoints.sandbox.worker import (
     CAN_FORK,
     Limits,
     WorkerFailure,
@@ -37,8 +37,8 @@ Item = TypeVar("Item")
 _HOST_PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from hookscope.sandbox.jobs import serve
-from hookscope.sandbox.worker import Limits
+from hookscope.checkpoints.sandbox.jobs import serve
+from hookscope.checkpoints.sandbox.worker import Limits
 serve(json.loads(sys.argv[2]), Limits(*json.loads(sys.argv[3])), forks=json.loads(sys.argv[4]))
 """
 

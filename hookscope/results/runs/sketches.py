@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
+from hookscope.results.runs.reading import StoredRun, read_inside, refusal
 from hookscope.results.sketches import SKETCH_WIDTH
 from hookscope.results.statistics import MeasuredTensor
-from hookscope.runs.reading import StoredRun, read_inside, refusal
 
 FILE = "sketches.safetensors"
 

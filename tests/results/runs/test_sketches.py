@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import InputError
+from hookscope.results.runs.reading import StoredRun, read_run
+from hookscope.results.runs.sketches import FILE, read_sketches
 from hookscope.results.sketches import NORM_ERROR, estimated_distance
-from hookscope.runs.reading import StoredRun, read_run
-from hookscope.runs.sketches import FILE, read_sketches
 
 
 def network() -> nn.Sequential:
