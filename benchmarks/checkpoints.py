@@ -16,7 +16,8 @@ from torchvision.models import get_model
 from benchmarks.findings import Measurement, Section, Work
 from benchmarks.processes import ROOT, run
 from benchmarks.timing import interleaved, spread
-from hookscope.models.architecture import recognise, state_shapes
+from hookscope.models.architecture import recognise
+from hookscope.models.weight_sets import state_shapes
 
 _ROUNDS = {"hookscope": 3}
 _OTHER_ROUNDS = 2

@@ -675,14 +675,9 @@ def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContent
         CheckpointError: If it is missing, damaged, or not a weights file.
         NothingMatchedError: If there is nothing at `key`.
     """
-    from hookscope.models.plain_contents import list_published
+    from hookscope.models.contents import list_contents
 
-    contents = list_published(Path(file)) if key is None else None
-    if contents is None:
-        from hookscope.models.contents import list_contents
-
-        contents = list_contents(Path(file), key)
-    return contents
+    return list_contents(Path(file), key)
 
 
 def report(

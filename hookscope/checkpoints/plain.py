@@ -1,4 +1,4 @@
-"""Find the tensors in files of nothing but tensors by name, without torch and without reading their values.
+"""Find the tensors in files of tensors and plain values, without torch and without reading the tensors' values.
 
 A file of any other content, odd or damaged, is left to `reading`, which says what is wrong with it. So everything here
 goes by lists of what is allowed: the pickle's instructions, what it imports, how tensors lie in the file.
@@ -12,8 +12,8 @@ import re
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from zipfile import ZipFile, ZipInfo
 import safetensors
 
 from hookscope.checkpoints.fileformat import FileKind, check_checksums, open_archive, open_regular, safetensors_header
+from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.text import printable
 
 # torch's names of the dtypes that are read here, by those of storages in torch.save's files, and of safetensors.
@@ -57,12 +58,13 @@ _ITEM_BYTES = {
     **dict.fromkeys(("int8", "uint8", "bool"), 1),
 }
 
-# The instructions of the pickles that torch.save writes of a state dict; torch's safe reader knows all of them.
+# The instructions of the pickles that torch.save writes of plain values; torch's safe reader knows all of them.
 _INSTRUCTIONS = frozenset(
     {
         *("PROTO", "STOP", "GLOBAL", "REDUCE", "BUILD", "BINPERSID", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
         *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "MARK", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-        *("NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"),
+        *("NEWFALSE", "NEWTRUE", "NONE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"),
+        *("EMPTY_LIST", "APPEND", "APPENDS"),
     }
 )
 
@@ -71,45 +73,58 @@ _LOCATION = re.compile(r"cpu|cuda(:\d+)?")
 
 _FORMAT_VERSION = "3"  # of the zip files of torch.save since there are any
 
-# Our choice: the pickle of a published network takes a hundred bytes per tensor.
-_PICKLE_BYTES_LIMIT = 2**20
+# Our choice: the pickle of a published network takes a hundred bytes per tensor, that of its training three times that.
+_PICKLE_BYTES_LIMIT = 2**21
+
+# What there can be beside tensors, and what can be keys, themselves or in tuples.
+_VALUES = frozenset({str, int, float, bool, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
-class PlainTensor:
-    """A tensor of a file whose elements fill one stretch of it, in whatever order of axes, and share it with no other.
+class PlainTensor(TensorLike):
+    """A tensor of a file whose elements fill one stretch of it, in whatever order of axes.
 
     Attributes:
+        shape: Its sizes.
         dtype: torch's name without the prefix: "float32".
-        begin: The byte of the file at which its elements begin.
+        strides: In elements, as torch counts them.
+        storage: Names what may be shared with other tensors of the file.
+        offset: Where in the storage its elements begin, in elements.
+        begin: The byte of the file at which they do.
+        kind: torch's class of it.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    strides: tuple[int, ...]
+    storage: str
+    offset: int
     begin: int
+    kind: str = "Tensor"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return _ITEM_BYTES[self.dtype]
 
     @property
     def byte_count(self) -> int:
         """Bytes of its elements."""
-        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * self.item_bytes
+
+    def dim(self) -> int:
+        """Return how many axes it has."""
+        return len(self.shape)
+
+    def is_floating_point(self) -> bool:
+        """Say whether its elements are."""
+        return "float" in self.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class PlainFile:
-    """What a file of nothing but tensors holds, in the order in which `reading` gives it.
+def plain_content(path: Path, kind: FileKind) -> object | None:
+    """Return what a file holds if that is plainly stored tensors and values; None for anything else.
 
-    Attributes:
-        metadata: A safetensors file's own, texts by name.
-        version: Of the format of torch.save; "" for safetensors.
-    """
-
-    tensors: Mapping[str, PlainTensor]
-    metadata: Mapping[str, str]
-    version: str = ""
-
-
-def plain_file(path: Path, kind: FileKind) -> PlainFile | None:
-    """Return what a file holds if it is nothing but tensors by name, plainly stored; None for anything else.
+    Tensors are `PlainTensor`s, in dicts, lists and tuples as `reading` would return them.
 
     A file in torch.save's format has its checksums compared. Going through it belongs into a process with limits.
     """
@@ -125,22 +140,24 @@ def plain_file(path: Path, kind: FileKind) -> PlainFile | None:
         return None
 
 
-def _plain_safetensors(path: Path) -> PlainFile:
+def _plain_safetensors(path: Path) -> dict[str, PlainTensor]:
     _, begin = safetensors_header(path)
     with open_regular(path) as file:
         file.seek(8)
         header = json.loads(file.read(begin - 8), object_pairs_hook=_once)
-    metadata = header.pop("__metadata__", None) or {}
+    header.pop("__metadata__", None)
     with safetensors.safe_open(path, framework="numpy") as opened:  # which checks that everything fits
         names = [*opened.keys()]
     tensors = {}
     for name in names:
         entry = header[name]
-        dtype = _SAFETENSORS[entry["dtype"]]
-        tensors[name] = PlainTensor(tuple(entry["shape"]), dtype, begin + entry["data_offsets"][0])
+        shape = tuple(entry["shape"])
+        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        where = begin + entry["data_offsets"][0]
+        tensors[name] = PlainTensor(shape, _SAFETENSORS[entry["dtype"]], strides, name, 0, where)
     if set(names) != set(header):
         raise ValueError
-    return PlainFile(tensors, {str(name): str(value) for name, value in metadata.items()})
+    return tensors
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -149,7 +166,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _plain_archive(path: Path) -> PlainFile:
+def _plain_archive(path: Path) -> object:
     name = printable(str(path))
     with open_regular(path) as file:
         check_checksums(file, name)
@@ -163,25 +180,23 @@ def _plain_archive(path: Path) -> PlainFile:
             order = f"{folder}byteorder"
             if order in members and archive.read(order) != b"little":
                 raise ValueError
-            written = _unpickled(archive, members[place])
             if archive.read(f"{folder}version").strip() != _FORMAT_VERSION.encode():
                 raise ValueError
-            keys = [tensor.storage.key for tensor in written.values()]
-            if len(set(keys)) < len(keys):  # they share memory, or seem to
-                raise ValueError
-            tensors = {}
-            for each, tensor in written.items():
-                item = _ITEM_BYTES[tensor.storage.dtype]
-                member = members[f"{folder}data/{tensor.storage.key}"]
-                inside = tensor.offset + math.prod(tensor.shape) <= tensor.storage.count
-                if member.file_size != tensor.storage.count * item or not inside:
+            spans: dict[str, tuple[int, int]] = {}
+
+            def located(key: str, byte_count: int) -> int:
+                member = members[f"{folder}data/{key}"]
+                if member.file_size != byte_count:
                     raise ValueError
-                begin = _content_begins(file, member) + tensor.offset * item
-                tensors[each] = PlainTensor(tensor.shape, tensor.storage.dtype, begin)
-            spans = sorted((each.begin, each.begin + each.byte_count) for each in tensors.values() if each.byte_count)
-            if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+                begin = _content_begins(file, member)
+                spans[key] = begin, begin + byte_count
+                return begin
+
+            content = _unpickled(archive, members[place], located)
+            filled = sorted(span for span in spans.values() if span[0] < span[1])
+            if any(end > begin for (_, end), (begin, _) in pairwise(filled)):
                 raise ValueError
-            return PlainFile(tensors, {}, _FORMAT_VERSION)
+            return content
 
 
 def _check_directory(file: BinaryIO, archive: ZipFile) -> None:
@@ -225,15 +240,7 @@ class _Storage:
     dtype: str
     key: str
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A tensor as a pickle describes it, the offset in elements."""
-
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
+    begin: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +253,12 @@ class _Rebuild:
 
     __slots__ = ()
 
-    def __call__(self, *arguments: Any) -> _Written:
+    def __call__(self, *arguments: Any) -> PlainTensor:
         storage, offset, shape, strides, requires_grad, hooks = arguments
         numbers = (offset, *shape, *strides)
         if type(storage) is not _Storage or type(shape) is not tuple or type(strides) is not tuple:
             raise ValueError
-        if requires_grad is not False or type(hooks) is not OrderedDict or OrderedDict.__len__(hooks):
+        if type(requires_grad) is not bool or type(hooks) is not OrderedDict or OrderedDict.__len__(hooks):
             raise ValueError
         if any(type(number) is not int or number < 0 for number in numbers) or len(shape) != len(strides):
             raise ValueError
@@ -260,17 +267,44 @@ class _Rebuild:
             if stride != expected:
                 raise ValueError
             expected *= size
-        return _Written(storage, offset, shape)
+        if offset + math.prod(shape) > storage.count:
+            raise ValueError
+        begin = storage.begin + offset * _ITEM_BYTES[storage.dtype]
+        tensor = PlainTensor(shape, storage.dtype, strides, storage.key, offset, begin)
+        if requires_grad and not tensor.is_floating_point():
+            raise ValueError
+        return tensor
+
+
+class _RebuildParameter:
+    """Stands in for torch._utils._rebuild_parameter."""
+
+    __slots__ = ()
+
+    def __call__(self, *arguments: Any) -> PlainTensor:
+        tensor, requires_grad, hooks = arguments
+        if type(tensor) is not PlainTensor or type(requires_grad) is not bool or type(hooks) is not OrderedDict:
+            raise ValueError
+        if OrderedDict.__len__(hooks) or (requires_grad and not tensor.is_floating_point()):
+            raise ValueError
+        return replace(tensor, kind="Parameter")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes nothing but dicts of stand-ins; everything else raises."""
+    """Makes nothing but plain values, containers and stand-ins for tensors; everything else raises."""
+
+    def __init__(self, file: BinaryIO, located: Callable[[str, int], int]) -> None:
+        super().__init__(file)
+        self._located = located
+        self._storages: dict[str, _Storage] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _Rebuild()
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return _RebuildParameter()
         if module == "torch":
             return _StorageType(_STORAGES[name])
         raise ValueError
@@ -281,20 +315,46 @@ class _Unpickler(pickle.Unpickler):
             raise ValueError
         if type(location) is not str or not _LOCATION.fullmatch(location) or type(count) is not int or count < 0:
             raise ValueError
-        return _Storage(kind.dtype, key, count)
+        if key not in self._storages:
+            begin = self._located(key, count * _ITEM_BYTES[kind.dtype])
+            self._storages[key] = _Storage(kind.dtype, key, count, begin)
+        if (self._storages[key].dtype, self._storages[key].count) != (kind.dtype, count):
+            raise ValueError
+        return self._storages[key]
 
 
-def _unpickled(archive: ZipFile, member: ZipInfo) -> dict[str, _Written]:
-    """Return the tensors in a pickle by name; raises whatever if it is anything but a dict of tensors by name."""
+def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], int]) -> object:
+    """Return what a pickle holds; raises whatever if that is not plain.
+
+    `located` returns where the storage of that key and so many bytes begins.
+    """
     if member.file_size > _PICKLE_BYTES_LIMIT:
         raise ValueError
     content = archive.read(member)
     used = {instruction.name for instruction, _, _ in pickletools.genops(content)}
     if not content.startswith(b"\x80\x02") or not used <= _INSTRUCTIONS:
         raise ValueError
-    found = _Unpickler(BytesIO(content)).load()
-    if type(found) not in (dict, OrderedDict):
+    found = _Unpickler(BytesIO(content), located).load()
+    _check_plain(found)
+    return found
+
+
+def _check_plain(content: object) -> None:
+    """Raise ValueError unless all in nested dicts, lists and tuples is plain, and there is a tensor."""
+    seen: set[int] = set()
+    waiting = [content]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or type(part) in _VALUES or type(part) is PlainTensor:
+            continue
+        seen.add(id(part))
+        if isinstance(part, dict):
+            waiting += dict.values(part)
+            if any(type(each) not in _VALUES for key in part for each in (key if type(key) is tuple else (key,))):
+                raise ValueError
+        elif isinstance(part, list | tuple):
+            waiting += part
+        else:
+            raise TypeError
+    if next(tensors_in(content), None) is None:
         raise ValueError
-    if any(type(name) is not str or type(value) is not _Written for name, value in dict.items(found)):
-        raise ValueError
-    return dict(dict.items(found))

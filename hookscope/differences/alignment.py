@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
-from hookscope.models.statedict import stripped_forms
+from hookscope.models.wrapped_names import stripped_forms
 from hookscope.results.differences import Match
 from hookscope.text import safe_text
 

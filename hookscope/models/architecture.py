@@ -1,43 +1,36 @@
-"""Infer which known network names and shapes belong to, without building any weights."""
+"""Infer which known network names and shapes belong to. Nothing is built for it, and torch is not needed."""
 
-import inspect
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any
 
-from torch import nn
-
 from hookscope.errors import ModelNotFoundError
-from hookscope.models.construction import seeded, silenced_known_warnings
-from hookscope.models.input_spec import COLOURS
-from hookscope.models.known_networks import (
-    Built,
-    KnownNetwork,
-    built_for,
-    known_network,
-    readings,
-    timm_networks,
-    torchvision_networks,
-    until,
-)
-from hookscope.models.statedict import state_shapes
-from hookscope.models.torchvision_digests import COUNTER, Candidate, Shapes, all_fit, missing_counters, with_ties
+from hookscope.models.network_table import COLOURS, COUNTER, Free, NetworkPattern, Shapes, Sizes
+from hookscope.models.published_networks import TIMM_SECONDS, known_pattern, timm_patterns, torchvision_patterns
+from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import counted, printable, some_of
 
 # Our choice: with less than half in common, of the names in either, a network is no guess worth making.
 _LEAST_ALIKE = Fraction(1, 2)
 
-# Our choice: timm has more than a thousand networks, and importing it has taken seconds already.
-TIMM_SECONDS = 20.0
-
 _PACKED = "_packed_params._packed_params"
 
 
-__all__ = ["Candidate", "adapt", "nearest_network", "recognise", "state_shapes"]
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A network, as MODEL would name it, whose names and shapes are those of a file with these arguments.
+
+    `input_channels` is C of the pictures, if it is not the network's own; `remarks` say how sure this is, and what
+    differs from the network as published, for people.
+    """
+
+    model: str
+    arguments: Mapping[str, Any]
+    input_channels: int | None
+    remarks: tuple[str, ...]
 
 
 def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
@@ -45,43 +38,58 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
 
     All of torchvision and `demo` are compared; timm's, where it is installed, if none of those fits. Of several ways to
     read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing. Raises
-    ModelNotFoundError if none fits, but the time ran out before all of timm's were compared.
+    ModelNotFoundError if none fits, but networks of timm's that no table holds were left when time ran out.
     """
-    forms = readings(shapes)
-    with seeded(0), silenced_known_warnings():
-        found = _fitting(torchvision_networks(), forms)
-        if found or not find_spec("timm"):
-            return with_ties(found, "torchvision")
-        started, networks = time.monotonic(), timm_networks(forms)
-        found = _fitting(until(started + TIMM_SECONDS, networks), forms)
-    left = f"{len(networks)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
-    if networks and not found:
-        raise ModelNotFoundError(f"No known network fits, but {left}; name it with --arch.")
-    candidates = with_ties(found, "timm")
-    return tuple(replace(c, remarks=(*c.remarks, left)) for c in candidates) if networks else candidates
+    forms = _readings(shapes)
+    found = _fitting(torchvision_patterns(), forms)
+    if found or not find_spec("timm"):
+        return _with_ties(found, "torchvision")
+    left: list[str] = []
+    candidates = _with_ties(_fitting(timm_patterns(set().union(*forms), left), forms), "timm")
+    if not left:
+        return candidates
+    told = f"{len(left)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
+    if not candidates:
+        raise ModelNotFoundError(f"No known network fits, but {told}; name it with --arch.")
+    return tuple(replace(each, remarks=(*each.remarks, told)) for each in candidates)
 
 
 def nearest_network(shapes: Shapes) -> str:
     """Say which known network fits most names and shapes of a file, and what differs: "demo: 295 of 296 names …".
 
     It is "" if less than half of any network's fit. timm's are compared if none of torchvision's and `demo` is near.
-
-    Names are read without wrappers' prefixes. Networks that `recognise` gave up on by their shapes are not looked at.
+    Names are read without wrappers' prefixes.
     """
-    forms = readings(shapes)
-    with seeded(0), silenced_known_warnings():
-        near = _nearest(torchvision_networks(), forms)
-        if not near and find_spec("timm"):
-            near = _nearest(until(time.monotonic() + TIMM_SECONDS, timm_networks(forms)), forms)
+    forms = _readings(shapes)
+    near = _nearest(torchvision_patterns(), forms)
+    if not near and find_spec("timm"):
+        near = _nearest(timm_patterns(set().union(*forms), []), forms)
     return near
 
 
-def _nearest(networks: Iterable[KnownNetwork], forms: Sequence[Shapes]) -> str:
+def adapt(model: str, shapes: Shapes) -> Candidate | None:
+    """Return the named network with the class and input channel count that makes it fit; None if nothing does.
+
+    Its remarks say only what differs from the network as published. `model` is a name of torchvision's, "timm:NAME" or
+    "demo"; nothing is known of others.
+    """
+    pattern = known_pattern(model)
+    found = _fitting([pattern], _readings(shapes)) if pattern else []
+    return replace(found[0], remarks=found[0].remarks[1:]) if found else None
+
+
+def _readings(shapes: Shapes) -> list[Shapes]:
+    """Return the shapes by the names in the file, and by those without each prefix of a wrapper."""
+    return [{new: shapes[old] for old, new in names.items()} for _, names in stripped_forms(shapes)]
+
+
+def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str:
     best, sentence = _LEAST_ALIKE, ""
-    for network in networks:
-        built = None if network.int8 else built_for(network, {}, None, forms[0])
-        own = built[1] if built else {}
-        for given in forms if own else ():
+    firsts = [{name.partition(".")[0] for name in given} for given in forms]
+    for pattern in patterns:
+        close = [given for given, heads in zip(forms, firsts, strict=True) if _bound(pattern, given, heads) > best]
+        own = pattern.published_shapes() if close and not pattern.is_int8 else {}
+        for given in close if own else ():
             needed = {name: shape for name, shape in own.items() if name in given or not name.endswith(COUNTER)}
             fitting = sum(given.get(name) == shape for name, shape in needed.items())
             surplus = [name for name in given if name not in own]
@@ -93,36 +101,27 @@ def _nearest(networks: Iterable[KnownNetwork], forms: Sequence[Shapes]) -> str:
                 differing = {"missing": missing, "of another shape": reshaped, "unknown to it": surplus}
                 parts = [f"{what} {_named_first(names)}" for what, names in differing.items() if names]
                 told = "; ".join([f"{fitting} of {len(needed)} names and shapes", *parts])
-                sentence = f"{network.model}: {told}"
+                sentence = f"{pattern.model}: {told}"
     return sentence
+
+
+def _bound(pattern: NetworkPattern, given: Shapes, firsts: set[str]) -> Fraction:
+    """Return more than what of a network's and a file's names can be alike, by how their names begin."""
+    least = max(len(given), sum(pattern.counts.values()) - pattern.optional_count)
+    return Fraction(sum(count for first, count in pattern.counts.items() if first in firsts), max(least, 1))
 
 
 def _named_first(names: Sequence[str]) -> str:
     return some_of([f"'{printable(name, 80)}'" for name in names], 3)
 
 
-def adapt(model: str, shapes: Shapes) -> Candidate | None:
-    """Return the named network with the class and input channel count that makes it fit; None if nothing does.
-
-    Its remarks say only what differs from the network as published. `model` is a name of torchvision's, "timm:NAME" or
-    "demo"; nothing is known of others.
-    """
-    network = known_network(model)
-    if network is None:
-        return None
-    with seeded(0), silenced_known_warnings():
-        found = _fitting([network], readings(shapes))
-    return replace(found[0], remarks=found[0].remarks[1:]) if found else None
-
-
-def _fitting(networks: Iterable[KnownNetwork], forms: Sequence[Shapes]) -> list[Candidate]:
+def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> list[Candidate]:
     """Return the networks that fit the first of `forms` that any fits; of those, the ones that need least changing."""
     found: dict[int, list[Candidate]] = {}
     int8 = any(name.endswith(".zero_point") for name in forms[0])
-    for network in networks:
-        built = built_for(network, {}, None, forms[0]) if network.int8 == int8 else None
-        for index, shapes in enumerate(forms if built else ()):
-            if candidate := _settled(network, built, shapes):
+    for pattern in patterns:
+        for index, shapes in enumerate(forms if pattern.is_int8 == int8 else ()):
+            if candidate := _settled(pattern, shapes):
                 left_out = len(forms[0]) - len(shapes)
                 more = (f"{left_out} other tensors in the file",) if left_out else ()
                 found.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
@@ -132,114 +131,99 @@ def _fitting(networks: Iterable[KnownNetwork], forms: Sequence[Shapes]) -> list[
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
-def _settled(network: KnownNetwork, built: Built | None, given: Shapes) -> Candidate | None:
-    """Return the network with the arguments that make it fit `given` exactly; `built` is it without any."""
-    given = _packed_shapes(given) if network.int8 else given
+def _settled(pattern: NetworkPattern, given: Shapes) -> Candidate | None:
+    """Return the network with the arguments that make it fit `given` exactly; None if none do."""
+    if pattern.is_int8:
+        given, names = _packed_shapes(given), _packed_names(pattern.sizes, given)
+    elif not 0 <= sum(pattern.counts.values()) - len(given) <= pattern.optional_count:
+        return None
+    else:
+        names = {name: name for name in pattern.sizes}
+    own = {new: pattern.sizes[name] for name, new in names.items()}
+    if not given.keys() <= own.keys():
+        return None
+    missing = {name for name in own.keys() - given.keys() if not name.endswith(COUNTER)}
+    without = set()
+    for group in (pattern.heads, pattern.auxiliary):
+        members = {names[name] for name in group if name in names}
+        without |= members if members.isdisjoint(given) else set()
+    counts = None if missing - without else _counts(pattern, own, given)
+    if counts is None:
+        return None
     arguments: dict[str, Any] = {}
-    channels: int | None = None
-    for _ in range(3):  # heads, then sizes, then nothing is left to change
-        if built is None:
-            return None
-        module, own = built
-        own = _float_shapes(own, given) if network.int8 else own
-        missing = {name for name in own.keys() - given.keys() if not name.endswith(COUNTER)}
-        if not missing and own.items() >= given.items():
-            return Candidate(network.model, arguments, channels, _remarks(network, arguments, channels, own, given))
-        surplus = given.keys() - own.keys()
-        if missing or surplus:
-            change = _change_of_heads(network, module, missing, surplus, given)
-        else:
-            change, channels = _change_of_sizes(network, module, own, given)
-            if channels and network.int8:  # its first convolution cannot be rebuilt
-                return None
-        if not change and not channels:
-            return None
-        arguments |= change
-        built = built_for(network, arguments, channels, given)
-    return None
+    has_auxiliary = pattern.auxiliary.isdisjoint(without)
+    if pattern.auxiliary and has_auxiliary != pattern.has_auxiliary:
+        arguments |= dict.fromkeys(pattern.switches, has_auxiliary)
+    if pattern.class_count and pattern.heads and pattern.heads <= without:
+        arguments["num_classes"] = 0
+    channels = counts.pop("channels", COLOURS)
+    if channels != COLOURS and pattern.is_int8:  # its first convolution cannot be rebuilt
+        return None
+    published = {"classes": pattern.class_count, "side": pattern.grid[1]}
+    called = {"classes": "num_classes", "side": pattern.size_argument}
+    arguments |= {called[what]: count for what, count in counts.items() if count != published[what]}
+    other = channels if channels != COLOURS else None
+    counters = sum(name not in without for name in own) - len(given)
+    return Candidate(pattern.model, arguments, other, _remarks(pattern, arguments, other, counters, len(given)))
 
 
-def _change_of_heads(
-    network: KnownNetwork, module: nn.Module, missing: set[str], surplus: set[str], given: Shapes
-) -> dict[str, Any]:
-    """Return the arguments that add or take away what only the file, or only the network has; empty if none would."""
-    odd = missing | surplus
-    if network.heads and all(name.startswith(network.heads) for name in odd):
-        return {"num_classes": given.get(f"{network.heads[0]}.weight", (0,))[0]}
-    if all("aux" in name.lower() for name in odd):
-        return dict.fromkeys(_auxiliary_arguments(network, module), bool(surplus))
-    return {}
-
-
-def _auxiliary_arguments(network: KnownNetwork, module: nn.Module) -> list[str]:
-    """Return the switch for auxiliary heads, of the builder or else of the class it hands its keywords to."""
-    takers: tuple[Any, ...] = (network.builder, *type(module).__mro__)
-    for function in takers:
-        switches = [p for p in inspect.signature(function).parameters.values() if "aux" in p.name]
-        if names := [switch.name for switch in switches if switch.default in (None, True, False)]:
-            return names
-    return []
-
-
-def _change_of_sizes(
-    network: KnownNetwork, module: nn.Module, own: Shapes, given: Shapes
-) -> tuple[dict[str, Any], int | None]:
-    """Return the arguments and the channel count that would explain every tensor of another shape; neither if none."""
-    counts: dict[str, set[int]] = {}
+def _counts(pattern: NetworkPattern, own: Sizes, given: Shapes) -> dict[str, int] | None:
+    """Return how many classes and channels, and which side of the picture, explain all shapes; None if nothing does."""
+    counts: dict[str, int] = {}
     for name, shape in given.items():
-        axes = [axis for axis, (a, b) in enumerate(zip(own[name], shape, strict=False)) if a != b]
-        if len(shape) != len(own[name]) or len(axes) > 1:
-            return {}, None
-        if not axes:
-            continue
-        before, now = own[name][axes[0]], shape[axes[0]]
-        if axes == [0]:  # some heads have rows for each anchor and class
-            what, count = "num_classes", Fraction(now * (network.class_count or 0), before)
-        elif axes == [1] and len(shape) == 3:
-            what, count = network.size_argument, Fraction(_image_size(module, before, now))
-        else:  # some stems fold pixels into channels
-            what, count = "channels", Fraction(now * COLOURS, before)
-        if count.denominator > 1 or count < 1:
-            return {}, None
-        counts.setdefault(what, set()).add(int(count))
-    if any(len(values) > 1 for values in counts.values()):
-        return {}, None
-    change = {what: values.pop() for what, values in counts.items()}
-    return change, change.pop("channels", None)
+        sizes = own[name]
+        if len(sizes) != len(shape):
+            return None
+        for size, now in zip(sizes, shape, strict=True):
+            if isinstance(size, int):
+                if size != now:
+                    return None
+                continue
+            what, count = _count(pattern, size, now)
+            if count < 1 or counts.setdefault(what, count) != count:
+                return None
+    return counts
 
 
-def _image_size(module: nn.Module, before: int, now: int) -> int:
-    """Return the side of the pictures that gives a vision transformer `now` tokens instead of `before`; 0 if none."""
-    patches = getattr(module, "patch_embed", module)
-    patch, size = _side(patches, "patch_size"), _side(patches, "img_size") or _side(patches, "image_size")
-    if not patch or not size:
-        return 0
-    others = before - (size // patch) ** 2  # class token and registers
-    return math.isqrt(max(now - others, 0)) * patch
-
-
-def _side(module: object, name: str) -> int | None:
-    side = getattr(module, name, None)
-    side = side[0] if isinstance(side, tuple) and side else side
-    return side if isinstance(side, int) else None
+def _count(pattern: NetworkPattern, size: Free, now: int) -> tuple[str, int]:
+    """Return what a size follows, and how much of that makes it `now`; 0 if nothing does."""
+    if size.of == "patches":
+        patches = max(now - size.number, 0)
+        along = math.isqrt(patches)
+        return "side", along * pattern.grid[0] if along**2 == patches else 0
+    return size.of, now // size.number if now % size.number == 0 else 0
 
 
 def _remarks(
-    network: KnownNetwork, arguments: Mapping[str, Any], channels: int | None, own: Shapes, given: Shapes
+    pattern: NetworkPattern, arguments: Mapping[str, Any], channels: int | None, counters: int, count: int
 ) -> tuple[str, ...]:
-    which = "names and shapes of int8 convolutions and linear layers" if network.int8 else "names and shapes"
-    remarks = [all_fit(len(given), which)]
+    which = "names and shapes of int8 convolutions and linear layers" if pattern.is_int8 else "names and shapes"
+    remarks = [f"all {count} {which} fit"]
     for name, value in arguments.items():
         if name == "num_classes":
             classes = f"{value} class{'es' if value > 1 else ''}" if value else "no classifier"
-            remarks.append(f"{classes} instead of {network.class_count or 'no classifier'}")
-        elif name == network.size_argument:
+            remarks.append(f"{classes} instead of {pattern.class_count or 'no classifier'}")
+        elif name == pattern.size_argument:
             remarks.append(f"pictures of {value} pixels")
         else:
             remarks.append("with auxiliary heads" if value else "without auxiliary heads")
     if channels:
-        remarks.append(f"{counted(channels, 'input channel')} instead of 3")
-    return (*remarks, *missing_counters(len(own) - len(given)))
+        remarks.append(f"{counted(channels, 'input channel')} instead of {COLOURS}")
+    if counters:
+        remarks.append(f"{counters} {COUNTER} are missing, as in old files and with frozen BatchNorm")
+    return tuple(remarks)
+
+
+def _with_ties(found: Sequence[Candidate], library: str) -> tuple[Candidate, ...]:
+    """Return the candidates with a remark each on the others."""
+    told = []
+    for candidate in found:
+        others = [other.model for other in found if other is not candidate]
+        alone = f"no other {library} network's do"
+        also = f"so do those of {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
+        fits, *rest = candidate.remarks
+        told.append(replace(candidate, remarks=(f"{fits}; {also if others else alone}", *rest)))
+    return tuple(told)
 
 
 def _packed_shapes(given: Shapes) -> Shapes:
@@ -247,13 +231,13 @@ def _packed_shapes(given: Shapes) -> Shapes:
     return {name: s for name, s in given.items() if name.endswith(_PACKED) or (name.endswith(".weight") and len(s) > 3)}
 
 
-def _float_shapes(own: Shapes, given: Shapes) -> Shapes:
-    """Return the same of the floating-point network's shapes; linear layers only where the file's are known."""
+def _packed_names(sizes: Sizes, given: Shapes) -> dict[str, str]:
+    """Return what the same of a network's tensors are called in an int8 file; linear layers where their shapes are."""
     packed = any(name.endswith(_PACKED) for name in given)
-    shapes = {}
-    for name, shape in own.items():
+    names = {}
+    for name, shape in sizes.items():
         if len(shape) > 3:
-            shapes[name] = shape
+            names[name] = name
         elif len(shape) == 2 and packed:
-            shapes[name.removesuffix("weight") + _PACKED] = shape
-    return shapes
+            names[name] = name.removesuffix("weight") + _PACKED
+    return names

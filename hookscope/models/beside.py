@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hookscope.models.locate_state_dict import is_optimiser, other_sets
-from hookscope.models.statedict import stripped_forms
-from hookscope.models.torchvision_digests import COUNTER
+from hookscope.models.network_table import COUNTER
+from hookscope.models.weight_sets import is_optimiser, other_sets
+from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
 
 # What keys of averaged weights are called: exponential and stochastic averages, and the shadows of older scripts.

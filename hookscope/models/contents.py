@@ -1,44 +1,24 @@
 """List what a weights file holds, without building a network and without holding its values in memory.
 
 A file is looked at in a separate process, which answers with the rows of the table: whatever a file of unknown origin
-makes of itself, it has limits on memory and time.
+makes of itself, it has limits on memory and time. torch, which takes seconds to import, reads only what needs it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from operator import attrgetter
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
-from hookscope.checkpoints.isolation import inspect_isolated
-from hookscope.checkpoints.reading import read_layout, tensors_within
+from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.limits import reading_limits
+from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
-from hookscope.models.array_values import Values
-from hookscope.models.checkpoint import REMEDY, check_names, files_of, read_index
-from hookscope.models.locate_state_dict import Part, parts_of
-from hookscope.models.plain_contents import sentence, shared_prefix
-from hookscope.models.statedict import state_shapes
-from hookscope.models.torchvision_digests import Candidate, Shapes, published_networks
-from hookscope.models.values import ValueReader
+from hookscope.models.architecture import Candidate, nearest_network, recognise
+from hookscope.models.listing import shared_prefix
+from hookscope.models.plain_contents import list_plain
+from hookscope.models.shards import check_names, files_of, read_index
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
-from hookscope.text import counted, printable, shape_text
-
-# What training libraries leave at the top of their checkpoints, and what they are called.
-_SIGNATURES = {"pytorch-lightning_version": "Lightning", "transformers_version": "transformers"}
-
-# Our choice: a text that fits a line.
-_LONGEST_VALUE = 80
-
-_THREADS = 2  # our choice: two read as fast as memory gives
-
-# Our choice: whether two views share an element is looked for so long; then they are said to.
-_OVERLAP_WORK = 10_000
+from hookscope.text import printable
 
 
 def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
@@ -52,7 +32,11 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         raise UsageError(
             f"--key '{printable(key)}' is for a single file; {printable(path.name)} is an index of several."
         )
-    looked = inspect_isolated(kinds, printable(str(path)), partial(_look, key), remedy=REMEDY)
+    looked = _listed_plain(kinds, key)
+    if looked is None:
+        from hookscope.models.tensor_contents import list_with_torch  # noqa: PLC0415 (imports torch, which is slow)
+
+        looked = list_with_torch(kinds, printable(str(path)), key)
     found: dict[Path, dict[str, Any]] = dict(zip(kinds, looked, strict=True))
     warnings = [note for file in looked for note in file["warnings"]]
     warnings += _unlisted(path, found) if path not in kinds else []
@@ -64,7 +48,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         tensors.setdefault(part, []).extend(rows)
         shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in each["shapes"].items()})
     fitting, doubts = _architectures(shapes)
-    near = {part: "" if fitting[part] else _nearest(each) for part, each in shapes.items() if each}
+    near = {part: "" if fitting[part] else nearest_network(each) for part, each in shapes.items() if each}
     alone = found.get(path, {})
     return CheckpointContents(
         name=path.name,
@@ -81,48 +65,27 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
     )
 
 
-def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[str, Any]:
-    """Return what there is to list of one file, as JSON can hold it."""
-    parts = parts_of(content, printable(str(path)), key)
-    tensors = [tensor for part in parts for _, tensor in part.tensors]
-    absent = sum(tensor.is_meta for tensor in tensors)
-    what = "1 tensor has" if absent == 1 else f"{absent} tensors have"
-    warning = f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."
-    metadata = (safetensors_header(path)[0].get("__metadata__") or {}) if kind == "safetensors" else {}
-    rows = iter(zip(tensors, _values(path, kind, content, tensors), _tied(parts), strict=True))
-    return {
-        "parts": [
-            {
-                "key": part.key,
-                "is_weights": part.is_weights,
-                "names": list(part.state) or [name for name, _ in part.tensors],
-                "shapes": state_shapes(part.state),
-                "tensors": [_row(name, *next(rows)) for name, _ in part.tensors],
-            }
-            for part in parts
-        ],
-        "producer": _producer(path, kind, content),
-        "entries": [] if any(part.is_weights and not part.key for part in parts) else _entries(content),
-        "metadata": {str(name): str(value) for name, value in metadata.items()},
-        "warnings": [warning] * bool(absent),
-    }
+def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
+    """Return what `list_plain` does in a process with limits; None also where it fails: torch says what is wrong."""
+    try:
+        before = [_version(path) for path in kinds]
+        found = run_forked(lambda: list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))
+        changed = before != [_version(path) for path in kinds]
+    except (CheckpointError, MemoryError):
+        return None
+    if isinstance(found, WorkerFailure):
+        if found.cause == "raised":
+            raise RuntimeError(found.traceback)
+        return None
+    listed: list[dict[str, Any]] | None = found
+    return None if changed else listed
 
 
-def _row(name: str, tensor: Tensor, values: Values | None, tied_to: str) -> dict[str, Any]:
-    stored = tensor
-    if tensor.layout is not torch.strided:
-        stored = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
-    byte_count = stored.numel() * stored.element_size()
-    if not (stored.is_meta or stored.layout is not torch.strided):
-        byte_count = min(byte_count, stored.untyped_storage().nbytes())  # an expanded tensor shows its elements again
-    return {
-        "key": name,
-        "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "byte_count": byte_count,
-        "tied_to": tied_to,
-        **({"nan_count": None, "inf_count": None} if values is None else values._asdict()),
-    }
+def _version(path: Path) -> tuple[int, int, int]:
+    """Return what changes with the file's content: where it is, its size, when it was written."""
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]:
@@ -150,190 +113,15 @@ def _architectures(
         if (names := frozenset(each.items())) in known:  # such as those of the averaged weights beside the others
             continue
         try:
-            known[names] = tuple(map(sentence, published_networks(each) or _recognised(each)))
+            known[names] = tuple(map(sentence, recognise(each)))
         except ModelNotFoundError as error:  # time ran out
             known[names], doubts[str(error)] = (), None
     return {part: known[frozenset(each.items())] for part, each in shapes.items()}, tuple(doubts)
 
 
-def _recognised(shapes: Shapes) -> tuple[Candidate, ...]:
-    from hookscope.models.architecture import recognise  # noqa: PLC0415 (imports torchvision, which is slow)
-
-    return recognise(shapes)
-
-
-def _nearest(shapes: Shapes) -> str:
-    from hookscope.models.architecture import nearest_network  # noqa: PLC0415 (imports torchvision, which is slow)
-
-    return nearest_network(shapes)
-
-
-def _values(path: Path, kind: FileKind, content: object, tensors: Sequence[Tensor]) -> list[Values | None]:
-    """Return the statistics of each tensor; those of one that is there twice are read once."""
-    base = _mapped_at(path, kind, content)
-    views = [_view(tensor) or at for at, tensor in enumerate(tensors)]
-    distinct: dict[object, Tensor] = {}
-    for view, tensor in zip(views, tensors, strict=True):
-        distinct.setdefault(view, tensor)
-
-    def read(some: Iterable[Tensor]) -> list[Values | None]:
-        reader, found = ValueReader(), list[Values | None]()
-        with open_regular(path) as file:
-            for tensor in some:
-                as_stored = _address(tensor) and not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized)
-                if base is not None and as_stored:
-                    found.append(reader.in_file(file, _address(tensor) - base, tensor))
-                else:
-                    found.append(reader.in_memory(tensor))
-        return found
-
-    waiting = [*distinct.values()]
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing let go of the interpreter
-            answers = [*map(iter, pool.map(read, [waiting[first::_THREADS] for first in range(_THREADS)]))]
-    except EOFError as error:
-        raise CheckpointError(f"{printable(str(path))} was cut short while it was read.") from error
-    by_view = {view: next(answers[at % _THREADS]) for at, view in enumerate(distinct)}
-    return [by_view[view] for view in views]
-
-
-def _address(tensor: Tensor) -> int:
-    """Return where a tensor's storage lies in memory; 0 if it has none."""
-    plain = tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
-    return int(tensor.untyped_storage().data_ptr()) if plain else 0
-
-
-def _view(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Return what is the same for tensors with the very same elements in memory; None where that is not known."""
-    storage = _address(tensor)
-    bits = tensor.dtype, tensor.is_neg(), tensor.is_conj()
-    return (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), *bits) if storage else None
-
-
-def _tied(parts: Sequence[Part]) -> list[str]:
-    """Return of each tensor the first other one that it shares an element with, by name; "" for none."""
-    every = [(part.key, name, tensor) for part in parts for name, tensor in part.tensors]
-    storages: dict[int, list[int]] = {}
-    for at, (_, _, tensor) in enumerate(every):
-        storages.setdefault(_address(tensor) or -at - 1, []).append(at)
-    owners: dict[int, int] = {}
-    for members in storages.values():
-        owners |= _owners({at: every[at][2] for at in members}) if len(members) > 1 else {}
-    names = []
-    for at, (part, _, _) in enumerate(every):
-        where, name, _ = every[owners.get(at, at)]
-        names.append("" if at not in owners else name if where == part else ".".join(filter(None, [where, name])))
-    return names
-
-
-def _owners(tensors: Mapping[int, Tensor]) -> dict[int, int]:
-    """Return of each tensor of one storage the first of those before it that it shares an element with."""
-    owners: dict[int, int] = {}
-    first: dict[Any, int] = {}
-    for at, tensor in tensors.items():
-        if (view := _view(tensor)) in first:
-            owners[at] = first[view]
-        else:
-            first[view] = at
-    spans = []
-    for at in first.values():
-        tensor = tensors[at]
-        begin = int(tensor.storage_offset()) * tensor.element_size()
-        axes = zip(tensor.shape, tensor.stride(), strict=True)
-        length = (1 + sum((size - 1) * stride for size, stride in axes)) * tensor.element_size()
-        spans.append((begin, begin + length, at))
-    open_spans: list[tuple[int, int]] = []
-    for begin, end, at in sorted(spans):
-        open_spans = [span for span in open_spans if span[0] > begin]
-        for _, other in open_spans:
-            if _share(tensors[at], tensors[other]):
-                earlier, later = sorted((at, other))
-                owners[later] = min(owners.get(later, earlier), earlier)
-        open_spans.append((end, at))
-    return owners
-
-
-def _share(first: Tensor, second: Tensor) -> bool:
-    """Say whether two views of one storage have an element in common."""
-    try:
-        return bool(np.shares_memory(_Elements(first), _Elements(second), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]  # NumPy's stub knows no limits
-    except np.exceptions.TooHardError:
-        return True
-
-
-class _Elements:
-    """Where the elements of a tensor lie, for NumPy, which reads none of them."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        size = tensor.element_size()
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), True),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * size for stride in tensor.stride()),
-            "typestr": f"|V{size}",
-            "version": 3,
-        }
-
-
-def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
-    """Return the address at which the first byte of a file is mapped; None if its tensors are copies.
-
-    Reading mapped values would fill memory with the whole file: they are read from the file instead, piece by piece.
-    """
-    tensors = [tensor for tensor in tensors_within(content) if tensor.layout is torch.strided and tensor.numel()]
-    if kind == "legacy torch" or not tensors:
-        return None
-    if kind == "safetensors" and isinstance(content, dict):
-        header, begin = safetensors_header(path)
-        begins = {name: begin + header[name]["data_offsets"][0] for name in content}
-        bases = {each.data_ptr() - begins[name] for name, each in content.items() if each.numel()}
-    else:
-        offset_of = attrgetter("_checkpoint_offset")  # the one way
-        try:
-            layout = read_layout(path)
-        except NotImplementedError:  # a quantised tensor cannot be on the meta device
-            return None
-        layouts = [each for each in tensors_within(layout) if each.layout is torch.strided and each.numel()]
-        bases = {
-            tensor.untyped_storage().data_ptr() - offset_of(each.untyped_storage())
-            for tensor, each in zip(tensors, layouts, strict=True)
-            if not tensor.is_meta
-        }
-    return bases.pop() if len(bases) == 1 else None
-
-
-def _entries(content: object) -> list[tuple[str, str, str]]:
-    """Describe what stands at the top of a training checkpoint: key, type, summary."""
-    if not isinstance(content, dict):
-        return []
-    return [
-        (printable(str(key), _LONGEST_VALUE), type(value).__name__, _summary(value))
-        for key, value in dict.items(content)
-        if isinstance(key, str | int)
-    ]
-
-
-def _summary(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{shape_text(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, dict | list | tuple):
-        tensor_count = sum(1 for _ in tensors_within(value))
-        entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
-        return f"{entries}, {counted(tensor_count, 'tensor')}"
-    if isinstance(value, str | int | float | bool | None):
-        return printable(str(value), _LONGEST_VALUE)
-    return ""
-
-
-def _producer(path: Path, kind: FileKind, content: object) -> str:
-    """Return what wrote a file, as far as it tells."""
-    top: dict[Any, Any] = content if isinstance(content, dict) else {}
-    names = [f"{name} {printable(str(dict.get(top, key)), 40)}" for key, name in _SIGNATURES.items() if key in top]
-    if kind == "torch":
-        with open_regular(path) as file, open_archive(file, printable(str(path))) as archive:
-            versions = [each for each in archive.namelist() if each.endswith(("/version", "/.data/version"))]
-            version = archive.read(versions[0])[:20].decode(errors="replace").strip() if versions else "?"
-        names.insert(0, f"torch.save, zip format {printable(version)}")
-    elif kind == "legacy torch":
-        names.insert(0, "torch.save before torch 1.6, or its old format")
-    return ", ".join(names)
+def sentence(candidate: Candidate) -> str:
+    """Return a network that fits, in words."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in candidate.arguments.items())
+    remarks = "; ".join(candidate.remarks)
+    text = f"{candidate.model}{f' ({arguments})' if arguments else ''}{f': {remarks}' if remarks else ''}"
+    return printable(text, 400)

@@ -1,9 +1,7 @@
-"""The networks that a file's names and shapes are held against, built without any weights as far as they may fit."""
+"""The networks that libraries can build: how, and how the sizes of their tensors follow their arguments."""
 
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -12,143 +10,192 @@ from typing import Any
 import torch
 import torchvision.models
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from hookscope.models.construction import skipped_initialisation
+from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
 from hookscope.models.names import DEMO
-from hookscope.models.statedict import state_shapes, stripped_forms
-from hookscope.models.torchvision_digests import Shapes
+from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, pattern
+from hookscope.models.weight_sets import state_shapes
 from hookscope.models.zoo import build_demo, build_torchvision
 
-# Our choices: a network is given up on after so many parameters of shapes the file does not have, or so many more than
-# it does. Those that may differ are the first layer, the heads (they follow the class count: 12 in SSD, more in timm)
-# and what detectors build and drop (6 of VGG), which come last.
-_STRANGE_LIMIT = 24
-_STRANGE_EXCESS = 4
+# To see which sizes follow them a network is built for so many classes and input channels: primes that no published
+# network has, so that a multiple of one is no coincidence.
+_CLASSES = 1009
+_CHANNELS = 5
 
 Built = tuple[nn.Module, Shapes]  # with the shapes of its state dict
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNetwork:
-    """A network that may be the one.
+    """A network that a library builds.
 
     `build` takes the builder's arguments and, by keyword, `input_channels`; `builder` is its library's function or
-    class, for its signature, and `size_argument` that one's argument for the side of the picture. `class_count` is None
-    if it is not known, 0 without a classifier; `heads` are the names of the classifiers that a class count of 0 takes
-    away. Files of `int8` networks hold int8 weights: these are built in floating point, which has the same names.
+    class, for its signature. `class_count` is None if it is not known, 0 without a classifier; `heads` are the names of
+    the classifiers that a class count of 0 takes away.
     """
 
     model: str
     build: Callable[..., nn.Module]
     builder: Callable[..., Any]
     class_count: int | None
-    size_argument: str = "image_size"
     heads: tuple[str, ...] = ()
-    int8: bool = False
-
-
-def readings(shapes: Shapes) -> list[Shapes]:
-    """Return the shapes by the names in the file, and by those without each prefix of a wrapper."""
-    return [{new: shapes[old] for old, new in names.items()} for _, names in stripped_forms(shapes)]
-
-
-def known_network(model: str) -> KnownNetwork | None:
-    """Return the network of that name: torchvision's, "timm:NAME" or "demo"; None for another."""
-    if model.startswith("timm:"):
-        return _timm_network(model.removeprefix("timm:"))
-    name = model.removeprefix("torchvision:").lower()
-    return next((network for network in torchvision_networks() if network.model == name), None)
 
 
 def torchvision_networks() -> Iterator[KnownNetwork]:
     """Yield torchvision's networks, and `demo` if its package is there."""
     for name in torchvision.models.list_models():
-        categories = torchvision.models.get_model_weights(name).DEFAULT.meta.get("categories")
-        build, builder = partial(build_torchvision, name), torchvision.models.get_model_builder(name)
-        yield KnownNetwork(name, build, builder, categories and len(categories), int8=name.startswith("quantized_"))
+        yield torchvision_network(name)
     if find_spec("efficientnet_lite_pytorch"):
         yield KnownNetwork(DEMO, build_demo, build_demo, 1000)
 
 
-def _timm_network(name: str) -> KnownNetwork:
+def torchvision_network(name: str) -> KnownNetwork:
+    """Return a network of torchvision's registry."""
+    categories = torchvision.models.get_model_weights(name).DEFAULT.meta.get("categories")
+    build, builder = partial(build_torchvision, name), torchvision.models.get_model_builder(name)
+    return KnownNetwork(name, build, builder, categories and len(categories))
+
+
+def timm_network(name: str) -> KnownNetwork:
+    """Return a network of timm's, by its name with or without the tag of its weights; raises as `published`."""
     from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
 
     published = timm_zoo.published(name)
     build, heads = partial(timm_zoo.build_timm, name), timm_zoo.names_in(published.classifier)
-    return KnownNetwork(f"timm:{name}", build, timm_zoo.build_timm, published.num_classes, "img_size", heads)
+    return KnownNetwork(f"timm:{name}", build, timm_zoo.build_timm, published.num_classes, heads)
 
 
-def timm_networks(forms: Sequence[Shapes]) -> list[KnownNetwork]:
-    """Return those of timm's networks that take the picture with a layer of a name that the file has."""
-    from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
-
-    known = set().union(*forms)
-    return [
-        _timm_network(name)
-        for name in timm_zoo.timm_names()
-        if all(f"{first}.weight" in known for first in timm_zoo.names_in(timm_zoo.published(name).first_conv))
-    ]
-
-
-def until(deadline: float, networks: list[KnownNetwork]) -> Iterator[KnownNetwork]:
-    """Take networks out of the list, one by one, until `deadline` (of `time.monotonic`)."""
-    while networks and time.monotonic() < deadline:
-        yield networks.pop(0)
-
-
-class _MismatchError(BaseException):
-    """The network being built is not the one; a BaseException, since builders are asked to report other exceptions."""
-
-
-# By network, the shapes of its parameters in the order in which it was built as published, up to where it was given up:
-# what cannot fit the next file is not built again.
-_parameters: dict[str, list[tuple[int, ...]]] = {}
-
-
-def built_for(network: KnownNetwork, arguments: Mapping[str, Any], channels: int | None, given: Shapes) -> Built | None:
-    """Build a network on the meta device, where it can; None if it cannot be built or is soon seen not to fit."""
-    own = {"quantize": False} if network.int8 else {}
-    # Fusing and packing have changed the shapes of an int8 file.
-    is_published = not (network.int8 or arguments or channels)
-    if is_published and any(map(_comparison(given), _parameters.get(network.model, ()))):
-        return None
-    for device in ("meta", "cpu"):  # RegNet computes its widths with tensors
-        is_mismatch = _comparison(given)
-        seen: list[tuple[int, ...]] = []
-
-        def compare(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
-            if parameter is None or nn.parameter.is_lazy(parameter):
-                return
-            seen.append(tuple(parameter.shape))  # noqa: B023 - called in this turn only
-            if is_mismatch(seen[-1]):  # noqa: B023
-                raise _MismatchError
-
-        watching = nullcontext() if network.int8 else register_module_parameter_registration_hook(compare)
-        try:
-            with watching, torch.device(device), skipped_initialisation():
-                module = network.build(own | dict(arguments), input_channels=channels)
-            return module, state_shapes(module.state_dict(keep_vars=True))
-        except _MismatchError:
+def pattern_of(network: KnownNetwork) -> NetworkPattern | None:
+    """Return the names and sizes of a network, built a few times for it without weights; None if it cannot be built."""
+    with seeded(0), silenced_known_warnings():
+        published = _built(network)
+        if published is None:
             return None
-        except Exception:  # noqa: BLE001 - whatever it is, this is not how the network of the file was built
-            seen = []
-        finally:
-            if is_published:
-                _parameters[network.model] = max(seen, _parameters.get(network.model, []), key=len)
+        module, own = published
+        facts: dict[str, Any] = {} if network.class_count is None else {"classes": network.class_count}
+        own, auxiliary = _with_auxiliary(network, module, own)
+        facts |= auxiliary
+        given = dict.fromkeys(auxiliary.get("switches", ()), True)
+        sizes, heads = _with_free_sizes(network, own, given)
+        if heads:
+            facts["heads"] = heads
+        grid, argument = _grid(module), pattern(network.model, {}, {}).size_argument
+        if grid and (resized := _built(network, {**given, argument: 2 * grid[1]})):
+            patched = _with_patches(sizes, own, resized[1], *grid)
+            facts |= {"grid": grid} if patched != sizes else {}
+            sizes = patched
+    return pattern(network.model, facts, sizes)
+
+
+def _built(
+    network: KnownNetwork, arguments: Mapping[str, Any] | None = None, channels: int | None = None
+) -> Built | None:
+    """Build a network on the meta device, where it can; None if it cannot be built so.
+
+    Networks of int8 are built in floating point, which has the same names: fusing and packing change the shapes.
+    """
+    own: dict[str, Any] = {"quantize": False} if network.model.startswith("quantized_") else {}
+    for device in ("meta", "cpu"):  # RegNet computes its widths with tensors
+        try:
+            with torch.device(device), skipped_initialisation():
+                module = network.build(own | dict(arguments or {}), input_channels=channels)
+            return module, state_shapes(module.state_dict(keep_vars=True))
+        except Exception:  # noqa: BLE001, S112 - whatever it is, it takes no such arguments
+            continue
     return None
 
 
-def _comparison(given: Shapes) -> Callable[[tuple[int, ...]], bool]:
-    """Return what takes shape after shape of a network's parameters and says whether too many are not in `given`."""
-    left = Counter(given.values())
-    strange = familiar = 0
+def _with_auxiliary(network: KnownNetwork, module: nn.Module, own: Shapes) -> tuple[Shapes, dict[str, Any]]:
+    """Return the shapes with auxiliary heads, and what a pattern says of them."""
+    switches = _auxiliary_arguments(network, module)
+    with_them = _built(network, dict.fromkeys(switches, True)) if switches else None
+    without = _built(network, dict.fromkeys(switches, False)) if switches else None
+    names = [] if with_them is None or without is None else [name for name in with_them[1] if name not in without[1]]
+    if with_them is None or not names or not all("aux" in name.lower() for name in names):
+        return own, {}
+    is_published = {"has_auxiliary": True} if names[0] in own else {}
+    return with_them[1], {"switches": switches, "auxiliary": names, **is_published}
 
-    def is_mismatch(shape: tuple[int, ...]) -> bool:
-        nonlocal strange, familiar
-        left[shape] -= 1
-        strange += left[shape] < 0
-        familiar += left[shape] >= 0
-        return strange > min(_STRANGE_LIMIT, familiar + _STRANGE_EXCESS)
 
-    return is_mismatch
+def _auxiliary_arguments(network: KnownNetwork, module: nn.Module) -> list[str]:
+    """Return the switch for auxiliary heads, of the builder or else of the class it hands its keywords to."""
+    takers: tuple[Any, ...] = (network.builder, *type(module).__mro__[:-1])
+    for function in takers:
+        switches = [p for p in inspect.signature(function).parameters.values() if "aux" in p.name]
+        if names := [switch.name for switch in switches if switch.default in (None, True, False)]:
+            return names
+    return []
+
+
+def _with_free_sizes(network: KnownNetwork, own: Shapes, given: Mapping[str, Any]) -> tuple[Sizes, list[str]]:
+    """Return the sizes that follow class and channel count as `Free`, and the names that no classes take away."""
+    counted = {**given, "num_classes": _CLASSES} if network.class_count is not None else None
+    for arguments, channels in ((counted, _CHANNELS), (counted, None), (given, _CHANNELS)):
+        changed = None if arguments is None else _built(network, arguments, channels)
+        shapes = {} if changed is None else changed[1]
+        heads: list[str] = []
+        if network.heads and shapes and arguments is counted:
+            bare = _built(network, {**given, "num_classes": 0}) if network.class_count else (None, own)
+            heads = [name for name in shapes if bare and name not in bare[1]]
+            if not all(name.startswith(network.heads) for name in heads):
+                heads = []
+        if shapes.keys() - own.keys() <= set(heads) and own.keys() <= shapes.keys():
+            sizes = {name: _freed(own.get(name), shape, network.class_count) for name, shape in shapes.items()}
+            if all(size is not None for size in sizes.values()):
+                return {name: size for name, size in sizes.items() if size is not None}, heads
+    return own, []
+
+
+def _freed(
+    own: tuple[int, ...] | None, changed: tuple[int, ...], class_count: int | None
+) -> tuple[int | Free, ...] | None:
+    """Return a tensor's sizes, from those as published and with other counts; None if they follow in another way."""
+    if own is not None and len(own) != len(changed):
+        return None
+    sizes: list[int | Free] = []
+    for at, after in enumerate(changed):
+        before = None if own is None else own[at]
+        if after == before:
+            sizes.append(after)
+        elif after % _CLASSES == 0 and before in (None, after // _CLASSES * (class_count or 0)):
+            sizes.append(Free("classes", after // _CLASSES))
+        elif after % _CHANNELS == 0 and before == after // _CHANNELS * COLOURS:
+            sizes.append(Free("channels", after // _CHANNELS))
+        elif before is None:
+            sizes.append(after)
+        else:
+            return None
+    return tuple(sizes)
+
+
+def _grid(module: nn.Module) -> tuple[int, int] | None:
+    """Return the sides of a vision transformer's patches and pictures; None for other networks."""
+    patches = getattr(module, "patch_embed", module)
+    patch, side = _side(patches, "patch_size"), _side(patches, "img_size") or _side(patches, "image_size")
+    return (patch, side) if patch and side and side >= patch else None
+
+
+def _side(module: object, name: str) -> int | None:
+    side = getattr(module, name, None)
+    side = side[0] if isinstance(side, tuple) and side else side
+    return side if isinstance(side, int) else None
+
+
+def _with_patches(sizes: Sizes, own: Shapes, resized: Shapes, patch: int, side: int) -> Sizes:
+    """Return sizes with the number of patches `Free` that differs for pictures of twice the side; as given if not so.
+
+    That is the second size of embeddings of the positions, (1, patches and more, D).
+    """
+    patches, patches_after = (side // patch) ** 2, (2 * side // patch) ** 2
+    found: dict[str, tuple[int | Free, ...]] = {}
+    for name, after in resized.items():
+        before = own.get(name)
+        if before == after:
+            continue
+        if before is None or len(before) != 3 or (before[0], before[2]) != (after[0], after[2]):
+            return sizes
+        others = before[1] - patches  # class token and registers
+        if others < 0 or after[1] != patches_after + others:
+            return sizes
+        found[name] = (sizes[name][0], Free("patches", others), sizes[name][2])
+    return {**sizes, **found} if resized.keys() == own.keys() else sizes

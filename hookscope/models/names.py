@@ -21,7 +21,7 @@ def model_names(pattern: str | None = None) -> list[str]:
     whatever the case. One that begins with "timm:" selects among timm's instead, which are many and take seconds to
     import. Raises NothingMatchedError if no name matches, UsageError if timm is asked for and missing.
     """
-    names = [DEMO, *_torchvision_names()]
+    names = [DEMO, *torchvision_names()]
     if pattern is None:
         return names
     folded = pattern.lower()
@@ -38,7 +38,7 @@ def model_names(pattern: str | None = None) -> list[str]:
     return matching
 
 
-def _torchvision_names() -> list[str]:
+def torchvision_names() -> list[str]:
     """Return what `torchvision.models.list_models()` does, from its source; where that is not there, ask it."""
     package = find_spec("torchvision")
     folders = package.submodule_search_locations if package is not None else None

@@ -9,12 +9,15 @@ from typing import Any, Literal
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.checkpoint import REMEDY, Checkpoint, exists, looks_like_file, read_checkpoint
+from hookscope.models import architecture
+from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.names import model_names
 from hookscope.models.python_source import load_python, parse_arguments
+from hookscope.models.shards import REMEDY
 from hookscope.models.statedict import foreign_names
+from hookscope.models.weight_sets import state_shapes
 from hookscope.models.weights import BuildOptions
 from hookscope.text import printable
 
@@ -170,9 +173,7 @@ def _network_of(
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()
-    from hookscope.models import architecture  # noqa: PLC0415 (torchvision takes as long to import as torch)
-
-    shapes = architecture.state_shapes(checkpoint.state)
+    shapes = state_shapes(checkpoint.state)
     if named is not None:
         prefix = "timm:" if named.form == "timm" else ""
         adapted = architecture.adapt(f"{prefix}{named.source}", shapes)

@@ -11,7 +11,8 @@ from torch import nn
 from hookscope.errors import MisfitError
 from hookscope.models import FileOptions
 from hookscope.models.checkpoint import read_checkpoint
-from hookscope.models.statedict import fits, foreign_names, load_into, stripped_forms
+from hookscope.models.statedict import fits, foreign_names, load_into
+from hookscope.models.wrapped_names import stripped_forms
 
 
 def network() -> nn.Sequential:

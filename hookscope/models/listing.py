@@ -1,0 +1,112 @@
+"""What there is to list of a weights file, as a worker process answers with it in JSON. No torch is needed."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
+from hookscope.checkpoints.nested import TensorLike, tensors_in
+from hookscope.checkpoints.plain import PlainTensor
+from hookscope.models.array_values import Values
+from hookscope.models.weight_sets import Part, state_shapes
+from hookscope.results.contents import StoredTensor
+from hookscope.text import counted, printable, shape_text
+
+# What training libraries leave at the top of their checkpoints, and what they are called.
+_SIGNATURES = {"pytorch-lightning_version": "Lightning", "transformers_version": "transformers"}
+
+# Our choice: a text that fits a line.
+_LONGEST_VALUE = 80
+
+
+def file_listing(
+    path: Path,
+    kind: FileKind,
+    content: object,
+    parts: Sequence[Part],
+    rows: Sequence[dict[str, Any]],
+    warnings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return what there is to list of a file; `rows` are those of the tensors of all parts, in order."""
+    waiting = iter(rows)
+    metadata = (safetensors_header(path)[0].get("__metadata__") or {}) if kind == "safetensors" else {}
+    return {
+        "parts": [
+            {
+                "key": part.key,
+                "is_weights": part.is_weights,
+                "names": list(part.state) or [name for name, _ in part.tensors],
+                "shapes": state_shapes(part.state),
+                "tensors": [next(waiting) for _ in part.tensors],
+            }
+            for part in parts
+        ],
+        "producer": _producer(path, kind, content),
+        "entries": [] if any(part.is_weights and not part.key for part in parts) else _entries(content),
+        "metadata": {str(name): str(value) for name, value in metadata.items()},
+        "warnings": list(warnings),
+    }
+
+
+def tensor_row(
+    tensor: tuple[str, tuple[int, ...], str], byte_count: int, values: Values | None, tied_to: str
+) -> dict[str, Any]:
+    """Return what `StoredTensor` holds by its fields' names; `tensor` is name, shape and dtype."""
+    name, shape, dtype = tensor
+    return {
+        "key": name,
+        "shape": list(shape),
+        "dtype": dtype,
+        "byte_count": byte_count,
+        "tied_to": tied_to,
+        **({"nan_count": None, "inf_count": None} if values is None else values._asdict()),
+    }
+
+
+def shared_prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:
+    """Return what all dotted names of weights start with, of whole parts; "" for nothing, and for a single name."""
+    ordered = sorted(row.key.split(".") for row in rows)
+    ends = zip(ordered[0], ordered[-1], strict=False) if is_weights and len(rows) > 1 else ()
+    return ".".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
+
+
+def _entries(content: object) -> list[tuple[str, str, str]]:
+    """Describe what stands at the top of a training checkpoint: key, type, summary."""
+    if not isinstance(content, dict):
+        return []
+    return [
+        (printable(str(key), _LONGEST_VALUE), _kind(value), _summary(value))
+        for key, value in dict.items(content)
+        if isinstance(key, str | int)
+    ]
+
+
+def _kind(value: object) -> str:
+    return value.kind if isinstance(value, PlainTensor) else type(value).__name__
+
+
+def _summary(value: object) -> str:
+    if isinstance(value, TensorLike):
+        return f"{shape_text(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, dict | list | tuple):
+        tensor_count = sum(1 for _ in tensors_in(value))
+        entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
+        return f"{entries}, {counted(tensor_count, 'tensor')}"
+    if isinstance(value, str | int | float | bool | None):
+        return printable(str(value), _LONGEST_VALUE)
+    return ""
+
+
+def _producer(path: Path, kind: FileKind, content: object) -> str:
+    """Return what wrote a file, as far as it tells."""
+    top: dict[Any, Any] = content if isinstance(content, dict) else {}
+    names = [f"{name} {printable(str(dict.get(top, key)), 40)}" for key, name in _SIGNATURES.items() if key in top]
+    if kind == "torch":
+        with open_regular(path) as file, open_archive(file, printable(str(path))) as archive:
+            versions = [each for each in archive.namelist() if each.endswith(("/version", "/.data/version"))]
+            version = archive.read(versions[0])[:20].decode(errors="replace").strip() if versions else "?"
+        names.insert(0, f"torch.save, zip format {printable(version)}")
+    elif kind == "legacy torch":
+        names.insert(0, "torch.save before torch 1.6, or its old format")
+    return ", ".join(names)

@@ -1,0 +1,235 @@
+"""Names and shapes of the networks that libraries publish, out of the tables beside this file: no torch is needed.
+
+`python -m tests.models.network_tables` writes the tables, of what the libraries build.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
+
+COLOURS = 3  # channels of the pictures that published networks take
+
+Library = Literal["torchvision", "timm"]
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Free(NamedTuple):
+    """A size that follows an argument: `number` for each class or input channel, or all patches and `number` more."""
+
+    of: Literal["classes", "channels", "patches"]
+    number: int
+
+
+Sizes = Mapping[str, tuple[int | Free, ...]]
+
+
+@dataclass(frozen=True)
+class NetworkPattern:
+    """The names and sizes of a network's tensors, with all heads that it can have.
+
+    Attributes:
+        model: What MODEL calls it.
+        facts: What the properties below say, as JSON holds it.
+        counts: How many tensors there are, by the first part of their names.
+        read: Returns names and sizes.
+    """
+
+    model: str
+    facts: Mapping[str, Any]
+    counts: Mapping[str, int]
+    read: Callable[[], Sizes] = field(repr=False)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Of all its tensors."""
+        return self.read()
+
+    @property
+    def class_count(self) -> int | None:
+        """Of the network as published: None if it is not known, 0 without a classifier."""
+        count: int | None = self.facts.get("classes")
+        return count
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Side of a patch, and of the picture as published, in pixels; zeros where no number of patches is `Free`."""
+        patch, side = self.facts.get("grid", (0, 0))
+        return patch, side
+
+    @property
+    def size_argument(self) -> str:
+        """What its builder calls the side of the picture."""
+        return "img_size" if self.model.startswith("timm:") else "image_size"
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether its files hold int8 weights; sizes are those that it has in floating point."""
+        return self.model.startswith("quantized_")
+
+    @cached_property
+    def heads(self) -> frozenset[str]:
+        """The names that a class count of 0 takes away."""
+        return frozenset(self.facts.get("heads", ()))
+
+    @cached_property
+    def auxiliary(self) -> frozenset[str]:
+        """The names in auxiliary heads, which `switches` add or take away."""
+        return frozenset(self.facts.get("auxiliary", ()))
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The builder's arguments for auxiliary heads."""
+        return tuple(self.facts.get("switches", ()))
+
+    @property
+    def has_auxiliary(self) -> bool:
+        """Whether it is published with auxiliary heads."""
+        return bool(self.facts.get("has_auxiliary"))
+
+    @property
+    def optional_count(self) -> int:
+        """How many tensors a file need not have, at most: `COUNTER`, and those in heads."""
+        return int(self.facts.get("counters", 0)) + len(self.heads) + len(self.auxiliary)
+
+    def published_shapes(self) -> Shapes:
+        """Return names and shapes of the network built without arguments."""
+        classes, (patch, side) = self.class_count or 0, self.grid
+        counts = {"classes": classes, "channels": COLOURS}
+        patches = (side // patch) ** 2 if patch else 0
+
+        def size(each: int | Free) -> int:
+            if isinstance(each, int):
+                return each
+            return patches + each.number if each.of == "patches" else each.number * counts[each.of]
+
+        left_out = set() if classes else {*self.heads}
+        left_out |= set() if self.has_auxiliary else self.auxiliary
+        return {name: tuple(map(size, sizes)) for name, sizes in self.sizes.items() if name not in left_out}
+
+
+def pattern(model: str, facts: Mapping[str, Any], sizes: Sizes) -> NetworkPattern:
+    """Return a network with these sizes."""
+    counters = sum(name.endswith(COUNTER) for name in sizes)
+    counts: dict[str, int] = {}
+    for name in sizes:
+        first = name.partition(".")[0]
+        counts[first] = counts.get(first, 0) + 1
+    return NetworkPattern(model, {**facts, **({"counters": counters} if counters else {})}, counts, lambda: sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTable:
+    """The networks of a version of a library, in its own order."""
+
+    version: str
+    networks: Mapping[str, NetworkPattern]
+
+
+@cache
+def network_table(library: Library) -> NetworkTable:
+    """Return the table of a library's networks, by what MODEL calls them."""
+    content = files("hookscope.models").joinpath(table_name(library)).read_bytes()
+    return unpacked(content)
+
+
+def table_name(library: Library) -> str:
+    """Return the name of the file beside this one that holds a library's networks."""
+    return f"{library}_networks.json.z"
+
+
+class _Nodes:
+    """The trees of all networks by the parts of names: each different one is there once, behind what it is made of."""
+
+    def __init__(self, parts: Sequence[Sequence[str]], nodes: Sequence[Any]) -> None:
+        self._parts = parts
+        self._nodes = nodes
+        self._counts: dict[int, int] = {}
+
+    def children(self, at: int) -> Iterator[tuple[str, int]]:
+        parts, *distances = self._nodes[at][""]
+        return zip(self._parts[parts], (at - each for each in distances), strict=True)
+
+    def count(self, at: int) -> int:
+        if isinstance(self._nodes[at], list):
+            return 1
+        if at not in self._counts:
+            self._counts[at] = sum(self.count(child) for _, child in self.children(at))
+        return self._counts[at]
+
+    def sizes(self, at: int) -> Sizes:
+        return dict(self.tensors(at))
+
+    def tensors(self, at: int, name: str = "") -> Iterator[tuple[str, tuple[int | Free, ...]]]:
+        node = self._nodes[at]
+        if isinstance(node, list):
+            yield name, tuple(each if isinstance(each, int) else _free(each) for each in node)
+            return
+        for part, child in self.children(at):
+            yield from self.tensors(child, f"{name}.{part}" if name else part)
+
+
+@cache
+def _free(text: str) -> Free:
+    of: Literal["classes", "channels", "patches"]
+    for of in ("classes", "channels", "patches"):
+        if text.startswith(of):
+            return Free(of, int(text.removeprefix(of)))
+    raise ValueError(text)
+
+
+def unpacked(content: bytes) -> NetworkTable:
+    """Return the table that `packed` has written."""
+    document = json.loads(zlib.decompress(content))
+    nodes = _Nodes(document["parts"], document["nodes"])
+    networks = {}
+    for model, root, facts in document["networks"]:
+        counts = {part: nodes.count(child) for part, child in nodes.children(root)}
+        networks[model] = NetworkPattern(model, facts, counts, partial(nodes.sizes, root))
+    return NetworkTable(document["version"], networks)
+
+
+def packed(version: str, networks: Iterable[NetworkPattern]) -> bytes:
+    """Return a table as a file holds it: compressed JSON.
+
+    A tensor is the list of its sizes. A module is the index of the parts of names in it, and of each how many nodes
+    back it is. A network is its name, its root, and its facts.
+    """
+    indices: dict[object, int] = {}
+    parts: dict[tuple[str, ...], int] = {}
+    nodes: list[Any] = []
+
+    def added(level: Mapping[str, Any] | tuple[int | Free, ...]) -> int:
+        key: object = level
+        if isinstance(level, Mapping):
+            inner = [added(child) for child in level.values()]
+            index = parts.setdefault(tuple(level), len(parts))
+            key = (("module", index), *inner)
+        if key not in indices:
+            indices[key] = at = len(nodes)
+            if isinstance(level, Mapping):
+                nodes.append({"": [index, *(at - each for each in inner)]})
+            else:
+                nodes.append([each if isinstance(each, int) else f"{each.of}{each.number}" for each in level])
+        return indices[key]
+
+    rows = [[network.model, added(_nested(network.sizes)), dict(network.facts)] for network in networks]
+    document = {"version": version, "parts": list(parts), "nodes": nodes, "networks": rows}
+    return zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 9)
+
+
+def _nested(sizes: Sizes) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for name, shape in sizes.items():
+        *modules, last = name.split(".")
+        level = root
+        for part in modules:
+            level = level.setdefault(part, {})
+        level[last] = shape
+    return root

@@ -1,0 +1,85 @@
+"""The files that weights are in: one, or the shards that an index names. No torch is needed."""
+
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular, read_weight_map
+from hookscope.errors import CheckpointError
+from hookscope.text import printable
+
+REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
+"""What to do about a file that runs code, for messages."""
+
+
+def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
+    """Return what kind of file `path` is, and the kinds of the files that hold its tensors: itself, or its shards."""
+    kind = file_kind(path)
+    if kind not in ("safetensors index", "torch index"):
+        return kind, {path: kind}
+    kinds = {shard: file_kind(shard) for shard in read_index(path)}
+    for shard, each in kinds.items():
+        if each in ("safetensors index", "torch index"):
+            named = printable(shard.name)
+            raise CheckpointError(f"{printable(str(path))} names '{named}', which is an index itself; refused.")
+    return kind, kinds
+
+
+def read_index(path: Path) -> dict[Path, list[str]]:
+    """Return the tensors' names by the file that holds them, shards in the order of their names.
+
+    Shards lie beside the index; where both are links (Hugging Face's cache), beside what the index links to. Raises
+    CheckpointError if the index names anything else, a shard is missing, or a tensor is in two of them.
+    """
+    name = printable(str(path))
+    with open_regular(path) as file:
+        weight_map = read_weight_map(file, name)
+    by_shard: dict[str, list[str]] = {}
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{name} names no file for '{printable(tensor, 80)}'; download it again.")
+        by_shard.setdefault(shard, []).append(tensor)
+    shards = {_beside(path, shard, name): tensors for shard, tensors in sorted(by_shard.items())}
+    missing = [shard for shard in shards if not shard.exists()]
+    if missing:
+        raise CheckpointError(
+            f"{name} lacks {len(missing)} of its {len(shards)} files, such as '{printable(missing[0].name, 80)}'; "
+            "download them beside it."
+        )
+    return shards
+
+
+def _beside(index: Path, shard: str, name: str) -> Path:
+    """Return where a shard lies; refuse one that is outside of its index's folder."""
+    plain = shard not in ("", ".", "..") and shard.isprintable() and not {"/", "\\"} & set(shard)
+    if not plain:
+        raise CheckpointError(f"{name} names '{printable(shard, 80)}', which is not a file beside it; refused.")
+    path = index.with_name(shard)
+    try:
+        folder = path.resolve().parent
+        folders = {index.parent.resolve(), index.resolve().parent}
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{name} names '{printable(shard, 80)}', a link that leads nowhere; refused.") from error
+    if folder not in folders:
+        raise CheckpointError(f"{name} names '{printable(shard, 80)}', a link out of its folder; refused.")
+    return path
+
+
+def check_names(index: str, shard: Path, listed: list[str], held: Iterable[str], others: Container[str]) -> list[str]:
+    """Return the names of tensors that a shard holds (`held`) and the index does not list for it (`listed`).
+
+    Raises CheckpointError if the shard lacks a listed one, or holds one of `others`, all names that the index lists.
+    `index` is what to call it in messages.
+    """
+    shown = printable(shard.name, 80)
+    held = list(held)
+    if missing := sorted(set(listed) - set(held)):
+        raise CheckpointError(
+            f"{shown} lacks '{printable(missing[0], 80)}', which {index} says it holds"
+            f"{f' ({len(missing)} in all)' if missing[1:] else ''}; are both of the same download?"
+        )
+    surplus = [name for name in held if name not in set(listed)]
+    if twice := [name for name in surplus if name in others]:
+        raise CheckpointError(
+            f"'{printable(twice[0], 80)}' is in {shown} and in another file of {index}; they contradict each other."
+        )
+    return surplus

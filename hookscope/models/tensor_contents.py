@@ -1,0 +1,140 @@
+"""List what a weights file holds with torch, which reads what `plain_contents` does not.
+
+A file is looked at in a separate process, which answers with the rows of the table: whatever a file of unknown origin
+makes of itself, it has limits on memory and time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.checkpoints.fileformat import FileKind, open_regular, safetensors_header
+from hookscope.checkpoints.isolation import inspect_isolated
+from hookscope.checkpoints.nested import TensorLike
+from hookscope.checkpoints.reading import read_layout, tensors_within
+from hookscope.errors import CheckpointError
+from hookscope.models.array_values import Values
+from hookscope.models.listing import file_listing, tensor_row
+from hookscope.models.shards import REMEDY
+from hookscope.models.tied import Layout, tied_to
+from hookscope.models.values import ValueReader
+from hookscope.models.weight_sets import parts_of
+from hookscope.text import printable
+
+_THREADS = 2  # our choice: two read as fast as memory gives
+
+
+def list_with_torch(kinds: Mapping[Path, FileKind], name: str, key: str | None) -> list[dict[str, Any]]:
+    """Return what there is to list of each file, called `name` in messages. Raises as `list_contents`."""
+    return inspect_isolated(kinds, name, partial(_look, key), remedy=REMEDY)
+
+
+def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[str, Any]:
+    """Return what there is to list of one file, as JSON can hold it."""
+    parts = parts_of(content, printable(str(path)), key)
+    tensors = [_detached(tensor) for part in parts for _, tensor in part.tensors]
+    absent = sum(tensor.is_meta for tensor in tensors)
+    what = "1 tensor has" if absent == 1 else f"{absent} tensors have"
+    warning = f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."
+    places = [(part.key, name) for part in parts for name, _ in part.tensors]
+    found = zip(_values(path, kind, content, tensors), tied_to(places, [*map(_layout, tensors)]), strict=True)
+    rows = [
+        tensor_row((name, tuple(each.shape), str(each.dtype).removeprefix("torch.")), _byte_count(each), *answer)
+        for (_, name), each, answer in zip(places, tensors, found, strict=True)
+    ]
+    return file_listing(path, kind, content, parts, rows, [warning] * bool(absent))
+
+
+def _detached(tensor: TensorLike) -> Tensor:
+    """Return torch's tensor without what a file may have hung on it."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(type(tensor).__name__)
+    return Tensor.detach(tensor)
+
+
+def _byte_count(tensor: Tensor) -> int:
+    stored = tensor
+    if tensor.layout is not torch.strided:
+        stored = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    byte_count = stored.numel() * stored.element_size()
+    if not (stored.is_meta or stored.layout is not torch.strided):
+        byte_count = min(byte_count, stored.untyped_storage().nbytes())  # an expanded tensor shows its elements again
+    return byte_count
+
+
+def _values(path: Path, kind: FileKind, content: object, tensors: Sequence[Tensor]) -> list[Values | None]:
+    """Return the statistics of each tensor; those of one that is there twice are read once."""
+    base = _mapped_at(path, kind, content)
+    views = [_layout(tensor) or at for at, tensor in enumerate(tensors)]
+    distinct: dict[object, Tensor] = {}
+    for view, tensor in zip(views, tensors, strict=True):
+        distinct.setdefault(view, tensor)
+
+    def read(some: Iterable[Tensor]) -> list[Values | None]:
+        reader, found = ValueReader(), list[Values | None]()
+        with open_regular(path) as file:
+            for tensor in some:
+                as_stored = _address(tensor) and not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized)
+                if base is not None and as_stored:
+                    found.append(reader.in_file(file, _address(tensor) - base, tensor))
+                else:
+                    found.append(reader.in_memory(tensor))
+        return found
+
+    waiting = [*distinct.values()]
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing let go of the interpreter
+            answers = [*map(iter, pool.map(read, [waiting[first::_THREADS] for first in range(_THREADS)]))]
+    except EOFError as error:
+        raise CheckpointError(f"{printable(str(path))} was cut short while it was read.") from error
+    by_view = {view: next(answers[at % _THREADS]) for at, view in enumerate(distinct)}
+    return [by_view[view] for view in views]
+
+
+def _address(tensor: Tensor) -> int:
+    """Return where a tensor's storage lies in memory; 0 if it has none."""
+    plain = tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
+    return int(tensor.untyped_storage().data_ptr()) if plain else 0
+
+
+def _layout(tensor: Tensor) -> Layout | None:
+    """Return how a tensor lies in memory; None where that is not known."""
+    storage = _address(tensor)
+    if not storage:
+        return None
+    bits = tensor.dtype, tensor.is_neg(), tensor.is_conj()
+    place = int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride())
+    return Layout(storage, bits, tensor.element_size(), *place)
+
+
+def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
+    """Return the address at which the first byte of a file is mapped; None if its tensors are copies.
+
+    Reading mapped values would fill memory with the whole file: they are read from the file instead, piece by piece.
+    """
+    tensors = [tensor for tensor in tensors_within(content) if tensor.layout is torch.strided and tensor.numel()]
+    if kind == "legacy torch" or not tensors:
+        return None
+    if kind == "safetensors" and isinstance(content, dict):
+        header, begin = safetensors_header(path)
+        begins = {name: begin + header[name]["data_offsets"][0] for name in content}
+        bases = {each.data_ptr() - begins[name] for name, each in content.items() if each.numel()}
+    else:
+        offset_of = attrgetter("_checkpoint_offset")  # the one way
+        try:
+            layout = read_layout(path)
+        except NotImplementedError:  # a quantised tensor cannot be on the meta device
+            return None
+        layouts = [each for each in tensors_within(layout) if each.layout is torch.strided and each.numel()]
+        bases = {
+            tensor.untyped_storage().data_ptr() - offset_of(each.untyped_storage())
+            for tensor, each in zip(tensors, layouts, strict=True)
+            if not tensor.is_meta
+        }
+    return bases.pop() if len(bases) == 1 else None

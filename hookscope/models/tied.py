@@ -1,0 +1,96 @@
+"""Which tensors of a file share memory, by how they lie in their storages. No torch is needed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Our choice: whether two views share an element is looked for so long; then they are said to.
+_OVERLAP_WORK = 10_000
+
+_BASE = 4096  # an address for NumPy, which reads nothing there
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a strided tensor lies in its storage; offset and strides in elements.
+
+    `storage` is equal for tensors of one storage. `bits` is what else must be equal for equal elements: the dtype.
+    """
+
+    storage: object
+    bits: object
+    item_bytes: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def tied_to(places: Sequence[tuple[str, str]], layouts: Sequence[Layout | None]) -> list[str]:
+    """Return of each tensor the first other one that it shares an element with, by name; "" for none.
+
+    Args:
+        places: Part and name of each.
+        layouts: Of each; None for one that shares nothing.
+    """
+    storages: dict[object, list[int]] = {}
+    for at, layout in enumerate(layouts):
+        if layout is not None:
+            storages.setdefault(layout.storage, []).append(at)
+    owners: dict[int, int] = {}
+    for members in storages.values():
+        known = {at: layout for at in members if (layout := layouts[at])}
+        owners |= _owners(known) if len(known) > 1 else {}
+    names = []
+    for at, (part, _) in enumerate(places):
+        where, name = places[owners.get(at, at)]
+        names.append("" if at not in owners else name if where == part else ".".join(filter(None, [where, name])))
+    return names
+
+
+def _owners(layouts: Mapping[int, Layout]) -> dict[int, int]:
+    """Return of each tensor of one storage the first of those before it that it shares an element with."""
+    owners: dict[int, int] = {}
+    first: dict[Layout, int] = {}
+    for at, layout in layouts.items():
+        if layout in first:
+            owners[at] = first[layout]
+        else:
+            first[layout] = at
+    spans = []
+    for layout, at in first.items():
+        axes = zip(layout.shape, layout.strides, strict=True)
+        begin = layout.offset * layout.item_bytes
+        spans.append((begin, begin + (1 + sum((size - 1) * stride for size, stride in axes)) * layout.item_bytes, at))
+    open_spans: list[tuple[int, int]] = []
+    for begin, end, at in sorted(spans):
+        open_spans = [span for span in open_spans if span[0] > begin]
+        for _, other in open_spans:
+            if _share(layouts[at], layouts[other]):
+                earlier, later = sorted((at, other))
+                owners[later] = min(owners.get(later, earlier), earlier)
+        open_spans.append((end, at))
+    return owners
+
+
+def _share(first: Layout, second: Layout) -> bool:
+    """Say whether two views of one storage have an element in common."""
+    try:
+        return bool(np.shares_memory(_Elements(first), _Elements(second), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]  # NumPy's stub knows no limits
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Elements:
+    """Where the elements of a tensor lie, for NumPy, which reads none of them."""
+
+    def __init__(self, layout: Layout) -> None:
+        size = layout.item_bytes
+        self.__array_interface__: dict[str, Any] = {
+            "data": (_BASE + layout.offset * size, True),
+            "shape": layout.shape,
+            "strides": tuple(stride * size for stride in layout.strides),
+            "typestr": f"|V{size}",
+            "version": 3,
+        }

@@ -1,0 +1,257 @@
+"""Find the sets of weights in what a file holds, a bare state dict or a larger training checkpoint. No torch is needed.
+
+Everything here comes from a stranger: methods are called through their class, since an object can shadow its own, and
+nothing is followed without bounds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookscope.checkpoints.nested import ModuleLike, TensorLike
+from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.text import printable
+
+# Where training scripts put the weights inside a checkpoint.
+WEIGHTS_KEYS = {
+    *("state_dict", "model_state_dict", "model_state", "model", "model_ema", "model_ema_state_dict", "state_dict_ema"),
+    *("ema", "ema_state_dict", "ema_model", "module", "net", "network", "params", "params_ema", "weights"),
+}
+
+_OPTIMISER = {"state", "param_groups"}  # the keys of every torch optimiser's state dict
+
+# Our choices: no training script nests deeper, and a file can refer to one dict any number of times.
+_DEPTH_LIMIT = 4
+_DICTS_LIMIT = 10_000
+
+# Our choice: with more dicts of tensors than this they are a tree of parameters, one set of weights.
+_SETS_LIMIT = 8
+
+Keys = tuple[object, ...]  # that lead from the whole content to a part of it
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what a file holds, with all the tensors in it.
+
+    `key` is "" for the whole content, else keys joined by dots. An optimiser's state, for one, is no set of weights.
+    `tensors` are in the file's order, with names like "conv.weight", "state.0.exp_avg", "[2]" and
+    "packed[0]"; `state` is the state dict itself, empty if it is none.
+    """
+
+    key: str
+    is_weights: bool
+    tensors: tuple[tuple[str, TensorLike], ...]
+    state: dict[str, Any]
+
+
+def parts_of(content: object, name: str, key: str | None = None) -> list[Part]:
+    """Return the parts of what a file holds that have tensors: every set of weights, then everything else.
+
+    `name` is the file's in messages; with a `key`, as for `weights_in`, what is there is the only part. Raises
+    CheckpointError if there are no tensors, NothingMatchedError if there is nothing at `key`.
+    """
+    if key is None:
+        sets = {id(found): (_joined(keys), found) for keys, found in _sets(content)}
+    else:
+        keys, prefix = walked(content, key, name)
+        content, _ = reach(content, keys, prefix)
+        sets = {id(content): (".".join(filter(None, [_joined(keys), prefix.rstrip(".")])), content)}
+    by_part: dict[tuple[str, bool], list[tuple[str, TensorLike]]] = {(where, True): [] for where, _ in sets.values()}
+    for place, path, tensor in _placed(content, {at: where for at, (where, _) in sets.items()}):
+        by_part.setdefault(place, []).append((path, tensor))
+    states = {where: found for where, found in sets.values() if isinstance(found, dict)}
+    parts = [
+        Part(where, is_weights, tuple(tensors), _by_name(states.get(where)) if is_weights else {})
+        for (where, is_weights), tensors in by_part.items()
+        if tensors
+    ]
+    if not parts:
+        holds = f"{name} holds" if key is None else f"{name} has at '{printable(key, 80)}'"
+        raise CheckpointError(f"{holds} no tensors: {inside(content)}.")
+    return parts
+
+
+def _sets(content: object) -> list[tuple[Keys, object]]:
+    """Return the sets of weights in what a file holds, and the keys that lead to them: itself if it has none inside."""
+    if is_optimiser(content):
+        return []
+    if isinstance(content, dict):
+        candidates = list(weight_candidates(content))
+        usual = [keys for keys, _ in candidates if keys[-1] in WEIGHTS_KEYS]
+        if usual or not tensors_of(content):
+            chosen = [each for each in candidates if not usual or each[0] in usual or _may_be_weights(*each)]
+            if 0 < len(chosen) <= _SETS_LIMIT:
+                return chosen
+    return [((), content)]
+
+
+def _may_be_weights(keys: Keys, found: object) -> bool:
+    """Say whether a dict beside the weights may be another set of them: floating values along an axis, no optimiser's.
+
+    Our choice: what else training scripts keep are single numbers, and random states in bytes.
+    """
+    tensors = tensors_of(found) if isinstance(found, dict) else []
+    named_so = any("optim" in key.lower() for key in keys if isinstance(key, str))
+    return not named_so and any(type(each).dim(each) > 0 and type(each).is_floating_point(each) for each in tensors)
+
+
+def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, Any]]]:
+    """Return the sets of weights that a file holds but for the one at `key`, or the only one, and where they are."""
+    own = walked(content, key, "")[0] if key is not None else None
+    sets = [(keys, found) for keys, found in _sets(content) if keys and isinstance(found, dict)]
+    if own is None:
+        own = sets[0][0] if sets else ()
+    return [(dotted(keys), found) for keys, found in sets if keys != own]
+
+
+def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:
+    """Yield every tensor of nested dicts, lists and tuples: which part it is of, its path there, and itself.
+
+    `sets` says where each set of weights is, by the id of what holds it.
+    """
+    seen: set[int] = set()
+    waiting: list[tuple[object, tuple[str, bool], str]] = [(content, ("", False), "")]
+    while waiting:
+        value, (where, is_weights), path = waiting.pop()
+        if id(value) in sets:
+            where, is_weights, path = sets[id(value)], True, ""
+        if isinstance(value, TensorLike):
+            yield (where, is_weights), path or "(tensor)", value
+        if not isinstance(value, dict | list | tuple) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if path and (is_optimiser(value) if is_weights else not where):  # everything else, by its top-level entry
+            where, is_weights, path = ".".join(filter(None, [where, path])), False, ""
+        for step, child in reversed(_members(value)):
+            waiting.append((child, (where, is_weights), path + step if path else step.removeprefix(".")))
+
+
+def _members(value: object) -> list[tuple[str, object]]:
+    """Return what a dict, list or tuple holds, each with what it adds to the path."""
+    if isinstance(value, dict):
+        return [(f".{_named(key)}", child) for key, child in dict.items(value)]
+    return [(f"[{at}]", child) for at, child in enumerate(value)] if isinstance(value, list | tuple) else []
+
+
+def _named(key: object) -> str:
+    """Return a key as a part of a path."""
+    if isinstance(key, tuple) and 0 < len(key) < 5 and all(isinstance(each, str | int) for each in key):
+        return f"({', '.join(map(_named, key))})"
+    return key if isinstance(key, str) else shown_key(key)
+
+
+def _joined(keys: Keys) -> str:
+    return ".".join(map(str, keys))
+
+
+def _by_name(found: object) -> dict[str, Any]:
+    """Return what stands under names in a dict."""
+    pairs = dict.items(found) if isinstance(found, dict) else ()
+    return {key: value for key, value in pairs if isinstance(key, str)}
+
+
+def reach(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
+    """Return what `keys` lead to, of which only what starts with `prefix`, and what is left behind, for a message."""
+    found, ignored = content, []
+    if keys and isinstance(content, dict):
+        ignored = [shown_key(key) for key in dict.keys(content) if key is not keys[0]]
+    for key in keys:
+        found = dict.__getitem__(found, key) if isinstance(found, dict) else None
+    if not (prefix and isinstance(found, dict)):
+        return found, ignored
+    inner = {key for key in dict.keys(found) if isinstance(key, str) and key.startswith(prefix)}
+    ignored += [shown_key(key) for key in dict.keys(found) if key not in inner]
+    return {key.removeprefix(prefix): value for key, value in dict.items(found) if key in inner}, ignored
+
+
+def weight_candidates(content: dict[Any, Any]) -> Iterator[tuple[Keys, object]]:
+    """Yield what could be weights, the nearest first: dicts with tensors, and Modules."""
+    level: list[tuple[Keys, dict[Any, Any]]] = [((), content)]
+    seen = {id(content)}
+    for _ in range(_DEPTH_LIMIT):
+        deeper: list[tuple[Keys, dict[Any, Any]]] = []
+        for keys, parent in level:
+            for key, value in dict.items(parent):
+                if not isinstance(key, str | int) or not isinstance(value, dict | ModuleLike):
+                    continue
+                if id(value) in seen or len(seen) > _DICTS_LIMIT:
+                    continue
+                seen.add(id(value))
+                if isinstance(value, ModuleLike) or tensors_of(value):
+                    yield (*keys, key), value
+                elif not is_optimiser(value):
+                    deeper.append(((*keys, key), value))
+        level = deeper
+
+
+def walked(content: object, key: str, name: str) -> tuple[Keys, str]:
+    """Return the keys that `key` leads through, and what names start with there; NothingMatchedError if it does not."""
+    way = next(_walks(content, key), None)
+    if way is None:
+        raise NothingMatchedError(f"--key '{printable(key)}' names nothing in {name}, which holds {inside(content)}.")
+    return way
+
+
+def _walks(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
+    """Yield the ways to follow `dotted_key` into nested dicts, the longest keys first, and the rest as a prefix.
+
+    The prefix is what names start with; empty if `dotted_key` ends at a key.
+    """
+    if not isinstance(content, dict):
+        return
+    keys = sorted((each for each in dict.keys(content) if isinstance(each, str)), key=len, reverse=True)
+    for key in keys:
+        if dotted_key == key:
+            yield (key,), ""
+        elif dotted_key.startswith(f"{key}."):
+            for rest, prefix in _walks(dict.__getitem__(content, key), dotted_key[len(key) + 1 :]):
+                yield (key, *rest), prefix
+    prefix = dotted_key.rstrip(".") + "."
+    if any(key.startswith(prefix) for key in keys):
+        yield (), prefix
+
+
+def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in a state dict by name; those of int8 linear layers, which are packed, included."""
+    shapes = {}
+    for name, value in state.items():
+        tensor = value[0] if isinstance(value, tuple) and value else value
+        if isinstance(tensor, TensorLike):
+            shapes[name] = tuple(tensor.shape)
+    return shapes
+
+
+def is_optimiser(content: object) -> bool:
+    """Say whether a part of a file has the keys of an optimiser's state dict."""
+    return isinstance(content, dict) and set(dict.keys(content)) >= _OPTIMISER
+
+
+def tensors_of(content: dict[Any, Any]) -> list[TensorLike]:
+    """Return the tensors that stand directly in a dict."""
+    return [value for value in dict.values(content) if isinstance(value, TensorLike)]
+
+
+def dotted(keys: Keys) -> str:
+    """Return keys as messages show them."""
+    return printable(".".join(str(each) if isinstance(each, str | int) else type(each).__name__ for each in keys), 80)
+
+
+def inside(content: object) -> str:
+    """Say what a file holds, for messages: its kind, or the first keys."""
+    if not isinstance(content, dict):
+        return f"a {type(content).__name__}"
+    keys = [shown_key(key) for key in dict.keys(content)]
+    return f"only {listed(keys)}" if keys else "nothing"
+
+
+def shown_key(key: object) -> str:
+    """Return a key for a message; the text of anything but plain keys can be as long and deep as its maker likes."""
+    if isinstance(key, int) and abs(key) > 10**9:
+        return "a large int"
+    return printable(str(key), 40) if isinstance(key, str | int | float) else f"a {type(key).__name__}"
+
+
+def listed(members: Sequence[str], shown: int = 5) -> str:
+    """Return the first members for a message."""
+    return f"{', '.join(members[:shown])}{', …' if len(members) > shown else ''}"

@@ -1,0 +1,126 @@
+"""The tables of names and shapes, against what torch builds."""
+
+import functools
+from importlib.resources import files
+
+import pytest
+import timm
+import torch
+import torchvision
+from efficientnet_lite_pytorch import EfficientNet
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from hookscope.models.known_networks import pattern_of, timm_network, torchvision_network
+from hookscope.models.network_table import Free, Library, network_table, packed, pattern, table_name, unpacked
+from hookscope.models.weight_sets import state_shapes
+from tests.models.test_architecture import FLOAT, NAMES, shapes_of, timm_shapes
+
+DEMO = "demo"
+
+VERSIONS = {"torchvision": torchvision.__version__.partition("+")[0], "timm": timm.__version__}
+
+
+def of_what_is_installed(library: Library) -> bool:
+    return network_table(library).version == VERSIONS[library]
+
+
+def test_the_tables_hold_every_network_of_the_version_they_name() -> None:
+    if of_what_is_installed("torchvision"):
+        assert [*network_table("torchvision").networks] == [*NAMES, DEMO]
+    if of_what_is_installed("timm"):
+        assert [*network_table("timm").networks] == [f"timm:{name}" for name in sorted(timm.list_models())]
+
+
+@pytest.mark.parametrize("name", FLOAT)
+def test_a_torchvision_network_has_the_names_and_shapes_in_the_table(name: str) -> None:
+    if name not in network_table("torchvision").networks:
+        pytest.skip("the table is of another version")
+    assert network_table("torchvision").networks[name].published_shapes() == shapes_of(name)
+
+
+def test_the_demo_network_has_the_names_and_shapes_in_the_table() -> None:
+    built = state_shapes(EfficientNet.from_name("efficientnet-lite0").state_dict())
+    assert network_table("torchvision").networks[DEMO].published_shapes() == built
+
+
+@pytest.mark.parametrize("name", timm.list_models("test_*"))  # one of each of timm's building blocks
+def test_a_timm_network_has_the_names_and_shapes_in_the_table(name: str) -> None:
+    if f"timm:{name}" not in network_table("timm").networks:
+        pytest.skip("the table is of another version")
+    assert network_table("timm").networks[f"timm:{name}"].published_shapes() == timm_shapes(name)
+
+
+@functools.cache
+def described(model: str) -> tuple[object, ...]:
+    known = timm_network(model.removeprefix("timm:")) if model.startswith("timm:") else torchvision_network(model)
+    return comparable(pattern_of(known))
+
+
+def comparable(found: object) -> tuple[object, ...]:
+    names = ("model", "class_count", "grid", "heads", "auxiliary", "switches", "has_auxiliary", "optional_count")
+    return tuple(getattr(found, name) for name in (*names, "counts", "sizes"))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("googlenet", "fcn_resnet50", "vit_b_32", "ssd300_vgg16", "raft_small", "quantized_resnet18"),
+        *("timm:test_vit", "timm:test_efficientnet", "timm:tresnet_m", "timm:vit_small_patch14_dinov2"),
+        *("timm:inception_v3", "timm:deit_tiny_distilled_patch16_224"),
+    ],
+)
+def test_a_network_that_is_built_is_described_as_in_the_table(model: str) -> None:
+    library: Library = "timm" if model.startswith("timm:") else "torchvision"
+    if not of_what_is_installed(library):
+        pytest.skip("the table is of another version")
+    assert described(model) == comparable(network_table(library).networks[model])
+
+
+def test_sizes_that_follow_an_argument_are_told_from_those_that_do_not() -> None:
+    ssd = network_table("torchvision").networks["ssd300_vgg16"]  # 4 or 6 boxes at each place
+    assert ssd.sizes["head.classification_head.module_list.0.bias"] == (Free("classes", 4),)
+    assert ssd.sizes["head.classification_head.module_list.1.bias"] == (Free("classes", 6),)
+    assert ssd.sizes["head.regression_head.module_list.0.bias"] == (16,)
+    assert ssd.sizes["backbone.features.0.weight"] == (64, Free("channels", 1), 3, 3)
+    distilled = network_table("timm").networks["timm:deit_tiny_distilled_patch16_224"]  # has two more tokens
+    assert distilled.sizes["pos_embed"] == (1, Free("patches", 2), 192)
+    assert distilled.heads == {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"}
+
+
+def test_a_table_is_read_as_it_was_written() -> None:
+    sizes = {
+        "a.weight": (2, Free("channels", 3)),
+        "a.num_batches_tracked": (),
+        "b.a.weight": (2, Free("channels", 3)),
+        "b.a.num_batches_tracked": (),
+        "b.head": (Free("classes", 9), Free("patches", 0), 5),
+    }
+    facts = {"classes": 7, "heads": ["b.head"], "grid": [4, 8], "auxiliary": ["b.a.weight"], "switches": ["aux"]}
+    known = [pattern("one", facts, sizes), pattern("two", {}, {"a.weight": (2,)})]
+    table = unpacked(packed("1.2", known))
+    assert table.version == "1.2"
+    assert [*map(comparable, table.networks.values())] == [*map(comparable, known)]
+    one = table.networks["one"]
+    assert one.counts == {"a": 2, "b": 3}
+    assert one.optional_count == 2 + 1 + 1  # counters, the head, what is auxiliary
+    assert one.published_shapes() == {
+        "a.weight": (2, 9),
+        "a.num_batches_tracked": (),
+        "b.a.num_batches_tracked": (),
+        "b.head": (63, 4, 5),
+    }
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_the_tables_are_small(library: Library) -> None:
+    assert len(files("hookscope.models").joinpath(table_name(library)).read_bytes()) < 250_000
+
+
+def test_describing_a_network_leaves_random_numbers_hooks_and_initialisation_alone() -> None:
+    before = torch.get_rng_state(), nn.init.trunc_normal_, torch.backends.quantized.engine
+    assert pattern_of(torchvision_network("swin_t")) is not None
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert nn.init.trunc_normal_ is before[1]
+    assert torch.backends.quantized.engine == before[2]
+    assert not torch_module._global_parameter_registration_hooks
