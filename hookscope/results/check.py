@@ -161,6 +161,8 @@ class BatchNormInput:
         value_count: Values in each channel.
         eps: What the layer adds to a variance.
         mean: Of its input, as `variance`, which is that of the values seen (divided by their count).
+        start_share: Of what it stores, the share that is still what it started with, 0-1: (1 - momentum)**batches. 0
+            where it is not known.
     """
 
     layer: str
@@ -170,6 +172,7 @@ class BatchNormInput:
     running_var: NDArray[np.float64]
     mean: NDArray[np.float64]
     variance: NDArray[np.float64]
+    start_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

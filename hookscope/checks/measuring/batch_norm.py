@@ -62,7 +62,9 @@ class BatchNormInputs:
         norm = self.norms[layer]
         stored = (norm.running_mean, norm.running_var, moments.mean, moments.squares / moments.value_count)
         arrays = (each.detach().cpu().double().numpy() for each in stored)  # type: ignore[operator]
-        return BatchNormInput(layer, moments.value_count, float(norm.eps), *arrays)  # type: ignore[arg-type]
+        mean, variance, seen_mean, seen_variance = arrays
+        known = (mean, variance, seen_mean, seen_variance, _start_share(norm))
+        return BatchNormInput(layer, moments.value_count, float(norm.eps), *known)  # type: ignore[arg-type]
 
     def reason_to_skip(self, input_count: int, *, is_noise: bool) -> str:
         """Return why nothing can be judged, in a sentence; "" if something can."""
@@ -102,6 +104,18 @@ def _stores_statistics(module: nn.Module) -> bool:
         and isinstance(getattr(module, "eps", None), float)
         and not isinstance(module, _InstanceNorm)
     )
+
+
+def _start_share(norm: nn.Module) -> float:
+    """Return which share of the statistics is what they started with; each batch leaves 1 - momentum of it.
+
+    0 for statistics that were set without counting batches, and for those that are a mean over all (no momentum).
+    """
+    batches, momentum = getattr(norm, "num_batches_tracked", None), getattr(norm, "momentum", None)
+    if not isinstance(batches, Tensor) or batches.numel() != 1 or not isinstance(momentum, float):
+        return 0.0
+    count = float(batches)
+    return (1 - momentum) ** count if count > 0 and 0 < momentum < 1 else 0.0
 
 
 def _as_they_start(norm: nn.Module) -> bool:

@@ -22,14 +22,9 @@ from hookscope.text import printable
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
-# The eps of torch's BatchNorm unless another is given, which a state dict does not hold.
-_EPS = 1e-5
-
 
 class BatchNorm(_BatchNorm):
     """What holds a running mean and variance."""
-
-    eps = _EPS
 
 
 class Convolution(_ConvNd):

@@ -26,6 +26,9 @@ _FP16_VANISHES = 2.0**-25
 # which wait for each other wherever other programs want the processor. Our choice.
 _PIECE_ELEMENTS = 2**14
 
+# The eps of torch's BatchNorm unless another is given: programs and state dicts do not hold it beside the statistics.
+_EPS = 1e-5
+
 Role = Literal["parameter", "buffer"]
 
 
@@ -125,7 +128,7 @@ def _means_without_variance(found: _Found) -> tuple[int, ...]:
 
     A mean whose square is below a hundredth of eps makes no difference to the output. Our choice.
     """
-    mean, eps = getattr(found.module, "running_mean", None), getattr(found.module, "eps", 0.0)
+    mean, eps = getattr(found.module, "running_mean", None), getattr(found.module, "eps", _EPS)
     if not found.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != found.tensor.shape:
         return ()
     stuck = (found.tensor == 0) & (mean.square() > eps / 100)

@@ -29,6 +29,10 @@ _PROBED_COLUMNS = 8
 
 _SHORTEST_RUN = 32  # shorter ones are not looked for; our choice
 
+# Smaller magnitudes count as zero in a run: float32 holds them with fewer digits (IEEE 754), integers that were read as
+# float32 are so small, and no training makes many beside each other.
+_SUBNORMAL_BELOW = 2.0**-126
+
 # Our choice: a filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
 _DEAD_BELOW = 0.01
 
@@ -112,18 +116,20 @@ def longest_run(weight: Tensor) -> ConstantRun | None:
     """Return the longest run of one value in the memory of a weight; None below 32 values.
 
     Channels and places that are dead, zero or nearly so, are taken out before: training and structured pruning leave
-    such. A run may go on from one channel to the next.
+    such. A run may go on from one channel to the next. What is below float32's least normal number counts as zero.
     """
     laid_out = weight.permute(sorted(range(weight.dim()), key=weight.stride, reverse=True))
     first = next((size for size in laid_out.shape if size > 1), 1)
     matrix = laid_out.reshape(first, -1)  # other axes show as columns, whichever of them comes first in memory
     flat = matrix.reshape(-1)
     # A run of 32 holds a whole sixteenth pair of neighbours, if not two.
-    if not torch.any(
-        flat[_SHORTEST_RUN // 2 :: _SHORTEST_RUN // 2] == flat[_SHORTEST_RUN // 2 - 1 : -1 : _SHORTEST_RUN // 2]
-    ):
+    pairs = torch.stack(
+        (flat[_SHORTEST_RUN // 2 :: _SHORTEST_RUN // 2], flat[_SHORTEST_RUN // 2 - 1 : -1 : _SHORTEST_RUN // 2])
+    )
+    if not torch.any((pairs[0] == pairs[1]) | (pairs.abs() < _SUBNORMAL_BELOW).all(0)):
         return None
     magnitudes = matrix.abs()
+    matrix = matrix.where(magnitudes >= _SUBNORMAL_BELOW, 0)
     live = magnitudes > _DEAD_BELOW * magnitudes.max()
     rows, columns = live.any(1).nonzero().flatten(), live.any(0).nonzero().flatten()
     kept = matrix[rows][:, columns]

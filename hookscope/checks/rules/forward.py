@@ -22,7 +22,7 @@ from hookscope.checks.rules.rule import (
     quoted,
     rule,
 )
-from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, is_zero
+from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, is_zero, weights_are_random
 from hookscope.errors import UsageError
 from hookscope.text import counted, printable, safe_text
 
@@ -187,8 +187,8 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
 
     Different inputs give the same output: the signal is lost on the way, and only biases remain. A zero weight, a dead
     layer, or a head that was never loaded do it. It is a warning where training may explain it: while the last weights
-    are all zero, all statistics of BatchNorm are as they start, or hookscope itself drew the weights at random. Needs
-    two different inputs.
+    are all zero, all statistics of BatchNorm are as they start, or the weights are random: hookscope itself drew them,
+    or nearly all look so in a network without BatchNorm. Needs two different inputs.
     """
     known = [(each.input_difference, each) for each in measured.outputs if each.input_difference is not None]
     if not known:
@@ -293,7 +293,7 @@ def _excuse(measured: CheckMeasurements) -> str:
         return f" '{weights[-1].name}' is all 0, as an untrained head may be."
     if batch_norm_is_untrained(measured):
         return " BatchNorm does not normalise yet, being untrained."
-    return " Its weights are random." if measured.model.random else ""
+    return " Its weights are random." if weights_are_random(measured) else ""
 
 
 def _target(measured: CheckMeasurements, output: OutputValues) -> FindingTarget:

@@ -87,7 +87,12 @@ OF_DEMO = [
         pictures="batchnorm-statistics",
         baseline="drift",
     ),
-    Row("filters in reverse order", weights(reverse("_blocks.2._expand_conv.weight")), baseline="drift"),
+    Row(
+        "filters in reverse order",
+        weights(reverse("_blocks.2._expand_conv.weight")),
+        pictures="(batchnorm-statistics)",
+        baseline="drift",
+    ),
     Row("one BatchNorm reset", weights(reset(NORM)), alone="(untrained-norm)", baseline="drift"),
     Row(
         "all statistics of BatchNorm reset",

@@ -67,6 +67,20 @@ def test_each_layer_is_measured_by_what_it_is_given_also_before_activations_in_p
     assert (first.layer, second.layer) == ("0", "2")
 
 
+@pytest.mark.parametrize(("momentum", "batches", "share"), [(0.1, 2, 0.81), (0.5, 3, 0.125), (None, 1, 0), (0.1, 0, 0)])
+def test_statistics_forget_how_they_started_by_their_momentum(
+    momentum: float | None, batches: int, share: float
+) -> None:
+    norm = nn.BatchNorm2d(2, momentum=momentum)
+    for seed in range(batches):
+        norm(torch.zeros_like(pictures(2, seed=seed)))
+    if batches and momentum:
+        assert norm.running_var is not None  # inputs do not vary, so that only the first 1 is left
+        torch.testing.assert_close(norm.running_var, torch.full((2,), share))
+    (found,) = measure_network(trained(norm), pictures(4), wanted=WANTED).batch_norms
+    assert found.start_share == pytest.approx(share)
+
+
 def test_a_layer_that_is_called_twice_is_measured_over_both_calls() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -78,6 +78,15 @@ def test_a_run_of_any_place_is_found_from_32_values_on(begin: int) -> None:
     assert longest_run(weight) is None
 
 
+def test_numbers_below_float32s_least_normal_one_are_a_run_of_zeros() -> None:
+    weight = drawn(20, 300)
+    integers = torch.arange(1000, 1128, dtype=torch.int32)  # read as float32, they are multiples of 2**-149
+    weight.view(-1)[700:828] = integers.view(torch.float32)
+    run = longest_run(weight)
+    assert run is not None
+    assert (run.length, run.value) == (128, 0.0)
+
+
 def test_a_run_lies_in_memory_whatever_the_order_of_axes() -> None:
     kernel = drawn(3, 3, 40, 20).permute(3, 2, 0, 1)  # as TensorFlow lays kernels out
     kernel.as_strided((7200,), (1,))[1000:1100] = 0

@@ -112,6 +112,15 @@ def test_few_values_are_allowed_three_times_as_much_and_fewer_are_not_judged() -
     assert found(norm(), norm("bn2", value_count=99, variance=[1e9] * 4)) == []
 
 
+def test_statistics_that_are_still_partly_those_of_the_start_warn() -> None:
+    (finding,) = found(norm(variance=[6.0] * 4, start_share=0.101))
+    assert finding.level == "warn"
+    assert finding.message.endswith("After so few batches 10% of what it stores is what it started with.")
+    (finding,) = found(norm(variance=[6.0] * 4, start_share=0.1))
+    assert finding.level == "fail"
+    assert "batches" not in finding.message
+
+
 def test_the_first_layer_that_is_off_is_named_and_later_ones_are_counted() -> None:
     far = [3.0] * 4
     (finding,) = found(
@@ -159,6 +168,18 @@ def test_a_pruned_network_is_only_warned_of() -> None:
     (finding,) = found(norm(), norm("bn2", variance=[9] * 4), stored=weights)
     assert finding.level == "warn"
     assert "50% of the weights are 0, as pruning leaves them" in finding.message
+
+
+def test_so_is_one_of_whose_weights_half_have_filters_of_zeros() -> None:
+    kernel = stored("conv.weight", element_count=100, zero_count=10, filter_count=20, zero_filters=(3,))
+    dense = stored("head.weight", element_count=100, filter_count=20)
+    off = (norm(), norm("bn2", variance=[9] * 4))
+    (finding,) = found(*off, stored=(kernel, kernel, kernel, dense))
+    assert finding.level == "warn"
+    assert "8% of the weights are 0, as pruning leaves them" in finding.message
+    for sound in (replace(kernel, filter_count=21), dense):  # fewer than a twentieth, or in less than half
+        (finding,) = found(*off, stored=(kernel, sound, sound, dense))
+        assert finding.level == "fail"
 
 
 def test_limits_and_levels_of_layers_hold() -> None:

@@ -77,6 +77,10 @@ BREAKING: list[tuple[str, str, str, CheckMeasurements]] = [
 
 NEAR_MISSES: list[tuple[str, CheckMeasurements]] = [
     ("non-finite-parameter", with_stored("mask", inf_count=3, zero_count=1)),
+    (
+        "non-finite-parameter",
+        replace(HEALTHY, stored=(stored("observer.min_val", shape=(), inf_count=1, role="buffer"),)),
+    ),
     ("zero-parameter", with_stored("conv.weight", zero_count=47)),
     ("zero-parameter", with_stored("conv.bias", zero_count=4, **ZERO)),
     ("zero-parameter", replace(HEALTHY, stored=(stored("attention_biases", shape=(4, 9), zero_count=36, **ZERO),))),
@@ -84,6 +88,7 @@ NEAR_MISSES: list[tuple[str, CheckMeasurements]] = [
     ("constant-parameter", with_stored("conv.bias", min=0.1, max=0.1)),
     ("constant-parameter", with_stored("head.weight", min=0.1, max=0.1000001)),
     ("constant-parameter", with_stored("mask", shape=(2, 2), min=7.0, max=7.0)),
+    ("constant-parameter", replace(HEALTHY, stored=(stored("block.alpha", shape=(4, 9), min=0.1, max=0.1),))),
     ("batchnorm-variance", with_stored("bn.running_var", min=5.6e-45)),
     ("dead-filter", with_stored("conv.weight", zero_filters=(2,))),
     ("dead-filter", with_stored("head.weight", kind="Embedding", zero_filters=(0,))),
