@@ -138,8 +138,9 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     Judged with at least four pictures, and layers with at least 100 values in each channel; with fewer than 500, three
     times the factor and the distance are allowed. Noise says nothing here, nor do statistics as they start. It is a
     warning where weights are pruned. Pictures of another kind than those of the training (drawings, scans, microscopy)
-    differ, too: give pictures of that kind. The order of the colours, and what is swapped among channels that are
-    alike, cannot be told.
+    differ, too: give pictures of that kind. A square kernel before a BatchNorm whose input and output channels were
+    exchanged is found (all 12 of 6 networks trained for seconds). The order of the colours, kernels whose height and
+    width were exchanged, and what is swapped among channels that are alike, cannot be told.
     """
     rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
     known = [
