@@ -54,6 +54,10 @@ RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 # A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU. Our choice.
 _VALUES_PER_CHANNEL = 32
 
+# Of what the limit on dead channels leaves, this share may be dead on noise, too. Our choice: of three trained networks
+# at five sizes and one to eight noise images the nearest has 0.847, where the limit comes to 0.88.
+_ALLOWANCE_ON_NOISE = 0.4
+
 _OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
 
 
@@ -67,7 +71,8 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     "max_fraction",
     0.8,
     "share of a layer's channels that may be zero over all inputs, 0-1",
-    f"{_OURS_AS_GRADS}; seeded networks of torchvision stay at or below 0.5 on noise",
+    f"{_OURS_AS_GRADS}; seeded networks of torchvision stay at or below 0.5 on noise; EfficientNet-Lite0 to 2 at 96 to"
+    " 224 pixels at or below 0.69 on one picture and 0.53 on four, on noise they reach 0.85",
     "dead_channel_fraction",
 )
 def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -76,14 +81,17 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     A channel behind a ReLU that is zero at every position of every input learns nothing and says nothing. Too large a
     learning rate or too negative a bias does it. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or as
     functions, with at least 32 values a channel; a convolution before a ReLU may be as negative as it likes. Channels
-    that are zero for two noise images may wake up for a picture: give real ones.
+    of a trained network that are zero for noise wake up for a picture: so on noise two
+    fifths of what the limit leaves may be dead as well, 88 % for 80 %. Give pictures.
     """
     forward = _forward(measured)
+    is_noise = bool(forward.inputs) and all(each.is_noise for each in forward.inputs)
     for row in forward.rows:
         if acts_as(row) in RECTIFIERS and _has_enough_values(row.activation):
-            what = f"channels are 0 over {_inputs(forward)}"
-            share = row.activation.dead_channel_fraction or 0.0
-            yield from _above(terms, share, row, f"of its {row.activation.channel_count} {what}")
+            what = f"channels are 0 over {_inputs(forward)}{' of noise' if is_noise else ''}"
+            share, most = row.activation.dead_channel_fraction or 0.0, terms.limit("max_fraction", output_of(row))
+            most += _ALLOWANCE_ON_NOISE * (1 - most) if is_noise else 0.0
+            yield from _above(most, share, row, f"of its {row.activation.channel_count} {what}")
 
 
 @rule("dead-layer", "fail", "forward", ("non-finite-activation",), followers="layer")
@@ -142,7 +150,8 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             continue
         below = terms.limit("below", output_of(row))
         what = f"channels stay below {below:g} in magnitude over {_inputs(forward)}"
-        yield from _above(terms, _quiet_share(peaks, row, below), row, f"of its {peaks.size} {what}")
+        most = terms.limit("max_fraction", output_of(row))
+        yield from _above(most, _quiet_share(peaks, row, below), row, f"of its {peaks.size} {what}")
 
 
 @rule("saturated-activation", "warn", "forward", ("non-finite-activation",), followers="layer")
@@ -165,7 +174,8 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     for row in forward.rows:
         if acts_as(row) in SATURATED_BEYOND and row.activation.quantiles is not None:
             share = _share_beyond(row.activation, *SATURATED_BEYOND[acts_as(row)])
-            yield from _above(terms, share, row, f"of its outputs are saturated over {_inputs(forward)}")
+            most = terms.limit("max_fraction", output_of(row))
+            yield from _above(most, share, row, f"of its outputs are saturated over {_inputs(forward)}")
 
 
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float) -> float:
@@ -196,8 +206,7 @@ def _has_enough_values(statistics: TensorStatistics) -> bool:
     return statistics.element_count >= _VALUES_PER_CHANNEL * (statistics.channel_count or math.inf)
 
 
-def _above(terms: RuleTerms, share: float, row: LayerRow, what: str) -> Iterator[Objection]:
-    limit = terms.limit("max_fraction", output_of(row))
+def _above(limit: float, share: float, row: LayerRow, what: str) -> Iterator[Objection]:
     if share > limit:
         yield Objection(output_of(row), f"{named(row)}: {share:.1%} {what} (limit {limit:.0%}).")
 
