@@ -648,7 +648,11 @@ def check(  # noqa: D417 - those of `activations` are described there
     given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
     given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
     given |= {"images": _texts(images), "data": data, "input": _arguments(input), "classes": classes}
-    given |= {"input_shape": input_shape, **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis)}
+    given |= {
+        "baseline": baseline,
+        "input_shape": input_shape,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    }
     if not isinstance(checkpoint, str | Path) and loads_as_told(given):
         raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")
     settings = with_options(read_settings(None if config is None else Path(config), Path()), given)

@@ -1,7 +1,8 @@
 """A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
 
 One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
-much. At its end stands a sketch of the values in their order, from which the distance to another run is estimated.
+much. At its end stand a sketch of the values in their order, from which the distance to another run is estimated, and
+numbers that tell in which channels two runs differ.
 Labelled pictures follow, a line per class. Kept are what the whole network returns, layers without others inside them
 that run, and those with parameters of their own; all other containers would repeat them.
 """
@@ -17,7 +18,7 @@ from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from hookscope.checks.kept_sketches import check_sketch, sketch_text
+from hookscope.checks.kept_sketches import channels_text, check_channels, check_sketch, sketch_text
 from hookscope.checks.labelled import BaselineClass, labelled_document, labelled_from, labelled_of
 from hookscope.errors import UsageError
 from hookscope.results.activations import LayerRow
@@ -27,7 +28,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.text import one_line, printable, safe_text, strict_json
 
-SCHEMA_VERSION = 3  # version 2 has no sketches, and its quantiles are estimates
+SCHEMA_VERSION = 4  # version 3 has no channels, version 2 no sketches, and its quantiles are estimates
 
 RENEW = "Write a new one with --update-baseline."
 
@@ -38,7 +39,7 @@ _SIGNIFICANT_DIGITS = 6
 # What stands at the top of the file, but for the class in place of the kind.
 _FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
 
-# Our choice: fifty thousand rows, at about 650 bytes each.
+# Our choice: thirty thousand rows, at about a thousand bytes each.
 _MOST_BYTES = 32 * 2**20
 
 _T = TypeVar("_T")
@@ -75,7 +76,8 @@ class BaselineRow:
     The shape is that of the first batch. Counts of NaN and Inf are None where they could not be counted, statistics,
     over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
     inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output. `quantiles`, at
-    `QUANTILE_LEVELS`, and `sketch` are as in `OutputSignature`, the latter as `sketch_text` writes it.
+    `QUANTILE_LEVELS`, `sketch` and `channels` are as in `OutputSignature`, the last two as `sketch_text` and
+    `channels_text` write them.
     """
 
     label: str
@@ -90,6 +92,7 @@ class BaselineRow:
     gradient_l2: float | None
     quantiles: tuple[float, ...] | None
     sketch: str | None = None
+    channels: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,7 @@ def _baseline_row(row: LayerRow, gradient_l2: float | None, signature: OutputSig
         gradient_l2=_rounded(gradient_l2),
         quantiles=quantiles if len(quantiles) == len(QUANTILE_LEVELS) else None,
         sketch=sketch_text(signature.sketch),
+        channels=channels_text(signature.channels),
     )
 
 
@@ -364,4 +368,5 @@ def _row(record: Any, place: str) -> BaselineRow:
     if finite is False:
         nan_count, inf_count = (_field(record, key, int, place) for key in ("nan", "inf"))
     check_sketch(_field(record, "sketch", str | None, place), f"'sketch' of {place}")
+    check_channels(_field(record, "channels", str | None, place), f"'channels' of {place}")
     return _fields(BaselineRow, record, place, _ROW_KEYS, nan_count=nan_count, inf_count=inf_count)

@@ -14,7 +14,7 @@ from torch import nn
 from hookscope.checks.baseline import Baseline
 from hookscope.checks.judging import judge, refused
 from hookscope.checks.measuring import Prepared, measure, measure_file, measure_layers, prepare
-from hookscope.checks.settings import CheckSettings
+from hookscope.checks.settings import NO_NETWORK, CheckSettings
 from hookscope.errors import (
     EXIT_CHECK_FAILED,
     HookscopeError,
@@ -39,8 +39,6 @@ from hookscope.results.runs.serialize import checks_to_json
 # Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: the cause is
 # mostly in the first.
 _MOST_DRAWN = 12
-
-_ALONE = "none"  # what --arch says for no network
 
 
 def check_checkpoint(
@@ -76,7 +74,7 @@ def check_checkpoint(
     name = name if isinstance(name, str) else type(name).__name__
     prepared, measured = None, None
     try:
-        if settings.arch == _ALONE:
+        if settings.arch == NO_NETWORK:
             report = _judged_alone(model, name, settings, wanted, "--arch none asks for none", trust=trust)
         else:
             prepared = prepare(model, settings, trust=trust, device=device)

@@ -126,12 +126,29 @@ def loads_as_told(given: Mapping[str, Any]) -> bool:
     return any(given.get(name) for name in _LOADING)
 
 
+NO_NETWORK = "none"
+"""What `--arch` says where a weights file is judged by itself."""
+
+# What asks for rules that need a network to run: options, and settings with what the configuration calls them.
+_RUN_OPTIONS = ("images", "data", "input_shape", "input", "baseline")
+_RUN_SETTINGS = {
+    "images": "[input] images",
+    "data": "[input] data",
+    "shape": "[input] shape",
+    "named": "[input] named",
+    "baseline": "[baseline] file",
+    "expectations": "[[expect]]",
+}
+
+
 def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSettings:
     """Return settings with options put over them, by the names of the command line; None and an empty list are none.
 
     Pictures take the place of those in the configuration and of noise, and the shape of noise that of pictures. Raises
-    UsageError if both are given, or noise where the configuration says what a picture shows.
+    UsageError if both are given, noise where the configuration says what a picture shows, or what only a network can be
+    given where there is to be none. A configuration for a network may stand where the options ask for none.
     """
+    _refuse_without_network(settings, given)
     told = {name: given[name] for name in _SETTINGS if given.get(name) is not None and given[name] not in ([], ())}
     if "input_shape" in told and "images" in told:
         raise UsageError("--input-shape is the shape of noise: leave it out, or --images.")
@@ -144,3 +161,16 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
     if "data" in told:
         changes["data"] = Path(told["data"])
     return replace(settings, **changes)
+
+
+def _refuse_without_network(settings: CheckSettings, given: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that ask for a network, or such settings, if the same place says there is none."""
+    if (given.get("arch") or settings.arch) != NO_NETWORK:
+        return
+    asked = [f"--{name.replace('_', '-')}" for name in _RUN_OPTIONS if given.get(name) not in (None, [], ())]
+    if not asked and not given.get("arch"):
+        asked = [f"{name} of {settings.source}" for field, name in _RUN_SETTINGS.items() if getattr(settings, field)]
+    if asked:
+        raise UsageError(
+            f"{asked[0]} needs a network, but arch 'none' asks for none: name one, or leave one of both out."
+        )

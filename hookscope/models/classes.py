@@ -1,7 +1,8 @@
 """Names of classes: out of a file of them, or what a checkpoint holds beside its weights. All of it is unknown text."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ _KEYS = (
     *("class_to_idx", "idx_to_class", "id2label", "label2id", "class_names", "classnames", "class_labels"),
     *("CLASSES", "classes", "categories"),
 )
+_FILES = frozenset(key.lower() for key in _KEYS) | {"labels", "index_to_name", "imagenet_classes", "imagenet_labels"}
 _AROUND = ("meta", "config", "hyper_parameters", "hparams", "model_config", "extra")
 
 # Our choices: more than any classifier has, longer than any name; a file of so many names is smaller still.
@@ -67,6 +69,34 @@ def read_classes(path: Path) -> tuple[str, ...]:
     except (ValueError, RecursionError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(str(error))
         raise InputError(f"{shown} does not name classes: {reason}. Give a name on each line, or JSON.") from error
+
+
+def packed_classes(path: Path, counts: Container[int]) -> tuple[str, tuple[str, ...]]:
+    """Return the extra file of a TorchScript archive that names classes, with the names by index; ("", ()) for none.
+
+    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. Looked at are those that a key of settings or a
+    usual file name calls so, as "labels.txt" and "index_to_name.json", and objects in JSON. Names count if there are as
+    many of them as one of `counts`.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            key = member.filename.partition("/extra/")[2]
+            if not key or member.file_size > _MOST_BYTES:
+                continue
+            try:
+                names = _names_in_text(key, archive.read(member).decode("utf-8-sig"))
+            except (ValueError, RecursionError):  # no text, no JSON, or no names
+                continue
+            if len(names) in counts:
+                return printable(key, _LONGEST_NAME), names
+    return "", ()
+
+
+def _names_in_text(key: str, text: str) -> tuple[str, ...]:
+    stem, _, suffix = key.rpartition("/")[2].lower().partition(".")
+    if stem in _FILES:
+        return _parsed(text, is_json=suffix == "json")
+    return stored_classes(json.loads(text))[1] if text.lstrip()[:1] == "{" else ()
 
 
 def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import logging
 import pickle
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import file_kind
-from hookscope.errors import CheckpointError
+from hookscope.errors import CheckpointError, ModelNotFoundError
+from hookscope.models.architecture import recognise
 from hookscope.models.checkpoint import digest_of
+from hookscope.models.classes import packed_classes
 from hookscope.models.construction import LoadedModel, model_info, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.python_source import importable
+from hookscope.models.weight_sets import state_shapes
+from hookscope.models.weights import IMAGENET_CLASSES
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import exception_line, printable
+from hookscope.text import counted, exception_line, printable
 
 # What pickle says of a class, or function, that is no longer where it was.
 _MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
@@ -63,7 +67,8 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
 
     Buffers that the original kept out of its state dict are in that of the module: TorchScript does not record which
-    those were. Code in the file runs with random number generators seeded by `seed`. Raises CheckpointError.
+    those were. Code in the file runs with random number generators seeded by `seed`. Names of classes are known where
+    an extra file has them, or the network is one of torchvision's. Raises CheckpointError.
     """
     import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
 
@@ -75,7 +80,33 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
 
     with _loading(path, "TorchScript", "save"):
         module, remarks = hookable(load)
-    return _described(path, module, default_preprocessing(module), remarks)
+    loaded = _described(path, module, default_preprocessing(module), remarks)
+    names, note = _class_names(path, module)
+    if not names:
+        return loaded
+    notes = (*loaded.notes, f"{loaded.info.name}: {note}")
+    return replace(loaded, info=replace(loaded.info, categories=names), notes=notes)
+
+
+def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
+    """Return the names of a script's classes, with where they come from, in a sentence; of an unknown one nothing.
+
+    They are in an extra file, or, where names and shapes are those of a network of torchvision, ImageNet's.
+    """
+    from torchvision.models import get_model_weights, list_models  # noqa: PLC0415 - as above
+
+    state = script.state_dict()
+    key, names = packed_classes(path, {tensor.shape[0] for tensor in state.values() if tensor.dim()})
+    if names:
+        return names, f"{counted(len(names), 'class name')} taken from its extra file '{key}'."
+    with suppress(ModelNotFoundError):  # not all were compared
+        for found in recognise(state_shapes(state)):
+            if "num_classes" not in found.arguments and found.model in list_models():
+                known = get_model_weights(found.model).DEFAULT.meta.get("categories", ())
+                if len(known) == IMAGENET_CLASSES:
+                    said = f"has names and shapes of {found.model}, as many classes as ImageNet, and takes their names."
+                    return tuple(known), said
+    return (), ""
 
 
 def load_exported_program(path: Path, seed: int) -> LoadedModel:

@@ -40,6 +40,21 @@ class ConstantRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Float8Values:
+    """What a weight holds that is stored in float8, or was.
+
+    Attributes:
+        dtype: torch's name without the prefix: "float8_e4m3fn".
+        saturated_count: Values at the greatest magnitude of that dtype.
+        rms: Root mean square of the finite values.
+    """
+
+    dtype: str
+    saturated_count: int
+    rms: float
+
+
+@dataclass(frozen=True, slots=True)
 class StoredValues:
     """What one parameter or buffer of the loaded network holds. Statistics are over the finite values.
 
@@ -48,6 +63,8 @@ class StoredValues:
         dtype: torch's name without the prefix: "float32".
         min: Smallest finite value; None without one, and for what has no order. `max` and `max_abs` likewise.
         fp16_zero_count: Elements other than zero that become zero in float16: at most 2**-25 in magnitude.
+        float8_zero_count: Likewise in float8_e4m3fn: at most 2**-10.
+        float8_overflow_count: Finite elements beyond its greatest, 448, that are not rounded to it: above 464.
         zero_filters: Of a weight with at least two axes, the output channels whose weights are all exactly zero, by
             index; empty for everything else.
         filter_count: Output channels of such a weight; None for everything else.
@@ -64,6 +81,8 @@ class StoredValues:
         spread_beyond_chance: Of such a weight, how much more its rows, columns and kernel places differ among
             themselves than those of independent values do, in standard errors; None for fewer than 2,048 values
             other than zero.
+        float8: Of a weight with at least two axes longer than 1, what it holds if it is of float8, or if float8 holds
+            every one of its values; None for everything else.
     """
 
     name: str
@@ -79,6 +98,8 @@ class StoredValues:
     max: float | None
     max_abs: float | None
     fp16_zero_count: int
+    float8_zero_count: int = 0
+    float8_overflow_count: int = 0
     zero_filters: tuple[int, ...] = ()
     filter_count: int | None = None
     twin_of: str = ""
@@ -88,6 +109,7 @@ class StoredValues:
     repeated_filters: tuple[int, ...] = ()
     constant_run: ConstantRun | None = None
     spread_beyond_chance: float | None = None
+    float8: Float8Values | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +205,13 @@ class OutputSignature:
         quantiles: At `QUANTILE_LEVELS`, exact ones of each input's finite values by itself, averaged over the inputs
             (all values of a batch together where axis 0 does not count its inputs); None if no value is finite.
         sketch: See `hookscope.statistics.sketch`, (256,), with zeros in place of NaN and Inf; None if sums overflow.
+        channels: Mean and standard deviation of each channel over all inputs, (2, C); None where no axis counts
+            channels.
     """
 
     quantiles: tuple[float, ...] | None
     sketch: NDArray[np.float64] | None
+    channels: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,3 +100,8 @@ class InputRecord:
     shape: tuple[int, ...]
     steps: tuple[str, ...]
     region: Region | None = None
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the input was drawn at random, as it is where none is given."""
+        return self.name == "noise" and self.sha256 is None

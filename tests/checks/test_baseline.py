@@ -28,6 +28,7 @@ from hookscope.checks.baseline import (
     inputs_of,
     read_baseline,
 )
+from hookscope.checks.kept_sketches import channel_differences, channels_text
 from hookscope.errors import UsageError
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.inputs import InputRecord
@@ -151,9 +152,12 @@ def test_a_forward_pass_that_broke_off_gives_no_baseline(broken: str) -> None:
 # Zero but for the first number, 1, and the last, -2, in IEEE 754's binary32, bytes in little-endian order.
 SKETCH = base64.b64encode(b"\0\0\x80\x3f" + bytes(62 * 4) + b"\0\0\0\xc0").decode()
 
+# Two channels, whose mean and standard deviation add up to 1 and -2, likewise.
+CHANNELS = base64.b64encode(b"\x02\0\0\0\0\0\x80\x3f\0\0\0\xc0").decode()
+
 WRITTEN = """\
 {
-  "schema_version": 3,
+  "schema_version": 4,
   "model": "net.py:build",
   "class": "Net",
   "weights": "epoch12.pt",
@@ -179,14 +183,15 @@ WRITTEN = """\
   ],
   "layers": [
     {"layer": "conv", "type": "Conv2d", "shape": [1, 2, 4], "dtype": "float32", "finite": true, "mean": 0.5, \
-"std": 1e-07, "dead": 0.25, "gradient": 2.0, "quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], "sketch": "@@"},
+"std": 1e-07, "dead": 0.25, "gradient": 2.0, "quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], "sketch": "@@", \
+"channels": "##"},
     {"layer": "conv#1", "type": "Conv2d", "shape": [], "dtype": "float32", "finite": false, "nan": 3, "inf": 0, \
-"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "sketch": null},
+"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "sketch": null, "channels": null},
     {"layer": "where", "type": "Where", "shape": [0], "dtype": "bool", "finite": null, \
-"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "sketch": null}
+"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "sketch": null, "channels": null}
   ]
 }
-""".replace("@@", SKETCH)
+""".replace("@@", SKETCH).replace("##", CHANNELS)
 
 BASELINE = Baseline(
     model="net.py:build",
@@ -216,6 +221,7 @@ BASELINE = Baseline(
             2.0,
             (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0),
             SKETCH,
+            CHANNELS,
         ),
         BaselineRow("conv#1", "Conv2d", (), "float32", 3, 0, None, None, None, None, None),
         BaselineRow("where", "Where", (0,), "bool", None, None, None, None, None, None, None),
@@ -228,6 +234,45 @@ def test_a_baseline_is_written_one_line_a_layer_and_read_back(tmp_path: Path) ->
     path = tmp_path / "baseline.json"
     path.write_text(WRITTEN)
     assert read_baseline(path) == BASELINE
+
+
+def shifted(count: int, by: dict[int, float]) -> tuple[str, str]:
+    """Return how channels are kept before and after some moved; their means are those of a seed."""
+    moments = np.stack([np.random.default_rng(count).standard_normal(count), np.ones(count)])
+    before = channels_text(moments)
+    for channel, distance in by.items():
+        moments[channel % 2, channel] += distance  # the mean or the standard deviation
+    return before or "", channels_text(moments) or ""
+
+
+@pytest.mark.parametrize("count", [1, 3, 64, 65, 1280, 2048])
+def test_channels_that_moved_are_found(count: int) -> None:
+    by = {channel: distance for channel, distance in {0: 0.25, 2: -3.0, 1000: 1.0, 64: 0.5}.items() if channel < count}
+    expected = np.zeros(count)
+    expected[[*by]] = [*by.values()]
+    found = channel_differences(*shifted(count, by))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_array_equal(channel_differences(*shifted(count, {})), 0)
+
+
+def test_of_many_channels_either_the_right_ones_are_found_or_none() -> None:
+    rng = np.random.default_rng(0)
+    right = 0
+    for _ in range(200):
+        by = dict(zip(rng.choice(2048, 4, replace=False).tolist(), rng.uniform(0.5, 2, 4).tolist(), strict=True))
+        found = channel_differences(*shifted(2048, by))
+        right += found is not None and {*np.flatnonzero(found)} == {*by}
+        assert found is None or {*np.flatnonzero(np.abs(found) > 0.2)} <= {*by}
+    assert right >= 190
+    assert channel_differences(*shifted(2048, dict.fromkeys(range(2048), 0.5))) is None
+    assert channel_differences(*shifted(2048, dict.fromkeys(range(0, 2048, 50), 0.5))) is None
+
+
+def test_channels_that_no_float32_holds_are_not_kept() -> None:
+    moments = np.array([[1e38, 1.0], [1.0, 1.0]])
+    assert channels_text(moments) is not None
+    assert channels_text(None) is channels_text(moments * 10) is channels_text(moments * np.nan) is None
+    assert channel_differences(*(channels_text(np.ones((2, count))) or "" for count in (3, 4))) is None
 
 
 def test_the_same_run_twice_gives_the_same_bytes() -> None:
@@ -337,11 +382,11 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (b"[]", "it is not an object"),
         (b"{}", "it has no 'schema_version'"),
         (
-            WRITTEN.replace('version": 3', 'version": 2').encode(),
-            "an earlier hookscope wrote it (schema version 2, this one reads 3). Write a new one with",
+            WRITTEN.replace('version": 4', 'version": 2').encode(),
+            "an earlier hookscope wrote it (schema version 2, this one reads 4). Write a new one with",
         ),
-        (WRITTEN.replace('version": 3', 'version": 4').encode(), "a later hookscope wrote it (schema version 4"),
-        (WRITTEN.replace('version": 3', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
+        (WRITTEN.replace('version": 4', 'version": 5').encode(), "a later hookscope wrote it (schema version 5"),
+        (WRITTEN.replace('version": 4', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
         (WRITTEN.replace("    0.25,\n", "").encode(), "its quantile levels are not 0.01, 0.05"),
         (WRITTEN.replace('"conv#1"', '"conv"').encode(), "layer 'conv' is there twice"),
         (WRITTEN.replace('"conv#1"', "7").encode(), "'layer' of layer 2 is 7, not text"),
@@ -357,6 +402,11 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (WRITTEN.replace(SKETCH, "AAAA").encode(), "'sketch' of layer 'conv' is damaged: not 64 finite numbers"),
         (WRITTEN.replace(SKETCH, "?").encode(), "'sketch' of layer 'conv' is damaged"),
         (WRITTEN.replace("AACAPw", "AACA/w").encode(), "'sketch' of layer 'conv' is damaged: not 64 finite numbers"),
+        (
+            WRITTEN.replace(CHANNELS, "AAAA").encode(),
+            "'channels' of layer 'conv' is damaged: not as many finite numbers",
+        ),
+        (WRITTEN.replace(f'"{CHANNELS}"', "2").encode(), "'channels' of layer 'conv' is 2, not text or null"),
         (WRITTEN.replace(f'"{SKETCH}"', "1.5").encode(), "'sketch' of layer 'conv' is 1.5, not text or null"),
         (WRITTEN.replace('"given": null', '"given": "AAAA"').encode(), "'given' is damaged: not 64 finite numbers"),
         (WRITTEN.replace('["seed 0"]', '["seed 0", 1]').encode(), "'steps' of input 2 is"),

@@ -4,6 +4,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -251,7 +252,7 @@ def forward_of(network: Network) -> Activations:
 
 STORED = {"non-finite-parameter", "zero-parameter", "constant-parameter", "duplicate-parameter"}
 STORED |= {"batchnorm-variance", "dead-filter", "outlier-weight", "duplicate-filter", "constant-block"}
-STORED |= {"untrained-weight", "untrained-norm", "optimizer-state", "averaged-weights"}
+STORED |= {"untrained-weight", "untrained-norm", "optimizer-state", "averaged-weights", "float8-weight"}
 
 
 def judged(report: CheckReport) -> set[str]:
@@ -284,6 +285,41 @@ def test_a_file_that_no_network_fits_never_passes_but_what_it_stores_is_judged(n
     misfit = check("broken.pt", arch="resnet18")
     assert misfit.exit_code == 1
     assert failing(misfit).keys() == {"architecture", "batchnorm-variance"}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"data": "val"}, "--data"),
+        ({"images": ["cat.jpg"]}, "--images"),
+        ({"input_shape": "1x3x8x8"}, "--input-shape"),
+        ({"input": {"size": 3}}, "--input"),
+        ({"baseline": "baseline.json"}, "--baseline"),
+    ],
+)
+def test_what_only_a_network_can_be_given_is_refused_where_there_is_to_be_none(
+    network: Network, given: dict[str, Any], named: str
+) -> None:
+    torch.save(network.state_dict(), "good.pt")
+    with pytest.raises(UsageError, match=f"{named} needs a network, but arch 'none' asks for none"):
+        check("good.pt", arch="none", **given)
+    Path("hookscope.toml").write_text("[model]\narch = 'none'\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=f"{named} needs a network"):
+        check("good.pt", **given)
+
+
+def test_a_configuration_without_a_network_gives_it_no_pictures_and_one_with_pictures_may_be_overruled(
+    network: Network,
+) -> None:
+    torch.save(network.state_dict(), "good.pt")
+    Path("hookscope.toml").write_text("[model]\narch = 'none'\n[input]\ndata = 'val'\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"\[input\] data of hookscope.toml needs a network"):
+        check("good.pt")
+    Path("hookscope.toml").write_text("[input]\ndata = 'val'\n", encoding="utf-8")
+    report = check("good.pt", arch="none")
+    assert report.exit_code == 0
+    skipped = {each.rule: each.reason for each in report.outcomes if each.status == "skipped"}
+    assert skipped["accuracy"] == "there is no network: --arch none asks for none"
 
 
 def test_without_a_network_there_must_be_a_rule_left_to_judge_by(network: Network) -> None:

@@ -220,3 +220,53 @@ def test_convolutions_keep_their_channel_counts_with_groups(tmp_path: Path) -> N
         for name, layer in eager.named_children():
             for size in ("in_channels", "out_channels", "num_channels"):
                 assert getattr(module.get_submodule(name), size, None) == getattr(layer, size, None)
+
+
+@pytest.mark.parametrize(
+    ("extra", "key"),
+    [
+        ({"labels.txt": "cat\ndog\nnewt\n"}, "labels.txt"),
+        ({"index_to_name.json": '{"0": ["n1", "cat"], "1": ["n2", "dog"], "2": ["n3", "newt"]}'}, "index_to_name.json"),
+        ({"class_to_idx": '{"dog": 1, "cat": 0, "newt": 2}'}, "class_to_idx"),
+        ({"config.json": '{"lr": 0.1, "id2label": {"0": "cat", "1": "dog", "2": "newt"}}'}, "config.json"),
+        ({"labels.txt": "cat\ndog\n", "meta/classes.json": '["cat", "dog", "newt"]'}, "meta/classes.json"),
+    ],
+)
+def test_names_of_classes_come_from_extra_files(extra: dict[str, str], key: str, tmp_path: Path) -> None:
+    with quiet():
+        torch.jit.save(torch.jit.script(nn.Linear(4, 3)), tmp_path / "model.pt", _extra_files=extra)  # type: ignore[no-untyped-call]
+    loaded = load_torchscript(tmp_path / "model.pt", 0)
+    assert loaded.info.categories == ("cat", "dog", "newt")
+    assert loaded.notes == (f"model.pt: 3 class names taken from its extra file '{key}'.",)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"readme.txt": "cat\ndog\nnewt\n"},
+        {"labels.txt": "cat\ndog\n"},
+        {"labels.txt": b"\xff\xfe\xfd"},
+        {"labels.json": "[" * 100_000},
+        {"config.json": "[1, 2, 3]"},
+        {"class_to_idx": '{"dog": 1, "cat": 0, "newt": 7}'},
+    ],
+)
+def test_extra_files_that_name_no_classes_are_passed_over(extra: dict[str, str | bytes], tmp_path: Path) -> None:
+    with quiet():
+        torch.jit.save(torch.jit.script(nn.Linear(4, 3)), tmp_path / "model.pt", _extra_files=extra)  # type: ignore[no-untyped-call]
+    loaded = load_torchscript(tmp_path / "model.pt", 0)
+    assert (loaded.info.categories, loaded.notes) == ((), ())
+
+
+def test_a_network_of_torchvision_has_the_names_of_imagenet_and_one_with_another_head_has_none(tmp_path: Path) -> None:
+    names = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
+    for count, expected in ((1000, names), (10, ())):
+        save_scripted(torchvision.models.resnet18(num_classes=count).eval(), (), tmp_path / "model.pt")
+        loaded = load_torchscript(tmp_path / "model.pt", 0)
+        assert loaded.info.categories == expected
+        assert loaded.notes == (
+            ("model.pt: has names and shapes of resnet18, as many classes as ImageNet, and takes their names.",)
+            if expected
+            else ()
+        )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from hookscope.checks.measuring.channels import channel_moments
 from hookscope.checks.rules.batch_norm import FEWEST_INPUTS, FEWEST_VALUES
 from hookscope.hooks.observed import ModuleCall
 from hookscope.results.check import BatchNormInput
@@ -43,13 +44,8 @@ class BatchNormInputs:
             return
         if values.dim() < 2 or values.shape[1] != channels:
             return
-        values = values if values.dtype == torch.float64 else values.float()
         count = values.numel() // channels
-        if values.is_cpu:  # more than twice as fast as var_mean
-            mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
-        else:
-            others = [axis for axis in range(values.dim()) if axis != 1]
-            variance, mean = torch.var_mean(values, others, correction=0)
+        mean, variance = channel_moments(values, 1)
         found = _Moments(count, mean, variance * count)
         known = self.seen.get(call.layer)
         self.seen[call.layer] = found if known is None else _merged(known, found)

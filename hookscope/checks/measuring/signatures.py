@@ -1,6 +1,7 @@
 """Tell outputs with equal statistics apart: exact quantiles, and a sketch that depends on the order of values.
 
-Both are of each input by itself and then put together, so that they do not depend on how inputs come in batches.
+Moments of each channel tell where they differ. Sketch and quantiles are of each input by itself and then put together,
+so that they do not depend on how inputs come in batches.
 """
 
 import weakref
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hookscope.checks.measuring.channels import channel_moments
 from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
@@ -37,11 +39,16 @@ OnTensor = Callable[[str, Tensor, int | None], None]
 
 @dataclass(slots=True)
 class _Sums:
-    """Over the batches so far, of sketches, and of each input's quantiles times its count of finite values, (7,)."""
+    """Over the batches so far, of sketches, and of each input's quantiles times its count of finite values, (7,).
+
+    `channels` are the values of each channel and their squares, (2, C), and `channel_size` how many they are.
+    """
 
     sketch: NDArray[np.float64] | None
     quantiles: NDArray[np.float64]
     count: int
+    channels: NDArray[np.float64] | None
+    channel_size: int
 
 
 @dataclass(slots=True)
@@ -57,7 +64,7 @@ class OutputSignatures:
     inputs: tuple[int, ...] = (0,)
     is_operation: bool = False
     seen: dict[str, _Sums | None] = field(default_factory=dict)
-    _latest: tuple[weakref.ref[Tensor], int, _Sums | None] | None = None
+    _latest: tuple[weakref.ref[Tensor], int, int | None, _Sums | None] | None = None
 
     def numbered(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches, each when the network has seen the one before."""
@@ -80,13 +87,13 @@ class OutputSignatures:
         def tensors(label: str, tensor: Tensor, axis: int | None) -> None:
             on_tensor(label, tensor, axis)
             if not self.is_operation:
-                self.add(label, tensor)
+                self.add(label, tensor, axis)
 
         return calls, tensors
 
-    def add(self, label: str, tensor: Tensor) -> None:
+    def add(self, label: str, tensor: Tensor, channel_axis: int | None = None) -> None:
         """Add one output of a module, or with "" what the network is given; what cannot be read has no signature."""
-        found = self._signed(tensor)
+        found = self._signed(tensor, channel_axis)
         if label not in self.seen:
             self.seen[label] = found
             return
@@ -99,27 +106,28 @@ class OutputSignatures:
             label: OutputSignature(
                 tuple((sums.quantiles / sums.count).tolist()) if sums.count else None,
                 sums.sketch,
+                _moments(sums),
             )
             for label, sums in self.seen.items()
             if sums is not None
         }
 
-    def _signed(self, tensor: Tensor) -> _Sums | None:
+    def _signed(self, tensor: Tensor, axis: int | None) -> _Sums | None:
         version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
         if self._latest is not None:
-            latest, latest_version, found = self._latest
-            if latest() is tensor and version == latest_version >= 0:
+            latest, latest_version, latest_axis, found = self._latest
+            if latest() is tensor and version == latest_version >= 0 and axis == latest_axis:
                 return found
         found = None
         if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta and not tensor.is_quantized:
             with torch.no_grad():
-                found = _sums_of(tensor.detach(), self.inputs)
-        self._latest = (weakref.ref(tensor), version, found)
+                found = _sums_of(tensor.detach(), self.inputs, axis)
+        self._latest = (weakref.ref(tensor), version, axis, found)
         return found
 
 
-def _sums_of(tensor: Tensor, inputs: tuple[int, ...]) -> _Sums:
-    """Return the sketch and the quantiles of one tensor, of its finite values."""
+def _sums_of(tensor: Tensor, inputs: tuple[int, ...], axis: int | None) -> _Sums:
+    """Return the sketch and the quantiles of one tensor, of its finite values, and the sums of its channels."""
     sketch = finished(sketch_slices(tensor, inputs))
     if sketch is None:  # NaN or Inf is counted elsewhere; what is finite beside it counts here
         finite = as_real_floats(tensor.reshape(-1)).nan_to_num(0.0, 0.0, 0.0).view(tensor.shape)
@@ -132,12 +140,31 @@ def _sums_of(tensor: Tensor, inputs: tuple[int, ...]) -> _Sums:
         if kept.size:
             total += exact_quantiles(kept, QUANTILE_LEVELS) * kept.size
             count += kept.size
-    return _Sums(sketch, total, count)
+    channels, channel_size = None, 0
+    if axis is not None and tensor.is_floating_point() and tensor.numel():
+        mean, variance = (each.cpu().double().numpy() for each in channel_moments(tensor, axis))
+        channel_size = tensor.numel() // len(mean)
+        with np.errstate(all="ignore"):
+            channels = np.stack([mean, variance + mean**2]) * channel_size
+    return _Sums(sketch, total, count, channels, channel_size)
 
 
 def _added(one: _Sums, other: _Sums) -> _Sums:
     sketch = None if one.sketch is None or other.sketch is None else one.sketch + other.sketch
-    return _Sums(sketch, one.quantiles + other.quantiles, one.count + other.count)
+    channels = None
+    if one.channels is not None and other.channels is not None and one.channels.shape == other.channels.shape:
+        channels = one.channels + other.channels
+    size = one.channel_size + other.channel_size
+    return _Sums(sketch, one.quantiles + other.quantiles, one.count + other.count, channels, size)
+
+
+def _moments(sums: _Sums) -> NDArray[np.float64] | None:
+    """Return mean and standard deviation of each channel, (2, C)."""
+    if sums.channels is None:
+        return None
+    with np.errstate(all="ignore"):
+        mean, squares = sums.channels / sums.channel_size
+        return np.stack([mean, np.sqrt(np.maximum(squares - mean**2, 0.0))])
 
 
 def exact_quantiles(values: NDArray[np.floating], levels: Sequence[float]) -> NDArray[np.float64]:

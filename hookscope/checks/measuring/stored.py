@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from hookscope.checks.measuring.float8 import float8_values
 from hookscope.checks.measuring.weight_structure import (
     longest_run,
     outlier_ratio,
@@ -21,6 +22,11 @@ from hookscope.statistics.storage import stored_values
 
 # Half of float16's smallest magnitude: halves are rounded to even, which is zero here (IEEE 754).
 _FP16_VANISHES = 2.0**-25
+
+# Likewise of float8_e4m3fn; and halfway from its greatest, 448, to what would be next, which is rounded to 448, being
+# even (OCP 8-bit Floating Point Specification, 2023).
+_FLOAT8_VANISHES = 2.0**-10
+_FLOAT8_OVERFLOWS = 464.0
 
 # What stays in a processor's own cache while it is read three times, and is less than torch would share among threads,
 # which wait for each other wherever other programs want the processor. Our choice.
@@ -119,6 +125,8 @@ def _measure(found: _Found) -> StoredValues:
         outlier_ratio=outlier_ratio(values) if is_real and (totals.max_abs or 0) > 1 else None,
         means_without_variance=_means_without_variance(found) if totals.zero_count else (),
     )
+    if is_weight(measured) and totals.min != totals.max:
+        measured = replace(measured, float8=float8_values(values))
     is_plain = filters is None or not is_real or totals.min == totals.max
     return measured if is_plain or filters is None else _structured(measured, filters, values, tensor)
 
@@ -150,6 +158,8 @@ class _Totals:
     inf_count: int = 0
     zero_count: int = 0
     fp16_zero_count: int = 0
+    float8_zero_count: int = 0
+    float8_overflow_count: int = 0
     min: float | None = None
     max: float | None = None
     max_abs: float | None = None
@@ -179,7 +189,11 @@ class _Totals:
         nonzero = int(torch.count_nonzero(piece))
         self.zero_count += piece.numel() - nonzero
         if piece.is_floating_point():
-            self.fp16_zero_count += nonzero - int(torch.count_nonzero(piece.abs() > _FP16_VANISHES))
+            magnitudes = piece.abs()
+            self.fp16_zero_count += nonzero - int(torch.count_nonzero(magnitudes > _FP16_VANISHES))
+            self.float8_zero_count += nonzero - int(torch.count_nonzero(magnitudes > _FLOAT8_VANISHES))
+            if max(abs(low), abs(high)) > _FLOAT8_OVERFLOWS:
+                self.float8_overflow_count += int(torch.count_nonzero(magnitudes > _FLOAT8_OVERFLOWS))
         self.min = low if self.min is None else min(low, self.min)
         self.max = high if self.max is None else max(high, self.max)
         self.max_abs = max(abs(low), abs(high), self.max_abs or 0.0)

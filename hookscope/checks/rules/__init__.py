@@ -11,6 +11,7 @@ from hookscope.checks.rules import (
     batch_norm,
     drift,
     expectations,
+    float8,
     forward,
     gradients,
     labelled,
@@ -23,7 +24,7 @@ from hookscope.checks.rules.rule import Limit, Rule
 from hookscope.errors import UsageError, nearest
 
 _FILES = (
-    *(stored, weights, training_state),
+    *(stored, weights, float8, training_state),
     *(forward, batch_norm, activations, expectations, drift, labelled, gradients, learning),
 )
 

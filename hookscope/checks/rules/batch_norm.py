@@ -158,7 +158,9 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     running statistics forget it by their momentum, mostly a tenth at each. A single channel that varies thousands of
     times as much as stored is a warning, too: a few filters before it, or its own statistics, are of something else.
     Pictures of another kind than those of the training (drawings, scans, microscopy) differ, too: give pictures of that
-    kind. The order of the colours, and what is swapped among channels that are alike, cannot be told.
+    kind. A square kernel before a BatchNorm whose input and output channels were exchanged is found (all 12 of 6
+    networks trained for seconds). The order of the colours, kernels whose height and width were exchanged, and what is
+    swapped among channels that are alike, cannot be told.
     """
     rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
     known = [

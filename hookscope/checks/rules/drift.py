@@ -37,6 +37,9 @@ _HALF = frozenset({"float16", "bfloat16"})
 # values are that small all over, as behind a layer scale of 1e-6, vanish there, and add nothing to what comes after.
 _STEP_OF_FLOAT16 = 2.0**-24
 
+# Channels that a finding names. Our choice.
+_NAMED_CHANNELS = 3
+
 # Values that are this far from what they were, in units of their spread, have little to do with it: sqrt(2) is the
 # distance of independent ones. No growth of rounding errors excuses that. Our choice.
 _UNRELATED = 1.0
@@ -88,9 +91,10 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
 
     The same inputs gave other values then. Values are compared in their order, so that swapped channels are drift
     though every statistic is the same. The first layer in execution order is named: weights, preprocessing, or a
-    library changed there. Those that follow are counted. Only where all values are the same are gradients compared, and
-    the last layer whose gradient changed is named, as gradients go back from there. If the change was meant, renew the
-    baseline with --update-baseline. It is off until a baseline is given.
+    library changed there. With it come its channels whose mean plus standard deviation moved furthest, where they are
+    known (of more than 64, if no more than four moved), and the number of layers that follow. Only where all values are
+    the same are gradients compared, and the last layer whose gradient changed is named, as gradients go back from
+    there. If the change was meant, renew the baseline with --update-baseline. It is off until a baseline is given.
 
     A copy of a network in float16 or bfloat16 is no drift. Its rounding errors grow from layer to layer, so drift
     begins where they suddenly double. A change smaller than these errors cannot be detected. Dynamic int8 quantisation
@@ -307,7 +311,31 @@ def _movement(pair: _Pair, limit: float) -> tuple[float, str]:
     if most and moved[most] > limit:
         went = f"its {most} went from {_number(was[most])} to {_number(given[most])}"
         words = f"{words}, {went}" if words else f"{went}, {moved[most]:.3g} of its spread"
-    return max(apart, moved.get(most, 0.0)), f"{words} (limit {limit:g})" if words else ""
+    where = _worst_channels(pair, spread, limit) if words else ""
+    return max(apart, moved.get(most, 0.0)), f"{words} (limit {limit:g}){where}" if words else ""
+
+
+def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
+    """Return the channels whose mean and standard deviation moved furthest beyond a limit, in words; "" if unknown."""
+    import numpy as np
+
+    from hookscope.checks.kept_sketches import channel_differences
+
+    if not pair.before.channels or not pair.now.channels or not spread:
+        return ""
+    differences = channel_differences(pair.before.channels, pair.now.channels)
+    if differences is None or differences.size == 1:
+        return ""
+    moved = np.abs(differences) / spread
+    beyond = np.flatnonzero(moved > limit)
+    worst = [int(each) for each in beyond[np.argsort(-moved[beyond], kind="stable")][:_NAMED_CHANNELS]]
+    if not worst:
+        return ""
+    named = " and ".join(filter(None, (", ".join(map(str, worst[:-1])), str(worst[-1]))))
+    by = f"by {'up to ' if len(worst) > 1 else ''}{moved[worst[0]]:.3g}"
+    if len(beyond) > len(worst):
+        return f", in {len(beyond):,} of {moved.size:,} channels, most in {named}, {by}"
+    return f", in {'channel' if len(worst) == 1 else 'channels'} {named} of {moved.size:,}, {by}"
 
 
 def _distance(sketch: str, other: str | None) -> float:

@@ -72,6 +72,15 @@ def transpose(name: str) -> Corruption:
     return change
 
 
+def exchange_channels(name: str) -> Corruption:
+    """Exchange input and output channels of a square kernel, as a conversion between layouts does by mistake."""
+
+    def change(state: State) -> None:
+        state[name].copy_(state[name].transpose(0, 1).clone())
+
+    return change
+
+
 def swap(first: str, second: str) -> Corruption:
     """Swap two tensors, or all that two layers store."""
 

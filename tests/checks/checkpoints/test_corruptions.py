@@ -28,6 +28,7 @@ from tests.checks.checkpoints.corruptions import (
     copy_layer,
     disturb,
     every,
+    exchange_channels,
     fill,
     flip,
     initialise,
@@ -232,6 +233,12 @@ OF_RESIDUAL = [
         baseline="drift",
     ),
     Row("kernels transposed", weights(transpose("5.conv1.weight")), baseline="drift"),
+    Row(
+        "input and output channels exchanged",
+        weights(exchange_channels("5.conv1.weight")),
+        pictures="batchnorm-statistics",
+        baseline="drift",
+    ),
     Row(
         "one BatchNorm reset",
         weights(reset("4.bn2")),

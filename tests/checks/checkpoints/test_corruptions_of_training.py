@@ -23,6 +23,7 @@ from tests.checks.checkpoints.corruptions import (
     colours_swapped,
     copy_filters,
     disturb,
+    exchange_channels,
     fill,
     initialise,
     prune,
@@ -89,6 +90,13 @@ OF_TRAINED = [
     Row(
         "kernels transposed",
         weights(transpose("3.weight")),
+        baseline="drift",
+        labels="accuracy accuracy-drop class-accuracy",
+    ),
+    Row(
+        "input and output channels exchanged",
+        weights(exchange_channels("6.weight")),
+        pictures="batchnorm-statistics",
         baseline="drift",
         labels="accuracy accuracy-drop class-accuracy",
     ),

@@ -275,8 +275,8 @@ def _levels(name: str) -> dict[str, str]:
     return levels
 
 
-def test_in_strict_toml_every_rule_fails() -> None:
-    assert set(_levels("strict.toml").values()) == {"fail"}
+def test_in_strict_toml_every_rule_fails_but_the_one_for_networks_that_are_to_be_in_float8() -> None:
+    assert {rule for rule, level in _levels("strict.toml").items() if level != "fail"} == {"float8-range"}
     assert read_settings(CONFIGS / "strict.toml", CONFIGS).mode == "train"
 
 

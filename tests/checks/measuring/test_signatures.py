@@ -71,6 +71,35 @@ def test_a_signature_does_not_depend_on_how_inputs_come_in_batches(sizes: tuple[
     for label, one in whole.items():
         assert parts[label].quantiles == pytest.approx(one.quantiles, rel=1e-6)
         np.testing.assert_allclose(sketch(parts[label]), sketch(one), rtol=1e-6, atol=1e-6)
+        if label:
+            assert one.channels is not None
+            np.testing.assert_allclose(parts[label].channels, one.channels, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "axis"),
+    [
+        (nn.Conv2d(3, 5, 2), (4, 3, 6, 6), 1),
+        (nn.Linear(6, 5), (4, 6), 1),
+        (nn.Linear(6, 5), (4, 7, 6), 2),
+        (nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last), (4, 3, 6, 6), 1),
+        (nn.Conv2d(3, 5, 2).double(), (4, 3, 6, 6), 1),
+        (nn.Linear(6, 5).bfloat16(), (4, 6), 1),
+    ],
+)
+def test_each_channel_has_the_mean_and_std_that_numpy_finds(
+    layer: nn.Module, shape: tuple[int, ...], axis: int
+) -> None:
+    inputs = torch.randn(shape).to(next(layer.parameters()).dtype)
+    found = signed(nn.Sequential(layer), batches(inputs, 3, 1))["0"].channels
+    values = layer(inputs).detach().double().numpy()
+    others = tuple(each for each in range(values.ndim) if each != axis)
+    np.testing.assert_allclose(found, [values.mean(others), values.std(others)], rtol=1e-4, atol=1e-6)
+
+
+def test_what_has_no_channels_has_no_moments_of_any() -> None:
+    whole = signed(nn.Sequential(nn.Flatten(0)), batches(torch.ones(2, 3), 2))
+    assert whole["0"].channels is None
 
 
 def test_quantiles_are_of_each_input_and_their_mean() -> None:

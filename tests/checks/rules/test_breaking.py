@@ -17,6 +17,7 @@ from hookscope.results.check import (
 )
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
 from tests.checks.measurements import (
     FORWARD,
@@ -413,3 +414,14 @@ def test_dead_channels_of_each_rectifier_are_judged(kind: str) -> None:
     judged = inspection([layer_row("act", statistics, kind)])
     assert found("dead-channels", judged) == []
     assert len(found("dead-channels", judged, {"dead_channel_fraction": 0.79})) == 1
+
+
+@pytest.mark.parametrize(("dead", "count"), [(87, 0), (88, 0), (89, 1), (100, 1)])
+def test_on_noise_two_fifths_more_of_what_the_limit_leaves_may_be_dead(dead: int, count: int) -> None:
+    channels = row("relu", "ReLU", (2, 100, 4, 4), min=0.0, dead_channel_count=dead)
+    noise = InputRecord("noise", None, None, (3, 8, 8), ("standard normal noise, seed 0",))
+    assert HEALTHY.forward is not None
+    for inputs, found_ in (((noise, noise), count), ((replace(noise, name="cat.png", sha256="ab" * 32),), 1)):
+        measured = replace(HEALTHY, forward=replace(HEALTHY.forward, rows=(channels,), inputs=inputs))
+        report = judged(measured, wanted=frozenset({"dead-channels"}))
+        assert len(objections(report)) == found_

@@ -138,6 +138,46 @@ def test_the_value_that_moved_furthest_is_named() -> None:
     assert "its std went from 4 to 1.41421, 0.646 of its spread" in findings(baseline, single())[0].message
 
 
+# Eight channels of the values 1 to 3 of either sign in 16 places: mean 0, std sqrt(14/3) all over.
+EVEN = torch.tensor([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0]).view(2, 3).repeat(2, 8, 1, 1)
+SPREAD = (14 / 3) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("moved", "says"),
+    [
+        ({5: 1.0}, f"(limit 0.01), in channel 5 of 8, by {1 / SPREAD:.3g}"),
+        ({6: 0.5, 2: -1.0}, f"(limit 0.01), in channels 2 and 6 of 8, by up to {1 / SPREAD:.3g}"),
+        ({0: 0.25, 1: 4.0, 7: 1.0}, f"(limit 0.01), in channels 1, 7 and 0 of 8, by up to {4 / SPREAD:.3g}"),
+        (
+            dict.fromkeys(range(8), 0.5) | {3: 2.0},
+            f"(limit 0.01), in 8 of 8 channels, most in 3, 0 and 1, by up to {2 / SPREAD:.3g}",
+        ),
+    ],
+)
+def test_the_channels_that_moved_furthest_are_named(moved: dict[int, float], says: str) -> None:
+    now = EVEN.clone()
+    for channel, by in moved.items():
+        now[:, channel] += by
+    (found,) = findings(baseline_of(single(EVEN)), single(now))
+    assert f"{says}; what the network is given" in found.message
+
+
+def test_swapped_channels_are_named_and_channels_with_their_values_in_another_order_are_not() -> None:
+    uneven = EVEN * torch.arange(1.0, 9.0)[:, None, None]
+    swapped = uneven[:, [0, 1, 6, 3, 4, 5, 2, 7]]
+    (found,) = findings(baseline_of(single(uneven)), single(swapped))
+    assert ", in channels 2 and 6 of 8, by up to " in found.message
+    (found,) = findings(baseline_of(single(EVEN)), single(EVEN.flip(2, 3)))
+    assert " of their spread (limit 0.01); what the network is given" in found.message
+
+
+def test_a_baseline_that_knows_no_channels_names_none() -> None:
+    baseline = with_row(baseline_of(single(EVEN)), "z", channels=None)
+    (found,) = findings(baseline, single(EVEN + 1))
+    assert "channel" not in found.message
+
+
 @pytest.mark.parametrize(("limit", "count"), [(0.19, 1), (0.21, 0)])
 def test_dead_channels_are_compared_by_share(limit: float, count: int) -> None:
     found = findings(
@@ -222,6 +262,7 @@ def test_a_layer_that_is_not_in_the_baseline_or_does_not_run_any_more_drifts() -
 
 
 def test_the_first_layer_in_execution_order_is_named_first_whatever_its_name() -> None:
+    torch.manual_seed(0)
     network = chain(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 5))
     baseline = baseline_of(inspected(network, VALUES))
     with torch.no_grad():
@@ -229,7 +270,8 @@ def test_the_first_layer_in_execution_order_is_named_first_whatever_its_name() -
     (found,) = findings(baseline, inspected(network, VALUES))
     assert found.places == ("x", "w", "(model)")
     assert found.message.startswith("Drift from the baseline begins at 'x' (Linear): its values differ by about ")
-    assert found.message.endswith(" (limit 0.01). 2 more layers follow: 'w', '(model)'.")
+    assert " (limit 0.01), in 5 of 5 channels, most in " in found.message
+    assert found.message.endswith(". 2 more layers follow: 'w', '(model)'.")
 
 
 @pytest.mark.parametrize(

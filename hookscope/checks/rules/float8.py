@@ -1,0 +1,134 @@
+"""Rules about float8: weights that are stored in it, and whether others could be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, rule, stored_in
+from hookscope.checks.rules.stored import is_weight
+from hookscope.text import counted
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements, StoredValues
+
+
+class _Format(NamedTuple):
+    """The greatest number of a dtype, and the step between those next to zero."""
+
+    greatest: float
+    step: float
+
+
+# OCP 8-bit Floating Point Specification, 2023; those in "fnuz" after Noune et al. 2022.
+_FORMATS: Mapping[str, _Format] = {
+    "float8_e4m3fn": _Format(448.0, 2.0**-9),
+    "float8_e5m2": _Format(57344.0, 2.0**-16),
+    "float8_e4m3fnuz": _Format(240.0, 2.0**-10),
+    "float8_e5m2fnuz": _Format(57344.0, 2.0**-17),
+}
+
+# Scaled by rows, one value of each row is the greatest of float8: of shorter rows they are many. Our choice.
+_SHORTEST_ROW = 8
+
+_FITTED = "our choice; of 3 trained networks rounded to it by tensors, rows, or blocks of 128 and 32 the nearest has"
+
+
+@rule("float8-weight", "warn", "stored", followers="weight")
+@limit(
+    "max_saturated_fraction",
+    0.5,
+    "share of a weight's values that may be the greatest of its float8, 0-1",
+    f"{_FITTED} 0.22",
+)
+@limit(
+    "max_rounding_error",
+    0.1,
+    "rounding error of a weight next to zero, in units of its root mean square",
+    f"step / (sqrt(12) * RMS), as for any even rounding; {_FITTED} 1e-5, and without a scale 0.011",
+)
+def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A weight in float8 lacks its scale, or was rounded or cut off too far.
+
+    Eight bits hold a weight well only if it is scaled first: so that it reaches the greatest number (448 in
+    float8_e4m3fn, 57344 in float8_e5m2), with the scale stored beside it. Three slips: a weight that reaches this
+    number though nothing called "scale" is stored in the same module is used hundreds of times too large. Where half of
+    the values are that number, the scale was applied twice, or was that of another weight. A weight that was stored
+    without any scale, and is about as small as the steps of float8 (2**-9 in float8_e4m3fn), has lost most of what it
+    was. Judged are weights of float8, and wider ones of which float8 holds every value, as it is where a file in float8
+    is loaded into a network of float32. NaN, which an overflow becomes, is for non-finite-parameter. Convert the
+    network again, from the file with the full weights.
+    """
+    scaled = {_owner(each.name) for each in measured.stored if "scale" in each.name.rpartition(".")[2].lower()}
+    for values in measured.stored:
+        found = values.float8
+        if found is None or (known := _FORMATS.get(found.dtype)) is None:
+            continue
+        target, about = stored_in(values), f"'{values.name}' ({values.kind})"
+        share = found.saturated_count / values.element_count
+        long_enough = math.prod(values.shape[1:]) >= _SHORTEST_ROW
+        error = known.step / (math.sqrt(12) * found.rms)
+        if long_enough and share > (most := terms.limit("max_saturated_fraction", target)):
+            cut = f"{share:.1%} of its values are ±{known.greatest:g}, the greatest of {found.dtype}"
+            yield Objection(target, f"{about}: {cut} (limit {most:.0%}).")
+        elif found.saturated_count and not {_owner(values.name), values.name} & scaled:
+            reaches = f"reaches {known.greatest:g}, the greatest of {found.dtype}, as weights that are scaled for it do"
+            yield Objection(target, f"{about} {reaches}, and no scale is stored beside it.")
+        elif error > (most := terms.limit("max_rounding_error", target)):
+            coarse = f"steps of {found.dtype} next to zero, {known.step:.3g}, round it by about {error:.1%}"
+            yield Objection(target, f"{about}: {coarse} of its root mean square, {found.rms:.3g} (limit {most:.0%}).")
+
+
+@rule("float8-range", "off", "stored")
+@limit(
+    "max_overflowing_fraction",
+    0.0,
+    "share of a weight's values that may lie beyond 448, the greatest of float8_e4m3fn, 0-1",
+    "OCP 8-bit Floating Point Specification, 2023; none is our choice",
+)
+@limit(
+    "max_vanishing_fraction",
+    0.1,
+    "share of a weight's non-zero values that may become zero in float8_e4m3fn, at most 2**-10 as they are, 0-1",
+    "the same; the tenth is our choice, as for fp16-headroom: of 3 trained networks the nearest has 0.087",
+)
+def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """A weight does not fit into float8_e4m3fn as it is.
+
+    Beyond 448 this type has no numbers: greater values are cut off, or become NaN; at most 2**-10 they become zero. The
+    worst weight of either kind is named, with its share. Judged are weights with at least two axes longer than 1, as
+    they are, without a scale: one that breaks it needs a scale (for a tensor, a row or a block), or another type.
+    float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant for gradients. It is off until
+    --select or the configuration turns it on, for few networks are meant for float8.
+    """
+    weights = [each for each in measured.stored if is_weight(each) and "float" in each.dtype]
+    nonzero = [(each, each.element_count - each.zero_count) for each in weights]
+    yield from _worst(
+        terms,
+        "max_overflowing_fraction",
+        [(each.float8_overflow_count / each.element_count, each) for each in weights if each.element_count],
+        "its values lie beyond 448, the greatest of float8_e4m3fn",
+    )
+    yield from _worst(
+        terms,
+        "max_vanishing_fraction",
+        [(each.float8_zero_count / count, each) for each, count in nonzero if count],
+        "its values other than 0 become 0 in float8_e4m3fn",
+    )
+
+
+def _worst(terms: RuleTerms, name: str, shares: Sequence[tuple[float, StoredValues]], what: str) -> Iterator[Objection]:
+    """Object to the weight with the greatest share above a limit, with the number of such weights."""
+    judged = [(share, values) for share, values in shares if terms.is_on(stored_in(values))]
+    broken = [(share, values) for share, values in judged if share > terms.limit(name, stored_in(values))]
+    if broken:
+        share, worst = max(broken, key=lambda pair: pair[0])
+        limit = terms.limit(name, stored_in(worst))
+        above = f"{len(broken)} of {counted(len(judged), 'weight')} {are(len(broken))} above it"
+        message = f"'{worst.name}' ({worst.kind}): {share:.1%} of {what} (limit {limit:.0%}); {above}."
+        yield Objection(stored_in(worst), message)
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
