@@ -106,6 +106,6 @@ def test_pages_are_decent_in_a_browser(browser: Browser, address: str, width: in
 def test_the_search_finds_a_rule(browser: Browser, address: str) -> None:  # noqa: F811
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"{address}index.html")
-    page.fill("input.md-search__input", "quiet-channels")
+    page.locator("input.md-search__input").press_sequentially("quiet-channels")  # it listens to keys alone
     page.wait_for_selector(".md-search-result__item a[href*='rules']", timeout=120_000)
     page.close()

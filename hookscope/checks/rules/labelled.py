@@ -48,7 +48,7 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
         yield Objection(WHOLE, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
     elif found.interval.low < least and not found.share == least == 1:
         needed = _needed(pictures_needed(found.share, least))
-        thin = f"so few pictures do not tell whether it is at least {_exact(least)}"
+        thin = f"too few pictures to tell whether it is at least {_exact(least)}"
         yield Objection(WHOLE, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
 
 
@@ -79,10 +79,8 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         yield Objection(WHOLE, f"{words}, {_exact(least)}: {_listed(failing)}.")
     if thin:
         needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
-        words = (
-            f"so few pictures do not tell of {len(thin):,} {known} whether they are right in at least {_exact(least)}"
-        )
-        yield Objection(WHOLE, f"{words[0].upper()}{words[1:]}: {_listed(thin)}.{needed}", "warn")
+        words = f"Too few pictures to tell for {len(thin):,} {known} whether at least {_exact(least)} are right"
+        yield Objection(WHOLE, f"{words}: {_listed(thin)}.{needed}", "warn")
 
 
 @rule("accuracy-drop", "fail", "labels", ("non-finite-activation",))
@@ -167,7 +165,7 @@ def _labelled(measured: CheckMeasurements) -> LabelledResult:
 
 
 def _needed(count: int | None, which: str = "") -> str:
-    return "" if count is None else f" About {counted(count, 'picture')}{which} would, at this share."
+    return "" if count is None else f" About {counted(count, 'picture')}{which} would do, at this share."
 
 
 def _exact(share: float) -> str:

@@ -125,6 +125,8 @@ def input_name(record: InputRecord) -> str:
 def names_of(inputs: Sequence[InputRecord]) -> str:
     """Return the names of the first inputs, and how many more there are."""
     names = [*dict.fromkeys(input_name(each) for each in inputs)][:3]
+    if len(names) == 1 and len(inputs) > 1:
+        return f"{counted(len(inputs), 'input')}, {names[0]}"
     return ", ".join(names) + (f" and {len(inputs) - len(names)} more" if len(inputs) > len(names) else "")
 
 

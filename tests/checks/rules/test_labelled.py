@@ -65,8 +65,8 @@ def test_thin_evidence_says_how_many_pictures_would_do() -> None:
     (finding,) = report_of(of(10, 10), accuracy=0.9).findings
     assert finding.level == "warn"
     assert finding.message == (
-        "10 of 10 labelled pictures are classified right, 100.0% (95% interval 69.2% to 100.0%); so few pictures do not"
-        " tell whether it is at least 90%. About 36 pictures would, at this share."
+        "10 of 10 labelled pictures are classified right, 100.0% (95% interval 69.2% to 100.0%); too few pictures to"
+        " tell whether it is at least 90%. About 36 pictures would do, at this share."
     )
     (even,) = report_of(of(9, 10), accuracy=0.9).findings
     assert "About" not in even.message  # no number of pictures tells 90% from 90%
@@ -96,7 +96,7 @@ def test_of_many_classes_none_fails_by_chance() -> None:
     many = labelled_result(("lynx", 0, 31, 50), *others, class_count=1000)
     (finding,) = report_of(many, class_accuracy=0.8).findings
     assert finding.level == "warn"
-    assert finding.message.startswith("So few pictures do not tell of 1 of 1,000 labels whether they are right in at")
+    assert finding.message.startswith("Too few pictures to tell for 1 of 1,000 labels whether at least ")
     assert "'lynx' 31 of 50. About " in finding.message
 
 
@@ -138,7 +138,7 @@ def test_a_loss_that_is_no_chance_fails(tmp_path: Path) -> None:
 def test_a_loss_that_may_be_chance_warns_and_says_how_many_would_show_it(tmp_path: Path) -> None:
     (finding,) = compared(of(50, 50), of(45, 50), tmp_path).findings
     assert finding.level == "warn"
-    assert "which may be chance. About 54 pictures would, at this share." in finding.message
+    assert "which may be chance. About 54 pictures would do, at this share." in finding.message
 
 
 @pytest.mark.parametrize(("before", "now"), [(50, 50), (45, 50), (100, 99)])
