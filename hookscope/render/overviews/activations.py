@@ -72,7 +72,7 @@ def draw_activations(result: Activations) -> Image.Image:
 def model_line(model: ModelInfo, *more: str) -> Line:
     """Return what an overview says of the weights, and more, in one line."""
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
-    return "   -   ".join((weights, *more)), TEXT, DIM
+    return "   ·   ".join((weights, *more)), TEXT, DIM
 
 
 def depth_blocks(
