@@ -77,9 +77,10 @@ def _compare() -> None:
     torch.save(weights, "old.pt")
     weights["_blocks.5._bn1.running_var"] *= 1.5
     torch.save(weights, "new.pt")
-    layers = ("--layer", "_blocks.5._bn[12]", "--layer", "_blocks.1[05]._bn2", "--layer", "_fc")
-    _hookscope("diff", "old.pt", "new.pt", _CAT, *layers, "--out", "difference", "--report", str(_PAGES / "diff.html"))
+    _hookscope("diff", "old.pt", "new.pt", _CAT, "--out", "difference")
     _keep("difference", "difference.jpg")
+    layers = ("--layer", "_blocks.5._bn[12]", "--layer", "_blocks.1[05]._bn2", "--layer", "_fc")  # a page of 1.5 MB
+    _hookscope("diff", "old.pt", "new.pt", _CAT, *layers, "--out", "page", "--report", str(_PAGES / "diff.html"))
 
 
 def _check() -> None:
@@ -98,7 +99,7 @@ def _check() -> None:
     Path("limits.toml").write_text("[rules]\naccuracy = { min-fraction = 0.95 }\n", encoding="utf-8")
     settings = ("--data", "data", "--config", "limits.toml", "--select", "accuracy")
     _hookscope("check", "demo", *settings, "--evidence", "wrong", "--report", "labelled.html", code=1)
-    _photograph("labelled.html", "", "h3:text('Labelled pictures')", "labelled.jpg", 560)
+    _photograph("labelled.html", "", "h3:text('Labelled pictures')", "labelled.jpg", 565)
 
 
 def _keep(run: str, name: str) -> None:

@@ -95,7 +95,7 @@ def _heading(result: Attributions) -> Sequence[Line]:
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
     return (
         (f"{result.method}: where {model.name} looks", TITLE, INK),
-        (f"{weights}   -   each map has its own scale, from 0", TEXT, DIM),
+        (f"{weights}   ·   each map has its own scale, from 0", TEXT, DIM),
     )
 
 
