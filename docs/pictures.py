@@ -1,10 +1,11 @@
 """Make the pictures and pages of the documentation again: `python -m docs.pictures`, in the root of the repository.
 
-The picture of the report needs Chromium and Playwright, which the extra "test" installs.
+The pictures of pages need Chromium and Playwright, which the extra "test" installs.
 """
 
 import io
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -45,31 +46,75 @@ def _draw() -> None:
     _hookscope("activations", "demo", _CAT, "--layer", "conv", "--out", "conv")
     [grid] = Path("conv", "grids").glob("*-_conv_stem.png")
     shutil.copyfile(grid, _IMAGES / "first-convolution.png")
-    with Image.open(Path("conv", "overview.png")) as picture:
-        picture.convert("RGB").save(_IMAGES / "overview.jpg", quality=88, optimize=True)
+    _keep("conv", "overview.jpg")
     _hookscope("grads", "demo", _CAT, "--loss", "ce", "--target", "tabby", "--out", "grads")
     shutil.copyfile(Path("grads", "plots", "gradient-flow.png"), _IMAGES / "gradient-flow.png")
     _hookscope("attribute", "demo", _CAT, "--top", "3", "--out", "attribute")
-    with Image.open(Path("attribute", "overview.png")) as picture:
-        picture.save(_IMAGES / "where-it-looks.jpg", quality=88, optimize=True)
+    _keep("attribute", "where-it-looks.jpg")
     _hookscope("report", "conv", "--out", "report.html")
-    _photograph(Path("report.html").resolve(), _IMAGES / "report.png")
+    _photograph("report.html", f"#layer={_LAYER}", "#panel figure.ready", "report.png")
 
 
 def _write_pages() -> None:
-    import torch  # noqa: PLC0415 - after what needs no more than the command line
-    from torchvision.models import mobilenet_v3_small  # noqa: PLC0415
-
     layers = ("--layer", "_blocks.0._*", "--layer", "!padding")
     _hookscope("activations", "demo", _CAT, *layers, "--out", "run", "--report", str(_PAGES / "activations.html"))
     Path("deep.py").write_text(_DEEP, encoding="utf-8")
-    _hookscope("grads", "deep.py:build", "--input-shape", "4,3,8,8", "--report", str(_PAGES / "grads.html"))
+    shape = ("--input-shape", "4,3,8,8")
+    _hookscope("grads", "deep.py:build", *shape, "--out", "deep", "--report", str(_PAGES / "grads.html"))
+    _keep("deep", "vanishing.png")
     _hookscope("attribute", "demo", _CAT, "--top", "2", "--out", "looks", "--report", str(_PAGES / "attribute.html"))
+    _compare()
+    _check()
+
+
+def _compare() -> None:
+    """Change one BatchNorm of a network, and find it."""
+    import torch  # noqa: PLC0415 - after what needs no more than the command line
+
+    import hookscope  # noqa: PLC0415
+
+    weights = hookscope.load_model("demo").module.state_dict()
+    torch.save(weights, "old.pt")
+    weights["_blocks.5._bn1.running_var"] *= 1.5
+    torch.save(weights, "new.pt")
+    _hookscope("diff", "old.pt", "new.pt", _CAT, "--out", "difference")
+    _keep("difference", "difference.jpg")
+    layers = ("--layer", "_blocks.5._bn[12]", "--layer", "_blocks.1[05]._bn2", "--layer", "_fc")  # a page of 1.5 MB
+    _hookscope("diff", "old.pt", "new.pt", _CAT, *layers, "--out", "page", "--report", str(_PAGES / "diff.html"))
+
+
+def _check() -> None:
+    """Check a broken checkpoint, and a sound one on pictures that are upside down."""
+    import torch  # noqa: PLC0415
+    from torchvision.models import mobilenet_v3_small  # noqa: PLC0415
+
     torch.manual_seed(0)
     weights = mobilenet_v3_small(num_classes=10).state_dict()
     weights["features.4.block.0.0.weight"][3, 1] = float("nan")
     torch.save(weights, "broken.pt")
     _hookscope("check", "broken.pt", "--evidence", "evidence", "--report", str(_PAGES / "check.html"), code=1)
+    _keep("evidence/broken.pt", "failing.png")
+    page = (_ROOT / "docs" / "questions" / "data.md").read_text(encoding="utf-8")
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], {})  # noqa: S102 - makes the pictures of the page
+    Path("limits.toml").write_text("[rules]\naccuracy = { min-fraction = 0.95 }\n", encoding="utf-8")
+    settings = ("--data", "data", "--config", "limits.toml", "--select", "accuracy")
+    _hookscope("check", "demo", *settings, "--evidence", "wrong", "--report", "labelled.html", code=1)
+    _photograph("labelled.html", "", "h3:text('Labelled pictures')", "labelled.jpg", 565)
+
+
+def _keep(run: str, name: str) -> None:
+    """Keep the overview of a run."""
+    _save(Path(run, "overview.png").read_bytes(), name)
+
+
+def _save(png: bytes, name: str) -> None:
+    """Keep a picture: with a photograph in it as JPEG, else as PNG of few colours."""
+    with Image.open(io.BytesIO(png)) as picture:
+        kept = picture.convert("RGB")
+        if name.endswith(".jpg"):
+            kept.save(_IMAGES / name, quality=88, optimize=True)
+        else:
+            kept.quantize(256).save(_IMAGES / name, optimize=True)
 
 
 def _hookscope(*command: str, code: int = 0) -> None:
@@ -80,17 +125,18 @@ def _hookscope(*command: str, code: int = 0) -> None:
         raise SystemExit(f"hookscope {' '.join(shown)} has not ended with {code}")
 
 
-def _photograph(page: Path, target: Path) -> None:
-    """Open a report on one layer, and keep what the window shows."""
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - for one picture of three
+def _photograph(page: str, fragment: str, shown: str, name: str, height: int = 860) -> None:
+    """Open a page, wait for what is meant to be `shown`, bring it to the top, and keep what the window shows."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - for few of the pictures
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
-        opened.goto(f"{page.as_uri()}#layer={_LAYER}")
-        opened.wait_for_selector("#panel figure.ready")
-        with Image.open(io.BytesIO(opened.screenshot())) as picture:
-            picture.convert("RGB").quantize(256).save(target, optimize=True)
+        opened = browser.new_page(viewport={"width": 1280, "height": height}, color_scheme="light")
+        opened.goto(f"{Path(page).resolve().as_uri()}{fragment}")
+        opened.wait_for_selector(shown)
+        if not fragment:
+            opened.eval_on_selector(shown, "shown => shown.scrollIntoView()")
+        _save(opened.screenshot(), name)
         browser.close()
 
 

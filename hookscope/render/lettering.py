@@ -5,7 +5,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import cast
+from unicodedata import combining, normalize
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -13,6 +15,9 @@ from PIL import Image, ImageDraw, ImageFont
 from hookscope.render.palettes import BACKGROUND, TEXT, Indices
 
 MARGIN = 14  # pixels
+
+# Besides ASCII, what Pillow's own font has and sentences of ours hold.
+_IN_OWN_FONT = frozenset("·…±°")
 
 
 def stack(parts: Sequence[tuple[int, Indices]], margin: int = MARGIN) -> Indices:
@@ -69,11 +74,28 @@ def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[li
     return [line for line in lines if line]
 
 
+def font(size: int, text: str = "") -> ImageFont.FreeTypeFont:
+    """Return the font of pictures that are drawn without Matplotlib: Pillow's own, or DejaVu for what that lacks."""
+    is_written_whole = all(letter.isascii() or letter in _IN_OWN_FONT for letter in text)
+    return _own_font(size) if is_written_whole else _dejavu(size)
+
+
 @lru_cache(maxsize=8)
-def font(size: int) -> ImageFont.FreeTypeFont:
-    """Return the font of all pictures that are drawn without Matplotlib."""
-    # Given a size, Pillow always returns its own Aileron: ASCII and a few more.
+def _own_font(size: int) -> ImageFont.FreeTypeFont:
+    # Given a size, Pillow always returns its own Aileron.
     return cast("ImageFont.FreeTypeFont", ImageFont.load_default(size))
+
+
+@lru_cache(maxsize=8)
+def _dejavu(size: int) -> ImageFont.FreeTypeFont:
+    from matplotlib import get_data_path  # noqa: PLC0415 - loads what most pictures do without
+
+    return ImageFont.truetype(str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")), size)
+
+
+def baseline(size: int) -> int:
+    """Return how far below the top of a line its letters stand, in pixels."""
+    return font(size).getmetrics()[0]
 
 
 def line_height(size: int) -> int:
@@ -88,22 +110,28 @@ def text_width(pieces: Sequence[str], size: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _length(text: str, size: int) -> int:
-    return math.ceil(font(size).getlength(text))
+    return math.ceil(font(size, text).getlength(text))
 
 
 @lru_cache(maxsize=1024)
 def draw_text(text: str, size: int, strength: float = 1.0) -> Indices:
     """Draw one line of text, (height, width); `strength` 0-1 is its contrast with the background."""
     image = Image.new("L", (text_width([text], size), line_height(size)))
-    ImageDraw.Draw(image).text((1, 0), text, fill=255, font=font(size))
+    ImageDraw.Draw(image).text((1, baseline(size)), text, fill=255, font=font(size, text), anchor="ls")
     shades = np.asarray(image) * (strength * (TEXT - BACKGROUND) / 255)
     return (shades + (BACKGROUND + 0.5)).astype(np.uint8)
 
 
 def drawable(text: str, limit: int) -> str:
-    """Return `text` in one line of characters the font has, escaped where it has none, the middle left out if long."""
-    escaped = "".join(c if c.isprintable() and c.isascii() else c.encode("unicode_escape").decode() for c in text)
+    """Return `text` in one line of Latin, Greek and Cyrillic letters, others escaped, the middle left out if long."""
+    composed = normalize("NFC", text)
+    escaped = "".join(c if _has_glyph(c) else c.encode("unicode_escape").decode() for c in composed)
     if len(escaped) <= limit:
         return escaped
     half = (limit - 5) // 2
     return f"{escaped[:half]} ... {escaped[-half:]}"
+
+
+def _has_glyph(letter: str) -> bool:
+    """Return whether a letter is of the scripts that DejaVu has whole, and stands by itself."""
+    return letter.isprintable() and (letter < "\u0530" or letter in _IN_OWN_FONT) and not combining(letter)

@@ -1,4 +1,4 @@
-"""Results as HTML for notebooks: the tables of the terminal, taken apart, with every row and column, and the grids.
+"""Results as HTML for notebooks: the overview, the tables of the terminal with every row and column, and the grids.
 
 Without a script or anything loaded from elsewhere: a notebook shows it however little it trusts the file.
 """
@@ -13,12 +13,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render import conversion, plot_axes, plots, terminal
+from hookscope.render import conversion, terminal
 from hookscope.render.attribution_files import photograph_of
 from hookscope.render.grids import draw_grid, encode_png
+from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.attributions import draw_overview
+from hookscope.render.overviews.differences import draw_differences
+from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attributions import Attributions
+from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.text import counted, safe_text, shape_text
 
@@ -26,7 +30,7 @@ from hookscope.text import counted, safe_text, shape_text
 _EVERYTHING = 1_000_000
 
 # A notebook keeps what it shows, and a grid takes up to a megabyte. Our choice.
-_MOST_GRIDS = 6
+_MOST_PICTURES = 6
 
 # Long tables scroll inside their frame; histograms of block characters need a font of one width, and their blanks.
 _FRAME = "max-height:36em;overflow:auto"
@@ -38,31 +42,43 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
     if isinstance(result, FeatureMaps):
         return feature_maps_html(result)
     failure = getattr(result, "failure", None)
-    parts = [
-        terminal.warnings_panel(conversion.warnings_of(result)),
+    warnings = terminal.warnings_panel(conversion.warnings_of(result))
+    tables = [
         conversion.summary(result, width=_EVERYTHING, full=True),
         *([] if failure is None else [terminal.failure_panel(failure)]),
     ]
-    pictures: Iterable[str] = ()
+    grids: Iterable[str] = ()
     if isinstance(result, Activations):
-        pictures = _grids(result.feature_maps, "feature_maps")
+        grids = _grids(result.feature_maps, "feature_maps")
     elif isinstance(result, Gradients):
-        text = "Gradient flow: mean and greatest |gradient| over depth. The tables have the numbers."
-        flow = [plot_axes.figure_png(plots.gradient_flow(result))] if result.gradients else []
-        pictures = [*(_picture(png, text) for png in flow), *_grids(result.gradient_maps, "gradient_maps")]
-    elif isinstance(result, Attributions):
-        pictures = _overviews(result)
-    return "".join([*_blocks(parts), *pictures])
+        grids = _grids(result.gradient_maps, "gradient_maps")
+    return "".join([*_blocks([warnings]), *_overviews(result), *_blocks(tables), *grids])
 
 
-def _overviews(result: Attributions) -> Iterator[str]:
+def _overviews(result: conversion.Result) -> Iterator[str]:
+    """Yield the overview of a result that has one, the same as in its run directory."""
+    if isinstance(result, Attributions):
+        yield from _overviews_by_input(result)
+    elif isinstance(result, Differences):
+        text = f"Overview of the difference between {result.a.model.name} and {result.b.model.name}"
+        yield _picture(encode_png(draw_differences(result)), f"{text}. The table has the numbers.")
+    elif isinstance(result, Activations | Gradients) and result.failure is None and result.inputs:
+        if isinstance(result, Gradients):
+            drawn, about = draw_gradients(result), "the gradients"
+        else:
+            drawn, about = draw_activations(result), "what the layers see"
+        text = f"Overview of {about} in {result.model.name}. The table has the numbers of each layer."
+        yield _picture(encode_png(drawn), text)
+
+
+def _overviews_by_input(result: Attributions) -> Iterator[str]:
     """Yield the overviews of the first inputs, and a line that says how to see the others."""
-    for index, record in enumerate(result.inputs[:_MOST_GRIDS]):
+    for index, record in enumerate(result.inputs[:_MOST_PICTURES]):
         targets = ", ".join(each.target.label for each in result.maps if each.input_index == index)
         drawn = draw_overview(result, index, photograph_of(result, index))
         yield _picture(encode_png(drawn), f"Where {result.model.name} looks in {record.name} for {targets}")
-    if len(result.inputs) > _MOST_GRIDS:
-        more = counted(len(result.inputs) - _MOST_GRIDS, "more input")
+    if len(result.inputs) > _MOST_PICTURES:
+        more = counted(len(result.inputs) - _MOST_PICTURES, "more input")
         yield f"<p>{more}: <code>save</code> writes a picture of each.</p>\n"
 
 
@@ -81,10 +97,10 @@ def _picture(png: bytes, text: str) -> str:
 
 def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
     """Yield the first grids, and a line that says how to see the others."""
-    yield from (feature_maps_html(each) for each in maps[:_MOST_GRIDS])
-    if len(maps) > _MOST_GRIDS:
-        more = counted(len(maps) - _MOST_GRIDS, "more grid")
-        yield f"<p>{more}: look at <code>{name}[{_MOST_GRIDS}]</code> and those after it.</p>\n"
+    yield from (feature_maps_html(each) for each in maps[:_MOST_PICTURES])
+    if len(maps) > _MOST_PICTURES:
+        more = counted(len(maps) - _MOST_PICTURES, "more grid")
+        yield f"<p>{more}: look at <code>{name}[{_MOST_PICTURES}]</code> and those after it.</p>\n"
 
 
 def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:

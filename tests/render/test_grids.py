@@ -325,7 +325,25 @@ def test_a_long_layer_name_is_written_whole(written: list[str]) -> None:
 
 
 def test_text_the_font_cannot_write_is_escaped() -> None:
-    assert lettering.drawable("a\nb\x00\ud800é猫·", 100) == r"a\nb\x00\ud800\xe9\u732b\xb7"
+    assert lettering.drawable("a\nb\x00\ud800猫\u202e\u0301", 100) == r"a\nb\x00\ud800\u732b\u202e\u0301"
+
+
+def test_letters_of_latin_greek_and_cyrillic_are_drawn_each_as_another_shape() -> None:
+    letters = "éàçøßñŁžőαβλΩяжщё·…"
+    assert lettering.drawable(letters, 100) == letters
+    shapes = {lettering.draw_text(letter, 20).tobytes() for letter in letters}
+    assert len(shapes) == len(letters)
+    assert lettering.draw_text("\uffff", 20).tobytes() not in shapes  # the box of a letter that is missing
+
+
+def test_an_accent_apart_is_put_on_its_letter() -> None:
+    assert lettering.drawable("cafe\u0301.jpg", 100) == "café.jpg"
+
+
+def test_letters_of_both_fonts_stand_on_one_line() -> None:
+    plain, accented = (np.asarray(lettering.draw_text(text, 20)) for text in ("HEH", "HÉH"))
+    bottoms = [int(np.flatnonzero((each > palettes.BACKGROUND).any(axis=1)).max()) for each in (plain, accented)]
+    assert abs(bottoms[0] - bottoms[1]) <= 1
 
 
 @settings(deadline=None)
@@ -333,12 +351,12 @@ def test_text_the_font_cannot_write_is_escaped() -> None:
 def test_printable_text_is_short_and_plain(text: str, limit: int) -> None:
     printable = lettering.drawable(text, limit)
     assert len(printable) <= limit
-    assert printable == "" or (printable.isascii() and printable.isprintable())
+    assert printable == "" or printable.isprintable()
 
 
 @settings(deadline=None)
 @given(
-    st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60), max_size=5),
+    st.lists(st.text(st.sampled_from([*map(chr, range(32, 127)), *"éßΩжя"]), max_size=60), max_size=5),
     st.sampled_from(["", " · "]),
     st.integers(60, 500),
 )

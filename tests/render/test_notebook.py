@@ -4,14 +4,19 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 
+import hookscope
 from hookscope.render.columns import sparkline
 from hookscope.render.grids import draw_grid
 from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.differences import Differences
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
 from tests.render.conftest import FAILURE, GRADIENTS, INSPECTION, printed
@@ -20,7 +25,7 @@ from tests.render.html_page import Page
 MAPS = INSPECTION.feature_maps[0]
 
 
-def shown(result: Activations | Gradients | FeatureMaps) -> Page:
+def shown(result: Activations | Gradients | Differences | FeatureMaps) -> Page:
     """Return what IPython would show of a result."""
     data, _ = DisplayFormatter().format(result, include={"text/html"})
     return Page(data["text/html"])
@@ -66,7 +71,7 @@ def test_a_histogram_keeps_its_blanks() -> None:
     assert all("white-space:pre" in style and "monospace" in style for style in styles)
 
 
-def test_a_gradient_inspection_shows_both_tables_loss_verdicts_and_flow() -> None:
+def test_a_gradient_inspection_shows_both_tables_loss_and_verdicts() -> None:
     page = shown(GRADIENTS)
     names = [[line[1] for line in table[1:]] for table in page.tables()[:2]]
     assert [len(each) for each in names] == [len(GRADIENTS.gradients), len(GRADIENTS.parameters)]
@@ -74,9 +79,41 @@ def test_a_gradient_inspection_shows_both_tables_loss_verdicts_and_flow() -> Non
     assert names[1][0] == "conv1.weight"
     assert "loss mse = 1.062" in "".join(page.words)
     assert "FAIL vanishing-gradient at conv1.weight" in "".join(page.words)
-    [flow] = page.all("img")
-    assert (flow.attributes["alt"] or "").startswith("Gradient flow")
-    assert min(decoded(flow.attributes["src"]).size) > 300
+
+
+def test_results_of_runs_show_the_overview_first_as_their_run_directory_has_it(tmp_path: Path) -> None:
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2)
+    )
+    inputs = torch.rand(2, 3, 8, 8)
+    results = {
+        "activations": hookscope.activations(network, inputs),
+        "gradients": hookscope.grads(network, inputs),
+        "difference": hookscope.diff(network, "same", inputs, edit_b="0:output:scale(2)"),
+        "difference-of-weights": hookscope.diff(network, "same"),
+    }
+    for name, result in results.items():
+        result.save(tmp_path / name)
+        page = shown(result)
+        overview = page.all("img")[0]
+        assert (overview.attributes["alt"] or "").startswith("Overview of "), name
+        with Image.open(tmp_path / name / "overview.png") as written:
+            assert np.array_equal(np.asarray(decoded(overview.attributes["src"])), np.asarray(written)), name
+        html = result._repr_html_()
+        assert html.index("<img") < html.index("<table"), name
+
+
+def test_showing_a_result_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown(INSPECTION)
+    shown(GRADIENTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_broke_off_shows_what_it_has_without_an_overview() -> None:
+    page = shown(replace(INSPECTION, failure=FAILURE, feature_maps=()))
+    assert page.all("img") == []
+    assert page.tables()
 
 
 def test_headers_say_what_they_head() -> None:
@@ -89,7 +126,7 @@ def test_headers_say_what_they_head() -> None:
 
 def test_many_grids_are_cut_and_the_others_are_named() -> None:
     page = shown(replace(INSPECTION, feature_maps=(MAPS,) * 9))
-    assert len(page.all("img")) == 6
+    assert len(page.all("img")) == 1 + 6  # the overview, and six grids
     assert "3 more grids: look at feature_maps[6]" in "".join(page.words)
 
 

@@ -21,7 +21,7 @@ _RANDOM_FRACTION = 0.8
 
 @rule("integrity", "fail", "file")
 def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
-    """The file is complete, of a known kind, and safe to read.
+    """The file is incomplete, of an unknown kind, or not safe to read.
 
     The file is read to its end without running anything in it: truncated downloads, damaged archives, unknown formats
     and files that would run code when unpickled are refused. Nothing else can be checked then, so the check fails
@@ -32,7 +32,7 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objec
 
 @rule("architecture", "fail", "network")
 def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
-    """The names and shapes in the file are those of the network.
+    """The names and shapes in the file are not those of the network.
 
     Every name and shape of the network must be in the file, and nothing else. Half a checkpoint, one saved from another
     version of the code, or weights of another network break it. Only what the file stores can be judged then, and the

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @rule("optimizer-state", "fail", "stored")
 def optimizer_state(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
-    """Training cannot resume from the optimiser's state beside the weights.
+    """Training cannot resume from the state of the optimiser beside the weights.
 
     A moment that holds NaN or Inf makes every weight NaN at the next step, though the weights in the file are still
     sound; a mean of squares is never negative, and a count of steps neither negative nor NaN. Go back to an earlier

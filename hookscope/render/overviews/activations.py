@@ -72,7 +72,7 @@ def draw_activations(result: Activations) -> Image.Image:
 def model_line(model: ModelInfo, *more: str) -> Line:
     """Return what an overview says of the weights, and more, in one line."""
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
-    return "   -   ".join((weights, *more)), TEXT, DIM
+    return "   ·   ".join((weights, *more)), TEXT, DIM
 
 
 def depth_blocks(
@@ -125,6 +125,8 @@ def input_name(record: InputRecord) -> str:
 def names_of(inputs: Sequence[InputRecord]) -> str:
     """Return the names of the first inputs, and how many more there are."""
     names = [*dict.fromkeys(input_name(each) for each in inputs)][:3]
+    if len(names) == 1 and len(inputs) > 1:
+        return f"{counted(len(inputs), 'input')}, {names[0]}"
     return ", ".join(names) + (f" and {len(inputs) - len(names)} more" if len(inputs) > len(names) else "")
 
 

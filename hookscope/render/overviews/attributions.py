@@ -95,7 +95,7 @@ def _heading(result: Attributions) -> Sequence[Line]:
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
     return (
         (f"{result.method}: where {model.name} looks", TITLE, INK),
-        (f"{weights}   -   each map has its own scale, from 0", TEXT, DIM),
+        (f"{weights}   ·   each map has its own scale, from 0", TEXT, DIM),
     )
 
 
@@ -170,9 +170,9 @@ def _draw_cell(image: Image.Image, pen: ImageDraw.ImageDraw, cell: _Cell, top: i
     length = cell.bar.shape[1]
     for place, label in enumerate(cell.labels):
         words = drawable(label, 40)
-        size = font(TEXT).getlength(words)
+        size = font(TEXT, words).getlength(words)
         at = left + place * (length - size) / (len(cell.labels) - 1)
-        pen.text((at, top + 8 + _BAR + 3), words, DIM, font(TEXT))
+        pen.text((at, top + 8 + _BAR + 3), words, DIM, font(TEXT, words))
 
 
 def _cell_height(cell: _Cell, width: int) -> int:

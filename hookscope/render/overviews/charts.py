@@ -150,6 +150,7 @@ class Chart:
         top += _PLOT_HEIGHT + 8
         for place, name in _blocks(self.names) if self.names else ():
             words = in_font(name, 24)
+            drawn = font(SMALL, words)
             left = MARGIN + self._x(place)
             right = left + drawn.getlength(words)
             if right <= MARGIN + INNER and all(right + 10 < other[0] or left > other[1] + 10 for other in taken):

@@ -139,7 +139,7 @@ def _heading(result: Differences) -> list[Line]:
 def _about(side: Side) -> str:
     stored = [f"the run {PurePath(side.run).name}"] if side.run else []
     parts = (side.model.name, f"weights: {side.model.weights}", side.dtype, side.device, *side.ways, *stored)
-    return "   -   ".join(parts)
+    return "   ·   ".join(parts)
 
 
 def _answer_block(result: Differences) -> Block:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 from PIL import Image, ImageDraw
 
-from hookscope.render.lettering import drawable, font, line_height, text_width, wrap
+from hookscope.render.lettering import baseline, drawable, font, line_height, text_width, wrap
 
 # Pixels, our choice: read without a magnifier on a page 1,200 wide.
 WIDTH, MARGIN, GAP = 1200, 28, 24
@@ -22,7 +24,7 @@ Line = tuple[str, int, Colour]
 _LONGEST_TEXT = 400  # characters
 
 # Signs that sentences of ours hold and the font lacks.
-_SPELLED = str.maketrans({"‖": "||", "·": "-", "×": "x", "…": "...", "≥": ">=", "≤": "<=", "Δ": "A-B"})
+_SPELLED = str.maketrans({"‖": "||", "×": "x", "≥": ">=", "≤": "<=", "Δ": "A-B"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,11 @@ def write(pen: ImageDraw.ImageDraw, lines: Sequence[Line], top: int, left: int, 
     """Write lines of text, each broken where it must; return where the next one would begin."""
     for text, size, colour in lines:
         for pieces in wrap([in_font(text)], size, width, ""):
-            pen.text((left, top), "".join(pieces), colour, font(size))
+            at: float = left
+            for drawn, run in groupby(pieces, partial(font, size)):
+                words = "".join(run)
+                pen.text((at, top + baseline(size) - drawn.getmetrics()[0]), words, colour, drawn)
+                at += drawn.getlength(words)
             top += line_height(size)
     return top
 
