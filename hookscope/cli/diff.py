@@ -95,6 +95,7 @@ def diff(
     max_pixels: options.MaxPixels = None,
     batch_axis: options.BatchAxis = None,
     input: options.NamedInputs = None,  # noqa: A002 - the name of the option
+    output_key: options.OutputKey = None,
     classes: options.Classes = None,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
@@ -116,6 +117,9 @@ def diff(
     threads_b: Annotated[
         int | None, under.other("--threads-b", min=1, metavar="N", help="Threads that B computes with on the CPU.")
     ] = None,
+    compile_b: Annotated[
+        bool, under.other("--compile-b", help="Run B through torch.compile: its output whole, its rows block by block.")
+    ] = False,
     edit_b: Annotated[
         list[str] | None,
         under.other("--edit-b", metavar="EDIT", help="Change B as --edit of `activations` does; repeatable."),

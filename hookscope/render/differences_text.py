@@ -11,7 +11,7 @@ from hookscope.render.columns import Column, classes_text, draw_table, number_te
 from hookscope.render.terminal import note_lines
 from hookscope.render.weights_text import gradients_answer, weights_answer, weights_table, without_gradients
 from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
-from hookscope.text import counted, shape_text
+from hookscope.text import counted, printable, shape_text
 
 # Our choices: what a screen has room for.
 _MOST_BIRTHS = 5
@@ -19,6 +19,7 @@ _MOST_UNMATCHED = 10
 _MOST_EXCEEDED = 10
 _MOST_INPUTS = 5
 _FEW_CLASSES = 3
+_MOST_OF_A_WAY = 60
 
 _MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
 
@@ -52,6 +53,27 @@ def answer(result: Differences) -> list[str]:
         sentences.append(growth)
     sentences += map(_output, result.outputs)
     return [*sentences, *_worse(result)]
+
+
+def sides_text(result: Differences) -> str:
+    """Return what was compared, in a few words: both names, or one name and what is not the same."""
+    a, b = result.a, result.b
+    if a.model.name != b.model.name:
+        return f"{a.model.name} and {b.model.name}"
+    for one, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), (_run_name(a), _run_name(b))):
+        if one != other:
+            return f"{a.model.name}, {one or 'as it is'} and {other or 'as it is'}"
+    return f"{a.model.name} and itself"
+
+
+def _way(side: Side, other: Side) -> str:
+    """Return how a side ran, where the other did not run so."""
+    placed = [one for one, two in ((side.dtype, other.dtype), (side.device, other.device)) if one != two]
+    return printable(", ".join([*placed, *(each for each in side.ways if each not in other.ways)]), _MOST_OF_A_WAY)
+
+
+def _run_name(side: Side) -> str:
+    return PurePath(side.run).name
 
 
 def _title(result: Differences) -> Iterator[Text]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookscope.render.columns import Column
-from hookscope.render.differences_text import answer, difference_columns
+from hookscope.render.differences_text import answer, difference_columns, sides_text
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import picture_uri, thumbnail_uri
 from hookscope.render.weights_text import (
@@ -35,7 +35,7 @@ def differences_html(run: StoredDifferences) -> str:
     return render_page(
         "differences.html",
         {},
-        title=f"{result.a.model.name} and {result.b.model.name} · what differs",
+        title=f"{sides_text(result)} · what differs",
         sentences=list(weights_answer(result) if of_weights else answer(result)),
         sides=[(letter, side, _about(side, result)) for letter, side in (("A", result.a), ("B", result.b))],
         result=result,

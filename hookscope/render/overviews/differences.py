@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import classes_text
-from hookscope.render.differences_text import answer
+from hookscope.render.differences_text import answer, sides_text
 from hookscope.render.overviews.activations import input_picture, names_of
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.maps import MOST_STAGES, MapColumns
@@ -127,11 +127,9 @@ def _key(result: Differences, shown: Sequence[FeatureMaps]) -> str:
 
 
 def _heading(result: Differences) -> list[Line]:
-    a, b = result.a.model.name, result.b.model.name
     inputs = f", {names_of(result.inputs)}" if result.inputs else ""
-    names = a if a == b else f"{a} and {b}"
     return [
-        (f"What differs: {names}{inputs}", TITLE, INK),
+        (f"What differs: {sides_text(result)}{inputs}", TITLE, INK),
         *((f"{letter}: {_about(side)}", TEXT, DIM) for letter, side in (("A", result.a), ("B", result.b))),
     ]
 
