@@ -16,7 +16,7 @@ from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import check_exports, page_line
 from hookscope.cli.running import arguments_of, report_all, run_path, show_result
-from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, gravest
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UnfitInputError, gravest
 from hookscope.text import strict_json
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def diff(
         try:
             result = api.diff(**arguments_of(api.diff, given), on_progress=advance, on_error=failures.append)
         except HookscopeError as error:
-            return report_all([*failures, *([] if error in failures else [error])])
+            said = {each.reason if isinstance(each, UnfitInputError) else str(each) for each in failures}
+            return report_all([*failures, *([] if str(error) in said else [error])])
     show_result(result, tables, messages, quiet=quiet, full=full)
     saved = save_differences(result, folder, command=shlex.join(["hookscope", *sys.argv[1:]]))
     if not quiet:

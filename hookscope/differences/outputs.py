@@ -110,11 +110,15 @@ class Outputs:
         places = range(first_input, first_input + count)
         a_best, b_best = a.topk(best).indices, b.topk(best).indices
         known.inputs += count
-        known.same_best += int((a_best[:, 0] == b_best[:, 0]).sum())
-        known.shared_best += float((a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1).sum())
+        # Among NaN there is no best class: such rows agree where both sides have them.
+        alike = a.isnan().any(1) == b.isnan().any(1)
+        known.same_best += int(((a_best[:, 0] == b_best[:, 0]) & alike).sum())
+        shared = (a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1)
+        known.shared_best += float(shared[alike].sum())
         logs_a, logs_b = a.double().log_softmax(1), b.double().log_softmax(1)
-        # Where a class is impossible for A, it adds nothing, whatever B says.
-        known.divergence += float(torch.where(logs_a.isneginf(), 0.0, logs_a.exp() * (logs_a - logs_b)).sum())
+        # Where a class is impossible for A, it adds nothing, whatever B says; nor does a row that is NaN on both sides.
+        adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
+        known.divergence += float(torch.where(adds_nothing, 0.0, logs_a.exp() * (logs_a - logs_b)).sum())
         for side, scores in enumerate((a, b)):
             categories = self.parties[side].info.categories
             names = categories if len(categories) == scores.shape[1] else ()

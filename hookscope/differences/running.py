@@ -19,11 +19,12 @@ from hookscope.differences.meeting import Meeting
 from hookscope.differences.outputs import Outputs
 from hookscope.differences.party import Finished, Party, looked_at, parameter_shapes, traced
 from hookscope.differences.precision import coarsest_eps, precision_notes
-from hookscope.differences.sides import different_inputs, in_float64, separate
+from hookscope.differences.sides import compiled_notes, different_inputs, in_float64, separate
 from hookscope.differences.table import listed, not_matched, paired_rows, rows_by_place
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import HookscopeError, ModelError, NothingMatchedError, UnfitInputError, UsageError
 from hookscope.hooks.forward_hooks import eager
+from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.losses import Loss
@@ -172,6 +173,7 @@ def run_diff(
                 (
                     *a.notes,
                     *b.notes,
+                    *compiled_notes(session.loaded, other, compiles=ways_b.compiles),
                     *([compiled.note()] if compiled else []),
                     *parties[1].edits.notes(),
                     *precision_notes(parties),
@@ -313,9 +315,11 @@ def _pairing(parties: Sequence[Party], batch: Batch, maps: Sequence[str]) -> Pai
     taken = {partner for partner, _ in named.values()}
     if all(name in named for name in a.selected) and all(name in taken for name in b.selected):
         return Pairing(named)
+    # Blocks that --layer selects in A are looked for among B's blocks too.
+    has_blocks = bool(a.selected.keys() - default_layers(a.inspected.modules))
     calls_a, calls_b = (
-        [call for call in traced(side, _for(side, batch)) if call.key[0] in side.selected or ":" in call.key[0]]
-        for side in (a, b)
+        [call for call in traced(side, _for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
+        for side, wanted in ((a, a.selected), (b, b.hooked if has_blocks else b.selected))
     )
     aligned, matched = align(calls_a, calls_b, named)
     around = {name for name in named if name not in a.selected}

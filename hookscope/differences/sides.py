@@ -40,3 +40,13 @@ def different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
     if one.mean != two.mean or one.std != two.std or one.crop != two.crop or one.resize != two.resize:
         return [f"{names[1]} was made for inputs prepared in another way: both are given A's."]
     return []
+
+
+def compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -> list[str]:
+    """Return what is to be said of networks that are given compiled: hooks see only what runs as written."""
+    given = {"A": loaded, **({} if compiles else {"B": other})}
+    return [
+        f"{letter} is compiled, and runs as written here: --compile-b compares what is compiled."
+        for letter, each in given.items()
+        if "_orig_mod" in each.module._modules
+    ]

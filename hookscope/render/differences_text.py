@@ -1,6 +1,7 @@
 """How two networks differ, in words: where it begins, how it grows, what it does to the output; then the rows."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
@@ -19,6 +20,7 @@ _MOST_UNMATCHED = 10
 _MOST_EXCEEDED = 10
 _MOST_INPUTS = 5
 _FEW_CLASSES = 3
+_FEW_ALONE = 3
 _MOST_OF_A_WAY = 60
 
 _MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
@@ -96,13 +98,35 @@ def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
     amount = f"relative L2 {number_text(birth.relative_l2, 3)}"
     begins = "The difference is born in" if is_first else "It is born again in"
     if birth.in_own_code:
-        shows = f"{birth.row or '(model)'} is the first to show it, {amount}"
-        return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}."
+        is_own = birth.row in ("", "(model)") or (row is not None and row.layer == birth.layer)
+        first = "its output" if is_own else birth.row
+        shows = f"{first} is the first to show it, {amount}"
+        alone = _called_alone(birth, result)
+        return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
     before = row.input_relative_l2 if row is not None and is_first else None
     inputs = "" if before is None else f", its inputs differ by {number_text(before, 3)}"
     inputs = ", its inputs are equal" if before == 0 else inputs
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
+
+
+def _called_alone(birth: Birth, result: Differences) -> str:
+    """Return which layers of the module where a difference is born have no partner: one of them may be the cause."""
+    labels = {
+        side: [each.label for each in result.unmatched if each.side == side and _owner(each.label) == birth.layer]
+        for side in ("A", "B")
+    }
+    parts = [
+        f"only {side} calls {', '.join(names[:_FEW_ALONE])}{', …' if len(names) > _FEW_ALONE else ''}"
+        for side, names in labels.items()
+        if names
+    ]
+    return f" There {' and '.join(parts)}." if parts else ""
+
+
+def _owner(label: str) -> str:
+    """Return the layer around the one that a label is of."""
+    return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
 
 
 def _small(result: Differences) -> str:

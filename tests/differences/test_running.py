@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -212,8 +213,8 @@ def test_a_layer_that_one_side_calls_more_often_is_listed() -> None:
 
     result = hookscope.diff(Often(3), Often(1), torch.randn(3, 4))
     assert [(each.label, each.reason) for each in result.unmatched] == [
-        ("body#1", "called 3 times here, 1 times by B"),
-        ("body#2", "called 3 times here, 1 times by B"),
+        ("body#1", "called 3 times here, once by B"),
+        ("body#2", "called 3 times here, once by B"),
     ]
     assert result["body"].origin == "equal"
     assert result["end"].origin != "equal"
@@ -329,6 +330,23 @@ def test_outputs_by_name_are_compared_with_those_of_the_same_name() -> None:
     result = hookscope.diff(Named("logits aux"), Named("aux logits", 2.0), torch.randn(2, 4))
     found = {each.slot: each.measures.relative_l2 for each in result.outputs if each.measures}
     assert found == {"['logits']": 0.0, "['aux']": pytest.approx(1.0)}
+
+
+def test_where_scores_are_nan_there_is_no_best_class() -> None:
+    class Broken(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * torch.tensor([[1.0], [math.nan]])
+
+    torch.manual_seed(0)
+    plain, broken = nn.Sequential(nn.Linear(4, 6)), nn.Sequential(Broken(4, 6))
+    broken.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 4)
+    (output,) = hookscope.diff(plain, broken, x).outputs
+    assert (output.top1, output.top5) == (1, 0.5)
+    assert output.kl is not None
+    assert math.isnan(output.kl)
+    (output,) = hookscope.diff(broken, "same", x).outputs
+    assert (output.top1, output.top5, output.kl) == (2, 1.0, 0.0)
 
 
 def test_an_output_key_chooses_the_output() -> None:
