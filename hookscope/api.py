@@ -476,6 +476,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
         "--threads-b": threads_b,
         "--edit-b": _texts(edit_b),
         "--compile-b": compile_b,
+        "--output-key": output_key,
     }
     if (loss is not None or target is not None) and not grads:
         raise UsageError("--loss and --target say what gradients are of: give --grads too.")

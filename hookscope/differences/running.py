@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -258,15 +258,18 @@ def _gradients(
 
     on_error = None if report is None else told
     queue = queue_of(session.inputs.batches(batch_size, on_error), on_error)
+    loaded = [session.loaded, other]
+    options: list[dict[str, Any]] = [{"layers": layers}, {"edits": ways_b.edits}]
+    if len(parties) > len(loaded):
+        loaded.append(replace(session.loaded, module=parties[2].inspected.network))
+        options.append({"layers": layers})
     sides = [
-        Differentiated(loaded, partial(_for, party), options, party.threads)
-        for loaded, party, options in zip(
-            (session.loaded, other), parties, ({"layers": layers}, {"edits": ways_b.edits}), strict=False
-        )
+        Differentiated(each, partial(_for, party), own, party.threads)
+        for each, party, own in zip(loaded, parties, options, strict=True)
     ]
-    for side, party in zip(sides, parties, strict=False):
+    for side, party in zip(sides, parties, strict=True):
         side.options.update(ops=ops, mode=party.mode, autocast=party.autocast, seed=session.seed)
-    return compare_gradients(sides[0], sides[1], queue, loss, maps)
+    return compare_gradients(sides[0], sides[1], queue, loss, maps, sides[2] if len(sides) > 2 else None)
 
 
 def _input_of(error: HookscopeError) -> object:

@@ -96,12 +96,14 @@ def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
     row = next((each for each in result.rows if each.label == birth.row), None)
     kind = f" ({row.kind})" if row is not None and row.layer == birth.layer else ""
     amount = f"relative L2 {number_text(birth.relative_l2, 3)}"
+    if result.way != "lockstep":  # what a layer was given is not known
+        return f"The difference first shows at {name}{kind}: {amount}.{_called_alone(_owner(birth.layer), result)}"
     begins = "The difference is born in" if is_first else "It is born again in"
     if birth.in_own_code:
-        is_own = birth.row in ("", "(model)") or (row is not None and row.layer == birth.layer)
+        is_own = birth.row in ("", name) or (row is not None and row.layer == birth.layer)
         first = "its output" if is_own else birth.row
         shows = f"{first} is the first to show it, {amount}"
-        alone = _called_alone(birth, result)
+        alone = _called_alone(birth.layer, result)
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
     before = row.input_relative_l2 if row is not None and is_first else None
     inputs = "" if before is None else f", its inputs differ by {number_text(before, 3)}"
@@ -110,10 +112,10 @@ def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
 
 
-def _called_alone(birth: Birth, result: Differences) -> str:
-    """Return which layers of the module where a difference is born have no partner: one of them may be the cause."""
+def _called_alone(layer: str, result: Differences) -> str:
+    """Return which layers that a module calls have no partner: one of them may be what makes the difference."""
     labels = {
-        side: [each.label for each in result.unmatched if each.side == side and _owner(each.label) == birth.layer]
+        side: [each.label for each in result.unmatched if each.side == side and _owner(each.label) == layer]
         for side in ("A", "B")
     }
     parts = [
@@ -121,12 +123,18 @@ def _called_alone(birth: Birth, result: Differences) -> str:
         for side, names in labels.items()
         if names
     ]
-    return f" There {' and '.join(parts)}." if parts else ""
+    sentence = ", and ".join(parts)
+    return f" {sentence[0].upper()}{sentence[1:]} there." if parts else ""
 
 
 def _owner(label: str) -> str:
     """Return the layer around the one that a label is of."""
     return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
+
+
+def birth_mark(result: Differences) -> str:
+    """Return what a row is called, in pictures, where a difference begins."""
+    return "born here" if result.way == "lockstep" else "the first to show it"
 
 
 def _small(result: Differences) -> str:

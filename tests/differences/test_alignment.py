@@ -200,7 +200,7 @@ def test_a_layer_that_only_one_side_calls_is_named_where_the_difference_is_born(
     result = hookscope.diff(*networks, torch.randn(1, 3, 4, 4))
     sentence = answer(result)[0]
     assert sentence.startswith("The difference is born in stage, in its own code between the layers that it calls:")
-    assert sentence.endswith("There only B calls stage.extra.")
+    assert sentence.endswith(" Only B calls stage.extra there.")
 
 
 def test_a_network_that_is_given_compiled_is_said_to_run_as_written() -> None:
