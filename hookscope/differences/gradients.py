@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.differences.measures import Sums, coarser, comparable, meeting_place, plain
+from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
@@ -55,15 +55,13 @@ class _Pair:
             return
         self.note = self.note or comparable(a, b)
         if not self.note:
-            device = meeting_place(a, b)
             by_input = bool(a.dim()) and a.shape[0] == count
             self.dtype = coarser(a, b)
-            self.sums.add(plain(a, device), plain(b, device), first_input if by_input else 0)
+            self.sums.add(a, b, first_input if by_input else 0)
             if exact is not None and not comparable(a, exact):
                 self.errors = self.errors or (Sums(), Sums())
                 for sums, each in zip(self.errors, (a, b), strict=True):
-                    device = meeting_place(each, exact)
-                    sums.add(plain(each, device), plain(exact, device))
+                    sums.add(each, exact)
 
     def row(self) -> DifferenceRow:
         row = self.found.measured(None if self.note else self.sums.measured(self.dtype), self.note)

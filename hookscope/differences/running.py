@@ -19,6 +19,7 @@ from hookscope.differences.meeting import Meeting
 from hookscope.differences.outputs import Outputs
 from hookscope.differences.party import Finished, Party, looked_at, parameter_shapes, traced
 from hookscope.differences.precision import coarsest_eps, precision_notes
+from hookscope.differences.sharing import share_threads, take_turns, threads_kept
 from hookscope.differences.sides import compiled_notes, different_inputs, in_float64, separate
 from hookscope.differences.table import listed, not_matched, paired_rows, rows_by_place
 from hookscope.differences.tolerances import exceeded, parse_condition
@@ -221,11 +222,14 @@ def _run_all(
     with (
         compiled.forwards() if compiled else nullcontext(),
         eager(),
+        threads_kept(),
         strands([each.run for each in everyone]) as running,
     ):
         if compiled:
             compiled.strand = running[-1]
-        meeting = Meeting(parties, running[: len(parties)], KeptMaps(coarsest_eps(parties)), shadow)
+        # Which code is compiled is said for all threads at once: networks of which one is take turns.
+        threads = None if compiled else share_threads(parties)
+        meeting = Meeting(parties, running[: len(parties)], KeptMaps(coarsest_eps(parties)), shadow, threads)
         for batch in queue:
             _run_batch(batch, queue, meeting, outputs, ran, compiled)
             advance()
@@ -264,8 +268,10 @@ def _gradients(
         loaded.append(replace(session.loaded, module=parties[2].inspected.network))
         options.append({"layers": layers})
     sides = [
-        Differentiated(each, partial(_for, party), own, party.threads)
-        for each, party, own in zip(loaded, parties, options, strict=True)
+        Differentiated(each, partial(_for, party), own, threads)
+        for each, party, own, threads in zip(
+            loaded, parties, options, (None, ways_b.threads, None)[: len(loaded)], strict=True
+        )
     ]
     for side, party in zip(sides, parties, strict=True):
         side.options.update(ops=ops, mode=party.mode, autocast=party.autocast, seed=session.seed)
@@ -352,9 +358,13 @@ def _run_batch(
     compiled: Compiled | None,
 ) -> None:
     """Run one batch; one that a network raises on is taken apart or left out, if there is an `on_error`."""
-    for party in meeting.parties:
-        party.batch = _for(party, batch)
-    finished = meeting.run(len(ran.records), len(batch.indices))
+    finished = None
+    while finished is None:
+        for party in meeting.parties:
+            party.batch = _for(party, batch)
+        finished = meeting.run(len(ran.records), len(batch.indices))
+        if finished is None:
+            take_turns(meeting)
     if compiled is not None:
         finished = compiled.ended(finished, _for(meeting.parties[1], batch))
     broken = next((each for each in finished if each.message), None)

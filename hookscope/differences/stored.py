@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookscope.differences.births import with_origins
 from hookscope.differences.maps import KeptMaps
-from hookscope.differences.measures import Sums, coarser, comparable, plain
+from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.party import Seen
 from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows
 from hookscope.differences.tolerances import exceeded, parse_condition
@@ -226,8 +226,7 @@ def _exact(found: Found, a: _Side, b: _Side, drawing: _Drawing | None) -> tuple[
     if note := comparable(one, other):
         return None, note
     sums = Sums()
-    cpu = torch.device("cpu")
-    sums.add(_widened(plain(one, cpu)), _widened(plain(other, cpu)))
+    sums.add(_widened(one), _widened(other))
     measures = sums.measured(coarser(one, other))
     if drawing is not None:
         drawing.offer(found, one, other, measures.relative_l2)
