@@ -403,6 +403,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     max_pixels: int | None = None,
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    output_key: str | None = None,
     classes: Classes | None = None,
     batch_size: int = 8,
     device: str = "auto",
@@ -412,6 +413,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     autocast_b: Literal["bfloat16", "float16"] | None = None,
     mode_b: Literal["eval", "train"] = "eval",
     threads_b: int | None = None,
+    compile_b: bool = False,
     edit_b: Texts | Sequence[Edit] = (),
     seed: int = 0,
     on_progress: OnProgress | None = None,
@@ -440,12 +442,15 @@ def diff(  # noqa: D417 - those of `activations` are described there
         grads: Also run both backward, batch by batch, and compare the gradients of outputs, and those of parameters
             summed over batches. The gradients of all outputs over a batch are held, on both sides.
         loss: As for `grads`, and so is `target`; None for "projection". Without a target each side takes its own.
+        output_key: Which of several outputs is compared, and differentiated; None for all.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
         weights_b: As `weights`, for B; None for those of A.
         device_b: As `device`, for B, and so is `dtype_b`; None for where A is, and what.
         autocast_b: Run B under autocast to this dtype.
         mode_b: "train" runs B with batch statistics and dropout as in training.
         threads_b: Threads that B computes with on the CPU.
+        compile_b: Run B through torch.compile: its output is that of the whole, compiled in one piece; rows are of
+            blocks that are compiled one by one, of which `layer` chooses smaller ones.
         edit_b: Changes to inputs or outputs of B's layers: "layer3:output:zero(channels=3)".
 
     Returns:
@@ -466,7 +471,13 @@ def diff(  # noqa: D417 - those of `activations` are described there
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
     of_passes = {"--layer": _texts(layer), "--ops": ops, "--reference": reference, "--shadow": shadow, "--grads": grads}
     of_passes |= {"--device-b": device_b, "--dtype": dtype, "--dtype-b": dtype_b, "--autocast-b": autocast_b}
-    of_passes |= {"--mode-b train": mode_b == "train", "--threads-b": threads_b, "--edit-b": _texts(edit_b)}
+    of_passes |= {
+        "--mode-b train": mode_b == "train",
+        "--threads-b": threads_b,
+        "--edit-b": _texts(edit_b),
+        "--compile-b": compile_b,
+        "--output-key": output_key,
+    }
     if (loss is not None or target is not None) and not grads:
         raise UsageError("--loss and --target need --grads.")
     has_images = not isinstance(images, list | tuple) or bool(images)
@@ -504,11 +515,11 @@ def diff(  # noqa: D417 - those of `activations` are described there
     )
     ways = [] if autocast_b is None else [f"autocast to {autocast_b}"]
     ways += ["train mode"] * (mode_b == "train") + ([] if threads_b is None else [f"threads: {threads_b}"])
-    ways += [f"edit {each}" for each in _texts(edit_b)]
+    ways += [f"edit {each}" for each in _texts(edit_b)] + ["compiled"] * compile_b
     return run_diff(
         session,
         with_classes(other, classes),
-        ways_b=Ways(mode_b, autocast_b, threads_b, _texts(edit_b), tuple(ways)),
+        ways_b=Ways(mode_b, autocast_b, threads_b, _texts(edit_b), compile_b, tuple(ways)),
         layers=_texts(layer),
         ops=ops,
         maps=_texts(map),
@@ -518,7 +529,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
         batch_size=batch_size,
         on_progress=on_progress,
         on_error=on_error,
-        loss=choose_session_loss(session, loss or "projection", target, None) if grads else None,
+        loss=choose_session_loss(session, loss or "projection", target, output_key) if grads else None,
+        output_key=output_key,
     )
 
 

@@ -16,7 +16,7 @@ from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import check_exports, page_line
 from hookscope.cli.running import arguments_of, report_all, run_path, show_result
-from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, gravest
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UnfitInputError, gravest
 from hookscope.text import strict_json
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def diff(
     max_pixels: options.MaxPixels = None,
     batch_axis: options.BatchAxis = None,
     input: options.NamedInputs = None,  # noqa: A002 - the name of the option
+    output_key: options.OutputKey = None,
     classes: options.Classes = None,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
@@ -118,6 +119,9 @@ def diff(
     threads_b: Annotated[
         int | None, under.other("--threads-b", min=1, metavar="N", help="Threads that B computes with on the CPU.")
     ] = None,
+    compile_b: Annotated[
+        bool, under.other("--compile-b", help="Run B through torch.compile: its output whole, its rows block by block.")
+    ] = False,
     edit_b: Annotated[
         list[str] | None,
         under.other("--edit-b", metavar="EDIT", help="Change B as --edit of `activations` does; repeatable."),
@@ -162,7 +166,8 @@ def diff(
         try:
             result = api.diff(**arguments_of(api.diff, given), on_progress=advance, on_error=failures.append)
         except HookscopeError as error:
-            return report_all([*failures, *([] if error in failures else [error])])
+            said = {each.reason if isinstance(each, UnfitInputError) else str(each) for each in failures}
+            return report_all([*failures, *([] if str(error) in said else [error])])
     show_result(result, tables, messages, quiet=quiet, full=full)
     saved = save_differences(result, folder, command=shlex.join(["hookscope", *sys.argv[1:]]))
     if not quiet:

@@ -1,7 +1,7 @@
 """Tell where differences come from: rounding, the layer, or its inputs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hookscope.results.differences import Birth, DifferenceRow, Origin
@@ -31,21 +31,27 @@ def exceeds(relative_l2: float | None, limit: float) -> bool:
     return relative_l2 is not None and not relative_l2 <= limit
 
 
-def with_origins(rows: Sequence[DifferenceRow], eps: float) -> tuple[tuple[DifferenceRow, ...], tuple[Birth, ...]]:
+def with_origins(
+    rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int] | None = None
+) -> tuple[tuple[DifferenceRow, ...], tuple[Birth, ...]]:
     """Return rows with their limit and origin, and where differences are born.
 
     Args:
         rows: In A's order of execution, containers among them: these show differences that arise between the layers
             that they call.
         eps: As for `rounding_limit`.
+        sizes: How many layers one stands for whose parts have no rows, by name; 1 for others.
     """
+    sizes = sizes or {}
     judged: list[DifferenceRow] = []
     births: list[Birth] = []
     first_seen = False
     layers = {row.layer for row in rows}
-    for place, row in enumerate(rows):
-        limit = rounding_limit(eps, place + 1)
-        single = rounding_limit(eps, 1)
+    depth = 0
+    for row in rows:
+        depth += sizes.get(row.layer, 1)
+        limit = rounding_limit(eps, depth)
+        single = rounding_limit(eps, sizes.get(row.layer, 1))
         total = None if row.measures is None else row.measures.relative_l2
         origin = _origin(row, total, limit, single, first_seen=first_seen)
         if not first_seen and exceeds(total, limit):
@@ -54,7 +60,7 @@ def with_origins(rows: Sequence[DifferenceRow], eps: float) -> tuple[tuple[Diffe
                 births.append(_first_birth(row, limit, total or 0.0, layers))
         judged.append(replace(row, limit=limit, origin=origin))
     if any(row.added is not None for row in rows):
-        births = _shadowed_births(judged, births, eps)
+        births = _shadowed_births(judged, births, eps, sizes)
     return tuple(judged), tuple(births)
 
 
@@ -89,26 +95,29 @@ def _has_parts(layer: str, layers: set[str]) -> bool:
     return any(_is_inside(other, layer) for other in layers)
 
 
-def _shadowed_births(rows: Sequence[DifferenceRow], first: Sequence[Birth], eps: float) -> list[Birth]:
+def _shadowed_births(
+    rows: Sequence[DifferenceRow], first: Sequence[Birth], eps: float, sizes: Mapping[str, int]
+) -> list[Birth]:
     """Return the layers that add a difference by themselves, at their first calls that do.
 
     A module around others is among them only if these add none.
     """
     layers = {row.layer for row in rows}
     births = {each.layer: each for each in first}
-    for row in _adding(rows, eps):
+    for row in _adding(rows, eps, sizes):
         births.setdefault(row.layer, Birth(row.layer, row.label, _has_parts(row.layer, layers), _added(row)))
     return [*births.values()]
 
 
-def _adding(rows: Sequence[DifferenceRow], eps: float) -> list[DifferenceRow]:
+def _adding(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[DifferenceRow]:
     layers = [row.layer for row in rows]
-    adding = [
-        row
-        for row in rows
-        if exceeds(_added(row), rounding_limit(eps, 1 + sum(_is_inside(layer, row.layer) for layer in layers)))
-    ]
+    adding = [row for row in rows if exceeds(_added(row), rounding_limit(eps, _size(row.layer, layers, sizes)))]
     return [row for row in adding if not any(_is_inside(other.layer, row.layer) for other in adding)]
+
+
+def _size(layer: str, layers: Sequence[str], sizes: Mapping[str, int]) -> int:
+    inside = [each for each in layers if _is_inside(each, layer)]
+    return sizes.get(layer, 1) + sum(sizes.get(each, 1) for each in inside)
 
 
 def _added(row: DifferenceRow) -> float:

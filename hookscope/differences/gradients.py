@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,10 +43,13 @@ class _Pair:
 
     found: Found
     sums: Sums = field(default_factory=Sums)
+    errors: tuple[Sums, Sums] | None = None  # of A and B, beside the reference
     dtype: torch.dtype = torch.float32
     note: str = ""
 
-    def add(self, a: Tensor | None, b: Tensor | None, first_input: int, count: int) -> None:
+    def add(
+        self, a: Tensor | None, b: Tensor | None, exact: Tensor | None = None, *, first_input: int = 0, count: int = -1
+    ) -> None:
         if a is None or b is None:
             self.note = self.note or f"{'A' if a is None else 'B'} has no gradient here"
             return
@@ -55,13 +58,23 @@ class _Pair:
             by_input = bool(a.dim()) and a.shape[0] == count
             self.dtype = coarser(a, b)
             self.sums.add(a, b, first_input if by_input else 0)
+            if exact is not None and not comparable(a, exact):
+                self.errors = self.errors or (Sums(), Sums())
+                for sums, each in zip(self.errors, (a, b), strict=True):
+                    sums.add(each, exact)
 
     def row(self) -> DifferenceRow:
-        return self.found.measured(None if self.note else self.sums.measured(self.dtype), self.note)
+        row = self.found.measured(None if self.note else self.sums.measured(self.dtype), self.note)
+        return row if self.errors is None else replace(row, error=self.errors[0].error, error_b=self.errors[1].error)
 
 
 def compare_gradients(
-    a: Differentiated, b: Differentiated, queue: BatchQueue, loss: LossFunction, maps: Sequence[str]
+    a: Differentiated,
+    b: Differentiated,
+    queue: BatchQueue,
+    loss: LossFunction,
+    maps: Sequence[str],
+    reference: Differentiated | None = None,
 ) -> tuple[tuple[DifferenceRow, ...], tuple[str, ...]]:
     """Differentiate two networks and compare the gradients of outputs, and the sums over batches of parameters'.
 
@@ -73,6 +86,7 @@ def compare_gradients(
         queue: Batches of the inputs.
         loss: What is differentiated, as for `inspect_gradients`.
         maps: As for `--map`.
+        reference: A in higher precision, for the errors of both sides.
 
     Returns:
         A row for each pair, outputs first; and what is to be said of the passes.
@@ -82,26 +96,29 @@ def compare_gradients(
     """
     pairs: dict[tuple[str, str], _Pair] = {}
     parameters: dict[str, Found] = {}
-    totals: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+    sides = (a, b) if reference is None else (a, b, reference)
+    totals: tuple[dict[str, Tensor], ...] = ({}, {}, {})
     notes: dict[str, None] = {}
     first_input = 0
     failed: PassError | None = None
     for batch in queue:
         try:
-            passes = [_differentiate(side, batch, loss) for side in (a, b)]
+            passes = [_differentiate(side, batch, loss) for side in sides]
         except PassError as error:
             if queue.on_error is None or error.__cause__ is None:
                 raise
             failed = failed or error
             queue.set_aside(batch, str(error), error.__cause__)
             continue
-        (one, ours), (other, theirs) = passes
+        (one, ours), (other, theirs) = passes[:2]
+        exact = passes[2][1] if reference is not None else {}
         rows, _ = pair_rows(one.rows, other.rows, maps)
         for found in pair_gradients(one.gradients, other.gradients, rows):
             pair = pairs.setdefault((found.label, found.label_b), _Pair(found))
-            pair.add(ours.get(found.label), theirs.get(found.label_b), first_input, len(batch.indices))
+            three = ours.get(found.label), theirs.get(found.label_b), exact.get(found.label)
+            pair.add(*three, first_input=first_input, count=len(batch.indices))
         parameters |= {each.label: each for each in pair_parameters(one.parameters, other.parameters, rows)}
-        for total, gradients in zip(totals, (ours, theirs), strict=True):
+        for total, gradients in zip(totals, (ours, theirs, exact), strict=True):
             for label, gradient in gradients.items():
                 if label.endswith(_PARAMETER):
                     total[label] = total[label] + gradient if label in total else gradient
@@ -111,7 +128,8 @@ def compare_gradients(
         raise failed
     summed = [_Pair(found) for found in parameters.values()]
     for each in summed:
-        each.add(totals[0].get(each.found.label), totals[1].get(each.found.label_b), 0, -1)
+        label, label_b = each.found.label, each.found.label_b
+        each.add(totals[0].get(label), totals[1].get(label_b), totals[2].get(label))
     return tuple(each.row() for each in (*pairs.values(), *summed)), tuple(notes)
 
 

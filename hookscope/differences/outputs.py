@@ -9,6 +9,8 @@ from torch import Tensor
 from hookscope.differences.measures import Sums, coarser, comparable, plain
 from hookscope.errors import UsageError
 from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.losses.choosing import output_at
+from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import top_classes
 from hookscope.results.comparison import Prediction
@@ -39,11 +41,13 @@ class Outputs:
     Attributes:
         parties: A, B and, if there is one, the reference.
         may_differ: Whether outputs of different form are no error.
+        output_key: Which of several outputs is compared; None for all.
         remark: What is to be said of outputs of different form.
     """
 
     parties: Sequence[InspectedNetwork]
     may_differ: bool
+    output_key: str | None = None
     remark: str = ""
     _seen: dict[str, _Output] = field(default_factory=dict)
 
@@ -51,9 +55,9 @@ class Outputs:
         """Compare what the parties returned for a batch.
 
         Raises:
-            UsageError: If A and B return tensors that cannot be compared.
+            UsageError: If A and B return tensors that cannot be compared, or there is no such output.
         """
-        found = [tensors_in(each) for each in returned]
+        found = self._chosen([tensors_in(each) for each in returned])
         forms = [_form(each) for each in found]
         if forms[0] != forms[1]:
             names = [each.info.name for each in self.parties[:2]]
@@ -61,11 +65,30 @@ class Outputs:
                 f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
             )
             if not self.may_differ:
-                raise UsageError(f"{self.remark} Give --layer to compare layers alone.")
+                several = ", or --output-key to choose an output" if max(map(len, found)) > 1 else ""
+                raise UsageError(f"{self.remark} Give --layer to compare layers alone{several}.")
             return
         for at, (slot, a) in enumerate(found[0]):
             others = [each[at][1] for each in found[1:] if at < len(each)]
             self._add(slot, [a, *others], first_input, count)
+
+    def _chosen(self, found: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
+        """Return the outputs that are compared: those of one name on both sides beside each other.
+
+        With a key these are the ones that it means, or, of a network that returns a tensor beside one that returns
+        several, that tensor.
+        """
+        if self.output_key is not None:
+            are_plain = [[path for path, _ in side] == [""] for side in found]
+            return [
+                side if is_plain and not all(are_plain) else [_at(side, self.output_key)]
+                for side, is_plain in zip(found, are_plain, strict=True)
+            ]
+        a = [path for path, _ in found[0]]
+        return [
+            [(path, dict(side)[path]) for path in a] if sorted(a) == sorted(path for path, _ in side) else side
+            for side in found
+        ]
 
     def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
         a, b = tensors[:2]
@@ -87,11 +110,15 @@ class Outputs:
         places = range(first_input, first_input + count)
         a_best, b_best = a.topk(best).indices, b.topk(best).indices
         known.inputs += count
-        known.same_best += int((a_best[:, 0] == b_best[:, 0]).sum())
-        known.shared_best += float((a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1).sum())
+        # Among NaN there is no best class: such rows agree where both sides have them.
+        alike = a.isnan().any(1) == b.isnan().any(1)
+        known.same_best += int(((a_best[:, 0] == b_best[:, 0]) & alike).sum())
+        shared = (a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1)
+        known.shared_best += float(shared[alike].sum())
         logs_a, logs_b = a.double().log_softmax(1), b.double().log_softmax(1)
-        # Where a class is impossible for A, it adds nothing, whatever B says.
-        known.divergence += float(torch.where(logs_a.isneginf(), 0.0, logs_a.exp() * (logs_a - logs_b)).sum())
+        # Where a class is impossible for A, it adds nothing, whatever B says; nor does a row that is NaN on both sides.
+        adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
+        known.divergence += float(torch.where(adds_nothing, 0.0, logs_a.exp() * (logs_a - logs_b)).sum())
         for side, scores in enumerate((a, b)):
             categories = self.parties[side].info.categories
             names = categories if len(categories) == scores.shape[1] else ()
@@ -100,6 +127,12 @@ class Outputs:
     def results(self) -> tuple[OutputDifference, ...]:
         """Return what has become of each output."""
         return tuple(_result(slot, known) for slot, known in self._seen.items())
+
+
+def _at(found: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
+    """Return the output that a key means."""
+    chosen = output_at([Output(path, each) for path, each in found if each.is_floating_point()], key)
+    return chosen.path, chosen.tensor
 
 
 def _result(slot: str, known: _Output) -> OutputDifference:

@@ -1,26 +1,31 @@
 """Compare two networks on the same inputs: batches in, differences out, and nothing of either network changed."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from hookscope.differences.alignment import CallKey, Pairing, align, match_names
 from hookscope.differences.births import with_origins
+from hookscope.differences.compiled import Compiled, compile_in_blocks
 from hookscope.differences.gradients import Differentiated, compare_gradients
 from hookscope.differences.lockstep import strands
 from hookscope.differences.maps import KeptMaps
 from hookscope.differences.meeting import Meeting
 from hookscope.differences.outputs import Outputs
 from hookscope.differences.party import Finished, Party, looked_at, parameter_shapes, traced
+from hookscope.differences.precision import coarsest_eps, precision_notes
+from hookscope.differences.sharing import share_threads, take_turns, threads_kept
+from hookscope.differences.sides import compiled_notes, different_inputs, in_float64, separate
 from hookscope.differences.table import listed, not_matched, paired_rows, rows_by_place
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import HookscopeError, ModelError, NothingMatchedError, UnfitInputError, UsageError
 from hookscope.hooks.forward_hooks import eager
+from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.losses import Loss
@@ -30,10 +35,8 @@ from hookscope.inspection.run import choose
 from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
-from hookscope.models.construction import copied
 from hookscope.results.differences import DifferenceRow, Differences, Side
 from hookscope.results.inputs import InputRecord
-from hookscope.text import exception_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Ways:
 
     Attributes:
         threads: Of the CPU; None for as many as torch takes.
+        compiles: Whether it is run through torch.compile.
         texts: What of it is not as in the other one, for people: "train mode".
     """
 
@@ -49,6 +53,7 @@ class Ways:
     autocast: str | None = None
     threads: int | None = None
     edits: Sequence[str] = ()
+    compiles: bool = False
     texts: tuple[str, ...] = ()
 
 
@@ -76,6 +81,7 @@ def run_diff(
     on_progress: OnProgress | None,
     on_error: OnError | None,
     loss: Loss | None = None,
+    output_key: str | None = None,
 ) -> Differences:
     """Run the network of the session, A, and another one, B, side by side over all inputs.
 
@@ -89,13 +95,10 @@ def run_diff(
         ModelError: If a network raised, with `on_error` on every input.
     """
     conditions = [parse_condition(text) for text in fail_over]
-    if shadow and ways_b.mode == "train":
-        raise UsageError(
-            "--shadow runs layers of B twice, which is only possible in eval mode: leave out --mode-b train."
-        )
-    separate = _separate(session.loaded, other)
-    a, b = inspected_network(session.loaded), inspected_network(separate)
-    warnings = [*_warnings("A", a), *_warnings("B", b), *_different_inputs(session.loaded, other)]
+    _refuse(ways_b, shadow=shadow, ops=ops, with_gradients=loss is not None)
+    apart = separate(session.loaded, other)
+    a, b = inspected_network(session.loaded), inspected_network(apart)
+    warnings = [*_warnings("A", a), *_warnings("B", b), *different_inputs(session.loaded, other)]
     report = reporter(session, on_error)
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     parties = [
@@ -104,27 +107,32 @@ def run_diff(
     ]
     if reference:
         parties.append(
-            _party("The reference", _in_float64(session.loaded, a), queue, session.seed, Ways(), layers=layers, ops=ops)
+            _party("The reference", in_float64(session.loaded, a), queue, session.seed, Ways(), layers=layers, ops=ops)
         )
-    outputs = Outputs([each.inspected for each in parties], may_differ=bool(layers))
+    outputs = Outputs([each.inspected for each in parties], may_differ=bool(layers), output_key=output_key)
     began = time.perf_counter()
     ran = _Ran()
     count = len(session.inputs.files) or session.inputs.input_count()
-    first = queue.peek()
-    if first is not None:
-        ran.pairing = _pairing(parties, first, maps)
-        _tell_partners(parties, ran.pairing)
-    with eager(), _threads_kept(), strands([each.run for each in parties]) as running:
-        meeting = Meeting(parties, running, KeptMaps(_eps(parties)), shadow, _share_threads(parties))
-        for batch in queue:
-            _run_batch(batch, queue, meeting, outputs, ran)
-            if on_progress is not None:
-                on_progress(len(ran.records), count)
-        for each in running:
-            each.finish()
+
+    def advance() -> None:
+        if on_progress is not None:
+            on_progress(len(ran.records), count)
+
+    meeting, compiled = _run_all(
+        parties,
+        queue,
+        outputs,
+        ran,
+        maps,
+        shadow=shadow,
+        compiles=ways_b.compiles,
+        chosen=bool(layers),
+        advance=advance,
+    )
     if not ran.records and (errors := [*filter(None, [ran.first_error]), *session.unusable]):
         raise errors[0]
-    rows, births = with_origins(paired_rows(parties, meeting, ran.pairing), _eps(parties))
+    sizes = compiled.sizes if compiled else {}
+    rows, births = with_origins(paired_rows(parties, meeting, ran.pairing), coarsest_eps(parties), sizes)
     shown = listed(rows, parties)
     if not shown:
         raise NothingMatchedError(
@@ -133,9 +141,11 @@ def run_diff(
     if outputs.remark:
         warnings.append(outputs.remark)
     found = outputs.results()
+    if compiled:
+        warnings += compiled.warnings(rows, found, coarsest_eps(parties), is_born=bool(births))
     gradients, remarks = _gradients(
         session,
-        separate,
+        apart,
         parties,
         ways_b,
         loss,
@@ -159,11 +169,75 @@ def run_diff(
         exceeded=exceeded(conditions, (*shown, *gradients), found),
         reference="A's weights in float64" if reference else "",
         warnings=tuple(dict.fromkeys((*warnings, *remarks, *parties[1].edits.warnings(), *queue.remarks))),
-        notes=tuple(dict.fromkeys((*a.notes, *b.notes, *_precision_notes(parties)))),
+        notes=tuple(
+            dict.fromkeys(
+                (
+                    *a.notes,
+                    *b.notes,
+                    *compiled_notes(session.loaded, other, compiles=ways_b.compiles),
+                    *([compiled.note()] if compiled else []),
+                    *parties[1].edits.notes(),
+                    *precision_notes(parties),
+                )
+            )
+        ),
         seed=session.seed,
         timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
         provenance=provenance_of(session, layers, {"ops": ops, "map": [*maps], "shadow": shadow}),
     )
+
+
+def _refuse(ways_b: Ways, *, shadow: bool, ops: bool, with_gradients: bool) -> None:
+    """Raise a UsageError for options that do not go together."""
+    if shadow and ways_b.mode == "train":
+        raise UsageError(
+            "--shadow runs layers of B twice, which is only possible in eval mode: leave out --mode-b train."
+        )
+    inside = {"--ops": ops, "--edit-b": bool(ways_b.edits), "--grads": with_gradients}
+    if ways_b.compiles and any(inside.values()):
+        option = next(name for name, given in inside.items() if given)
+        raise UsageError(f"{option} needs hooks inside of B, which compiled code does not run: leave out --compile-b.")
+
+
+def _run_all(
+    parties: Sequence[Party],
+    queue: BatchQueue,
+    outputs: Outputs,
+    ran: _Ran,
+    maps: Sequence[str],
+    *,
+    shadow: bool,
+    compiles: bool,
+    chosen: bool,
+    advance: Callable[[], None],
+) -> tuple[Meeting, Compiled | None]:
+    """Pair the layers, and run the networks side by side over all batches."""
+    first = queue.peek()
+    compiled: Compiled | None = None
+    if first is not None:
+        if compiles:
+            brought = [_for(each, first) for each in parties[:2]]
+            compiled = compile_in_blocks(parties, brought, maps, chosen=chosen)
+        ran.pairing = _pairing(parties, first, maps)
+        _tell_partners(parties, ran.pairing)
+    everyone = [*parties, *([compiled.whole] if compiled else [])]
+    with (
+        compiled.forwards() if compiled else nullcontext(),
+        eager(),
+        threads_kept(),
+        strands([each.run for each in everyone]) as running,
+    ):
+        if compiled:
+            compiled.strand = running[-1]
+        # Which code is compiled is said for all threads at once: networks of which one is take turns.
+        threads = None if compiled else share_threads(parties)
+        meeting = Meeting(parties, running[: len(parties)], KeptMaps(coarsest_eps(parties)), shadow, threads)
+        for batch in queue:
+            _run_batch(batch, queue, meeting, outputs, ran, compiled)
+            advance()
+        for each in running:
+            each.finish()
+    return meeting, compiled
 
 
 def _gradients(
@@ -190,19 +264,20 @@ def _gradients(
 
     on_error = None if report is None else told
     queue = queue_of(session.inputs.batches(batch_size, on_error), on_error)
+    loaded = [session.loaded, other]
+    options: list[dict[str, Any]] = [{"layers": layers}, {"edits": ways_b.edits}]
+    if len(parties) > len(loaded):
+        loaded.append(replace(session.loaded, module=parties[2].inspected.network))
+        options.append({"layers": layers})
     sides = [
-        Differentiated(loaded, partial(_for, party), options, threads)
-        for loaded, party, options, threads in zip(
-            (session.loaded, other),
-            parties,
-            ({"layers": layers}, {"edits": ways_b.edits}),
-            (None, ways_b.threads),
-            strict=False,
+        Differentiated(each, partial(_for, party), own, threads)
+        for each, party, own, threads in zip(
+            loaded, parties, options, (None, ways_b.threads, None)[: len(loaded)], strict=True
         )
     ]
-    for side, party in zip(sides, parties, strict=False):
+    for side, party in zip(sides, parties, strict=True):
         side.options.update(ops=ops, mode=party.mode, autocast=party.autocast, seed=session.seed)
-    return compare_gradients(sides[0], sides[1], queue, loss, maps)
+    return compare_gradients(sides[0], sides[1], queue, loss, maps, sides[2] if len(sides) > 2 else None)
 
 
 def _input_of(error: HookscopeError) -> object:
@@ -239,39 +314,6 @@ def _party(
     )
 
 
-def _separate(loaded: LoadedModel, other: LoadedModel) -> LoadedModel:
-    """Return the other network, as a copy if it has modules of the first."""
-    own = {id(module) for module in loaded.module.modules()}
-    return copied(other) if any(id(module) in own for module in other.module.modules()) else other
-
-
-def _in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNetwork:
-    """Return a copy of a network with its weights in float64."""
-    try:
-        module = copied(replace(loaded, module=inspected.network)).module.double()
-    except (RuntimeError, TypeError) as error:
-        raise ModelError(
-            f"{inspected.info.name} cannot run in float64 on {inspected.placed[0]}: {exception_line(error)}. "
-            "Leave out --reference, or give --device cpu."
-        ) from error
-    return replace(inspected_network(module), info=inspected.info)
-
-
-def _different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
-    """Return a warning if both networks want pictures prepared in different ways.
-
-    Raises:
-        UsageError: If they take inputs of different kinds.
-    """
-    one, two = loaded.preprocessing, other.preprocessing
-    names = f"A ({loaded.info.name})", f"B ({other.info.name})"
-    if one.kind != two.kind:
-        raise UsageError(f"{names[0]} takes inputs of kind '{one.kind}', {names[1]} of kind '{two.kind}'.")
-    if one.mean != two.mean or one.std != two.std or one.crop != two.crop or one.resize != two.resize:
-        return [f"{names[1]} expects inputs prepared in another way: both get A's."]
-    return []
-
-
 def _warnings(side: str, inspected: InspectedNetwork) -> list[str]:
     return [f"{side}: {text}" for text in inspected.warnings]
 
@@ -284,9 +326,11 @@ def _pairing(parties: Sequence[Party], batch: Batch, maps: Sequence[str]) -> Pai
     taken = {partner for partner, _ in named.values()}
     if all(name in named for name in a.selected) and all(name in taken for name in b.selected):
         return Pairing(named)
+    # Blocks that --layer selects in A are looked for among B's blocks too.
+    has_blocks = bool(a.selected.keys() - default_layers(a.inspected.modules))
     calls_a, calls_b = (
-        [call for call in traced(side, _for(side, batch)) if call.key[0] in side.selected or ":" in call.key[0]]
-        for side in (a, b)
+        [call for call in traced(side, _for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
+        for side, wanted in ((a, a.selected), (b, b.hooked if has_blocks else b.selected))
     )
     aligned, matched = align(calls_a, calls_b, named)
     around = {name for name in named if name not in a.selected}
@@ -307,45 +351,14 @@ def _tell_partners(parties: Sequence[Party], pairing: Pairing) -> None:
         party.partner = partner
 
 
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    """Restore the count of threads after the block, which threads that begin later take over."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _share_threads(parties: Sequence[Party]) -> int | None:
-    """Give each party its share of the CPU's threads, to run at the same time; return how many there are.
-
-    None if they are to take turns: they run elsewhere, or so many threads are asked for.
-
-    Parties that took turns would have a team of OpenMP threads each, of which one spins while the other one works.
-    """
-    threads = torch.get_num_threads()
-    if threads == 1 or any(party.threads is not None or party.inspected.placed[0] != "cpu" for party in parties):
-        return None
-    share = max(1, threads // len(parties))
-    for party in parties:
-        party.threads = share
-    torch.set_num_threads(share)  # of this thread, which compares what they have
-    return threads
-
-
-def _take_turns(meeting: Meeting) -> None:
-    """Let parties that ran at the same time go back to before the batch, and take turns, each with all threads."""
-    threads, meeting.shared_threads = meeting.shared_threads, None
-    if threads is None:
-        return
-    torch.set_num_threads(threads)
-    for party, strand in zip(meeting.parties, meeting.strands, strict=True):
-        strand.call(partial(torch.set_num_threads, threads))
-        party.rewinds = True
-
-
-def _run_batch(batch: Batch, queue: BatchQueue, meeting: Meeting, outputs: Outputs, ran: _Ran) -> None:
+def _run_batch(
+    batch: Batch,
+    queue: BatchQueue,
+    meeting: Meeting,
+    outputs: Outputs,
+    ran: _Ran,
+    compiled: Compiled | None,
+) -> None:
     """Run one batch; one that a network raises on is taken apart or left out, if there is an `on_error`."""
     finished = None
     while finished is None:
@@ -353,7 +366,9 @@ def _run_batch(batch: Batch, queue: BatchQueue, meeting: Meeting, outputs: Outpu
             party.batch = _for(party, batch)
         finished = meeting.run(len(ran.records), len(batch.indices))
         if finished is None:
-            _take_turns(meeting)
+            take_turns(meeting)
+    if compiled is not None:
+        finished = compiled.ended(finished, _for(meeting.parties[1], batch))
     broken = next((each for each in finished if each.message), None)
     if broken is None:
         outputs.add([each.output for each in finished], len(ran.records), len(batch.indices))
@@ -377,26 +392,3 @@ def _for(party: Party, batch: Batch) -> Batch:
     """Return a copy of a batch, where and in which dtype the party's network takes it."""
     network = party.inspected.network
     return to_device(copy_of(batch), party.inspected.placed[0], floating_dtype(network))
-
-
-def _eps(parties: Sequence[Party]) -> float:
-    """Return the machine epsilon of the coarsest dtype that A and B compute in."""
-    return max(_epsilons(party)[0] for party in parties[:2])
-
-
-def _epsilons(party: Party) -> tuple[float, str]:
-    device, dtype = party.inspected.placed
-    kinds = [getattr(torch, dtype)] if dtype != "none" else [torch.float32]
-    kinds += [party.autocast] if party.autocast else []
-    known = [(torch.finfo(kind).eps, str(kind).removeprefix("torch.")) for kind in kinds]
-    if device.startswith("cuda") and torch.float32 in kinds and torch.backends.cudnn.allow_tf32:
-        known.append((2.0**-10, "TF32"))  # its mantissa has 10 bits
-    return max(known)
-
-
-def _precision_notes(parties: Sequence[Party]) -> list[str]:
-    return [
-        f"{party.title} multiplies in TF32, with 10 bits of mantissa, as torch does on CUDA unless told not to."
-        for party in parties[:2]
-        if _epsilons(party)[1] == "TF32"
-    ]

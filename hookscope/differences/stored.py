@@ -11,12 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from hookscope.differences.births import with_origins
+from hookscope.differences.maps import KeptMaps
 from hookscope.differences.measures import Sums, coarser, comparable
+from hookscope.differences.party import Seen
 from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
+from hookscope.inspection.rows import Recorder
 from hookscope.inspection.session import package_versions
 from hookscope.results.differences import DifferenceRow, Differences, Measures, OutputDifference, Side
 from hookscope.results.gradients import Gradients
@@ -26,6 +30,7 @@ from hookscope.results.runs.reading import StoredRun, read_record, read_run, ref
 from hookscope.results.runs.sketches import read_sketches
 from hookscope.results.sketches import NORM_ERROR, RESOLUTION, estimated_cosine, estimated_distance
 from hookscope.results.statistics import TensorStatistics
+from hookscope.statistics.channel_axis import AxisReader
 from hookscope.text import printable
 
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
@@ -45,6 +50,29 @@ class _Side:
     sketches: Mapping[str, NDArray[np.float32]]
     tensors: Any  # an open safetensors file; None without one
     labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """Keeps maps of A-B, as `KeptMaps` does of networks that run.
+
+    Attributes:
+        inputs: How many the runs have.
+        axes: Knows on which grids tokens may lie, of the rows so far.
+    """
+
+    kept: KeptMaps
+    inputs: int
+    axes: AxisReader = field(default_factory=AxisReader)
+
+    def offer(self, found: Found, a: Tensor, b: Tensor, relative_l2: float) -> None:
+        axis, shape = found.a.statistics.channel_axis, tuple(a.shape)
+        grid = shape[2:] if axis == 1 else shape[1:-1]
+        if axis is not None and len(shape) > 3 and grid not in self.axes.grids:
+            self.axes.grids.append(grid)
+        seen = [Seen((found.label, 0, 0, "output"), found.call[0], each, (), axis) for each in (a, b)]
+        recorder = Recorder(0, None, None, axes=self.axes, indices=tuple(range(self.inputs)))
+        self.kept.offer(seen[0], seen[1], relative_l2, None, recorder)
 
 
 def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
@@ -75,7 +103,8 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
                 f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): "
                 "pair them with --map 'a.*=b.*'."
             )
-        rows, births = with_origins([_row(found, one, other, "rows") for found in pairs], _eps(pairs))
+        drawing = _Drawing(KeptMaps(_eps(pairs)), len(one.run.result.inputs))
+        rows, births = with_origins([_row(found, one, other, "rows", drawing) for found in pairs], _eps(pairs))
         gradients = tuple(_gradients(one, other, pairs))
     outputs = _outputs(one, other, rows)
     measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
@@ -90,6 +119,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         unmatched=unmatched,
         outputs=outputs,
         births=births,
+        maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, births),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
         warnings=(*warnings, *_of_both(one, other, lambda run: run.result.warnings)),
         notes=((_ESTIMATED,) if estimated else ()) + _verbs(one, other),
@@ -176,16 +206,16 @@ def _shown(side: _Side) -> Side:
     return Side(result.model, result.device, result.dtype, tuple(ways), str(side.run.folder))
 
 
-def _row(found: Found, a: _Side, b: _Side, table: str) -> DifferenceRow:
+def _row(found: Found, a: _Side, b: _Side, table: str, drawing: _Drawing | None = None) -> DifferenceRow:
     """Return the row of a pair, measured as exactly as both runs allow."""
-    measures, note = _exact(found, a, b)
+    measures, note = _exact(found, a, b, drawing)
     if measures is None and not note:
         sketches = a.sketches[table][found.a.index], b.sketches[table][found.b.index]
         measures, note = _estimated(found.a.statistics, found.b.statistics, *sketches)
     return found.measured(measures, note)
 
 
-def _exact(found: Found, a: _Side, b: _Side) -> tuple[Measures | None, str]:
+def _exact(found: Found, a: _Side, b: _Side, drawing: _Drawing | None) -> tuple[Measures | None, str]:
     """Return the measures of saved tensors, or why there are none; neither if they were not saved."""
     if found.label not in a.labels or found.label_b not in b.labels:
         return None, ""
@@ -197,10 +227,13 @@ def _exact(found: Found, a: _Side, b: _Side) -> tuple[Measures | None, str]:
         return None, note
     sums = Sums()
     sums.add(_widened(one), _widened(other))
-    return sums.measured(coarser(one, other)), ""
+    measures = sums.measured(coarser(one, other))
+    if drawing is not None:
+        drawing.offer(found, one, other, measures.relative_l2)
+    return measures, ""
 
 
-def _widened(values: torch.Tensor) -> torch.Tensor:
+def _widened(values: Tensor) -> Tensor:
     """Return values of 8 bits as float32, since torch promotes them to no dtype."""
     return values.float() if values.is_floating_point() and values.itemsize == 1 else values
 

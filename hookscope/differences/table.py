@@ -93,4 +93,8 @@ def _reason(place: Place, party: Party, other: Party, title: str, pairing: Pairi
     others = len({call for layer, call, _ in other.shown if layer == name[0]})
     if others == own:
         return f"{title} returns fewer tensors there"
-    return f"{title} does not call it" if not others else f"called {own} times here, {others} times by {title}"
+    return f"{title} does not call it" if not others else f"called {_times(own)} here, {_times(others)} by {title}"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -1,7 +1,7 @@
 """Fit edit expressions to the layers of one run, and count what they did."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -13,14 +13,22 @@ from hookscope.inspection.edits import Edit, bind_edits, parse_edit
 from hookscope.inspection.rows import Recorder
 from hookscope.text import safe_text
 
+_NAMED = 3  # layers that a note names; our choice
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedEdits:
-    """Edits ready for `capture`, with how often each text has been applied so far, over all of its layers."""
+    """Edits ready for `capture`.
+
+    Attributes:
+        applications: How often each text has been applied so far, over all of its layers.
+        layers: What each text selects, layers or parameters.
+    """
 
     by_name: Mapping[str, Sequence[Intervention]]
     of_operations: Sequence[tuple[OperationPattern, Intervention]]
     applications: Mapping[str, int]
+    layers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each edit that was never applied."""
@@ -28,6 +36,15 @@ class PlacedEdits:
             f"Edit '{safe_text(text)}' was never applied: what it names did not run, or got no gradient."
             for text, count in self.applications.items()
             if not count
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence for each edit that selects several layers: a plain word does more often than one thinks."""
+        return tuple(
+            f"Edit '{safe_text(text)}' changes {len(names)} layers: {', '.join(map(safe_text, names[:_NAMED]))}"
+            f"{', …' if len(names) > _NAMED else '.'}"
+            for text, names in self.layers.items()
+            if len(names) > 1
         )
 
 
@@ -64,6 +81,7 @@ def place_edits(
         return Intervention(edit.place, apply)
 
     by_name: dict[str, list[Intervention]] = {}
+    layers: dict[str, list[str]] = {}
     tied: set[tuple[int, str]] = set()
     for name, edit in bound:
         if edit.place == "parameter grad":
@@ -71,7 +89,8 @@ def place_edits(
                 continue
             tied.add(known)
         by_name.setdefault(name, []).append(intervention(edit))
+        layers.setdefault(edit.text, []).append(name or "(model)")
     of_operations = [(parse_operation_pattern(edit.pattern), intervention(edit)) for edit in about_operations]
     if one_call := next((pattern.text for pattern, _ in of_operations if pattern.call is not None), None):
         raise UsageError(f"An edit changes every call of an operation: leave #{one_call.rpartition('#')[2]} out of it.")
-    return PlacedEdits(by_name, of_operations, applications)
+    return PlacedEdits(by_name, of_operations, applications, layers)

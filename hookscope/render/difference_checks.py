@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from hookscope.render.columns import number_text
+from hookscope.render.differences_text import sides_text
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.differences import Differences, Exceeded
 from hookscope.results.findings import Finding
@@ -11,7 +12,7 @@ from hookscope.results.findings import Finding
 def differences_as_check(result: Differences, conditions: tuple[str, ...]) -> CheckReport:
     """Return a report with one rule for each condition, by its text."""
     return CheckReport(
-        checkpoint=f"{result.a.model.name} and {result.b.model.name}",
+        checkpoint=sides_text(result),
         outcomes=tuple(_outcomes(result, conditions)),
         model=result.a.model,
         inputs=result.inputs,

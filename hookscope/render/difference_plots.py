@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from hookscope.render.differences_text import sides_text
 from hookscope.render.plot_axes import (
     BLUE,
     FOOT,
@@ -33,8 +34,7 @@ def differences_over_depth(result: Differences) -> Figure:
     """
     rows = result.rows
     with our_style():
-        title = (f"Difference over depth: {result.a.model.name} and {result.b.model.name}", "; ".join(result.b.ways))
-        figure = titled_figure(tuple(line for line in title if line), 4.6)
+        figure = titled_figure((f"Difference over depth: {sides_text(result)}",), 4.6)
         axes = figure.subplots()
         if not rows:
             say(axes, "Nothing was compared.")

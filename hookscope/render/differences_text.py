@@ -1,6 +1,7 @@
 """How two networks differ, in words: where it begins, how it grows, what it does to the output; then the rows."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
@@ -11,7 +12,7 @@ from hookscope.render.columns import Column, classes_text, draw_table, number_te
 from hookscope.render.terminal import note_lines
 from hookscope.render.weights_text import gradients_answer, weights_answer, weights_table, without_gradients
 from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
-from hookscope.text import counted, shape_text
+from hookscope.text import counted, printable, shape_text
 
 # Our choices: what a screen has room for.
 _MOST_BIRTHS = 5
@@ -19,6 +20,8 @@ _MOST_UNMATCHED = 10
 _MOST_EXCEEDED = 10
 _MOST_INPUTS = 5
 _FEW_CLASSES = 3
+_FEW_ALONE = 3
+_MOST_OF_A_WAY = 60
 
 _MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
 
@@ -54,6 +57,27 @@ def answer(result: Differences) -> list[str]:
     return [*sentences, *_worse(result)]
 
 
+def sides_text(result: Differences) -> str:
+    """Return what was compared, in a few words: both names, or one name and what is not the same."""
+    a, b = result.a, result.b
+    if a.model.name != b.model.name:
+        return f"{a.model.name} and {b.model.name}"
+    for one, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), (_run_name(a), _run_name(b))):
+        if one != other:
+            return f"{a.model.name}, {one or 'as it is'} and {other or 'as it is'}"
+    return f"{a.model.name} and itself"
+
+
+def _way(side: Side, other: Side) -> str:
+    """Return how a side ran, where the other did not run so."""
+    placed = [one for one, two in ((side.dtype, other.dtype), (side.device, other.device)) if one != two]
+    return printable(", ".join([*placed, *(each for each in side.ways if each not in other.ways)]), _MOST_OF_A_WAY)
+
+
+def _run_name(side: Side) -> str:
+    return PurePath(side.run).name
+
+
 def _title(result: Differences) -> Iterator[Text]:
     names = [PurePath(record.name).name for record in result.inputs]
     inputs = names[0] if len(names) == 1 else f"{len(names)} inputs"
@@ -72,15 +96,45 @@ def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
     row = next((each for each in result.rows if each.label == birth.row), None)
     kind = f" ({row.kind})" if row is not None and row.layer == birth.layer else ""
     amount = f"relative L2 {number_text(birth.relative_l2, 3)}"
+    if result.way != "lockstep":  # what a layer was given is not known
+        return f"The difference first shows at {name}{kind}: {amount}.{_called_alone(_owner(birth.layer), result)}"
     begins = "The difference is born in" if is_first else "It is born again in"
     if birth.in_own_code:
-        shows = f"{birth.row or '(model)'} is the first to show it, {amount}"
-        return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}."
+        is_own = birth.row in ("", name) or (row is not None and row.layer == birth.layer)
+        first = "its output" if is_own else birth.row
+        shows = f"{first} is the first to show it, {amount}"
+        alone = _called_alone(birth.layer, result)
+        return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
     before = row.input_relative_l2 if row is not None and is_first else None
     inputs = "" if before is None else f", its inputs differ by {number_text(before, 3)}"
     inputs = ", its inputs are equal" if before == 0 else inputs
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
+
+
+def _called_alone(layer: str, result: Differences) -> str:
+    """Return which layers that a module calls have no partner: one of them may be what makes the difference."""
+    labels = {
+        side: [each.label for each in result.unmatched if each.side == side and _owner(each.label) == layer]
+        for side in ("A", "B")
+    }
+    parts = [
+        f"only {side} calls {', '.join(names[:_FEW_ALONE])}{', …' if len(names) > _FEW_ALONE else ''}"
+        for side, names in labels.items()
+        if names
+    ]
+    sentence = ", and ".join(parts)
+    return f" {sentence[0].upper()}{sentence[1:]} there." if parts else ""
+
+
+def _owner(label: str) -> str:
+    """Return the layer around the one that a label is of."""
+    return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
+
+
+def birth_mark(result: Differences) -> str:
+    """Return what a row is called, in pictures, where a difference begins."""
+    return "born here" if result.way == "lockstep" else "the first to show it"
 
 
 def _small(result: Differences) -> str:

@@ -87,11 +87,23 @@ def _remarks(row: WeightDifference) -> str:
 def gradients_answer(result: Differences) -> str:
     """Return in a sentence how many gradients differ, and which most."""
     measured = [(row.measures.relative_l2, row.label) for row in result.gradients if row.measures is not None]
+    broken = [label for value, label in measured if math.isnan(value)]
     changed = [each for each in measured if each[0] != 0 and not math.isnan(each[0])]
-    if not changed:
+    if not changed and not broken:
         return f"No difference shows in {counted(len(measured), 'gradient')}."
-    many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
-    return f"{many}: relative L2 at most {number_text(max(changed)[0], 3)}, at {max(changed)[1]}."
+    sentences = []
+    if changed:
+        many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
+        sentences.append(f"{many}: relative L2 at most {number_text(max(changed)[0], 3)}, at {max(changed)[1]}.")
+    if broken:
+        hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side alone"
+        sentences.append(f"{hold}, {broken[0]} among them.")
+    known = [(row.error_b, row.error, row.label) for row in result.gradients if row.error is not None and row.error_b]
+    if result.reference and known:
+        error, of_a, label = max(known)
+        errors = f"B's largest error is relative L2 {number_text(error, 3)}, at {label}, and A's there"
+        sentences.append(f"Beside {result.reference} {errors} {number_text(of_a, 3)}.")
+    return " ".join(sentences)
 
 
 def without_gradients(result: Differences) -> Differences:

@@ -89,7 +89,7 @@ def test_runs_are_compared_by_their_sketches(run: Run, runs: tuple[Path, Path], 
     assert ended.code == 1
     assert "page.html holds the report" in ended.stdout
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert "The difference is born in 2 (Conv2d): relative L2 " in ended.stdout
+    assert "The difference first shows at 2 (Conv2d): relative L2 " in ended.stdout
     assert "estimated from sketches of 256 numbers" in ended.stdout
     assert "beyond 2:rel>0.5: 2, " in ended.stdout
     assert names_below(tmp_path / "found") == {
@@ -119,6 +119,7 @@ def test_from_python_there_are_the_same_results(runs: tuple[Path, Path], files: 
     ("arguments", "code", "message"),
     [
         (("before", "after", CAT), 2, "IMAGE goes with models that run over pictures: two run directories"),
+        (("before", "after", "--output-key", "out"), 2, "--output-key goes with models that run over pictures"),
         (("before", "after", "--shadow"), 2, "--shadow goes with models that run over pictures: two run directories"),
         (("before", "a.pt"), 2, "A run directory is compared with another one"),
         (("before", "same"), 2, "A run directory is compared with another one"),

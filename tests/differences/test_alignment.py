@@ -13,6 +13,7 @@ import hookscope
 from hookscope.differences.alignment import Call, align, match_names
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.models.construction import seeded
+from hookscope.render.differences_text import answer
 
 
 def call(name: str, kind: str, *shape: int, index: int = 0) -> Call:
@@ -160,3 +161,48 @@ def test_torchvisions_and_timms_resnet50_are_aligned_layer_by_layer() -> None:
             assert (row.label_b, row.matched) == (row.label, "name")
     assert {each.label for each in result.unmatched if each.side == "A"} == set()
     assert len(result.rows) == 53 + 53 + 49 + 3
+
+
+class Stage(nn.Module):
+    """A block with one activation for all, as torchvision has, or one for each, as timm has."""
+
+    def __init__(self, shares: bool, inserted: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.conv2 = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.shares = shares
+        for name in ["relu"] if shares else ["act1", "act2"]:
+            self.add_module(name, nn.ReLU())
+        if inserted:
+            self.extra = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = ("relu", "relu") if self.shares else ("act1", "act2")
+        x = self.get_submodule(first)(self.conv1(x))
+        if hasattr(self, "extra"):
+            x = self.extra(x)
+        return self.get_submodule(second)(self.conv2(x))
+
+
+def test_blocks_that_are_selected_have_partners_too_where_layers_are_named_otherwise() -> None:
+    one, other = (nn.Sequential(OrderedDict(stage=Stage(shares))) for shares in (True, False))
+    result = hookscope.diff(one, other, torch.randn(1, 3, 4, 4), layer=["stage", "!conv"])
+    assert [(row.label, row.label_b) for row in result.rows] == [
+        ("stage.relu", "stage.act1"),
+        ("stage.relu#1", "stage.act2"),
+        ("stage", "stage"),
+    ]
+    assert result.unmatched == ()
+
+
+def test_a_layer_that_only_one_side_calls_is_named_where_the_difference_is_born() -> None:
+    networks = [nn.Sequential(OrderedDict(stage=Stage(True, inserted))) for inserted in (False, True)]
+    result = hookscope.diff(*networks, torch.randn(1, 3, 4, 4))
+    sentence = answer(result)[0]
+    assert sentence.startswith("The difference is born in stage, in its own code between the layers that it calls:")
+    assert sentence.endswith(" Only B calls stage.extra there.")
+
+
+def test_a_network_that_is_given_compiled_is_said_to_run_as_written() -> None:
+    result = hookscope.diff(small(), torch.compile(small(), backend="eager"), torch.randn(2, 3, 8, 8))
+    assert result.notes == ("B is compiled, and runs as written here: --compile-b compares what is compiled.",)

@@ -1,6 +1,7 @@
 """Gradients of two networks side by side."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.render.weights_text import gradients_answer
 from tests.differences.test_running import Picky, numpys, pictures, small
 
 TARGET = 3
@@ -49,6 +51,32 @@ def test_gradients_of_outputs_and_parameters_are_those_of_autograd(batch_size: i
         difference = (ours[row.label] - theirs[row.label]).abs()
         assert float(difference[row.measures.max_at]) == pytest.approx(float(difference.max()), rel=1e-4)
     assert [birth.layer for birth in result.births] == ["norm"]
+
+
+def test_errors_of_gradients_are_those_beside_the_weights_in_float64() -> None:
+    network, other, x = small(), small(), pictures(5)
+    with torch.no_grad():
+        other.norm.weight[1] *= 1.5
+    given = {"batch_size": 2, "grads": True, "loss": "ce", "target": TARGET}
+    result = hookscope.diff(network, other, x, reference="float64", **given)
+    ours, theirs = autograds(network, x, 2), autograds(other, x, 2)
+    exact = autograds(copy.deepcopy(network).double(), x.double(), 2)
+    assert {row.label for row in result.gradients} == exact.keys()
+    for row in result.gradients:
+        assert row.error == pytest.approx(numpys(exact[row.label], ours[row.label]), rel=0.5)  # of some 1e-7
+        assert row.error_b == pytest.approx(numpys(exact[row.label], theirs[row.label]), rel=1e-4)
+        assert row.is_worse
+    worst = max(result.gradients, key=lambda row: row.error_b or 0)
+    assert f"B's largest error is relative L2 {worst.error_b:.3g}, at {worst.label}" in gradients_answer(result)
+    assert hookscope.diff(network, "same", x, **given).gradients[0].error is None
+
+
+def test_gradients_that_are_nan_on_one_side_are_said() -> None:
+    one, other = small(), small()
+    with torch.no_grad():
+        other.fc.bias[0] = math.inf
+    result = hookscope.diff(one, other, pictures(), grads=True, loss="ce", target=TARGET)
+    assert "hold NaN or Inf on one side alone, conv grad_output among them" in gradients_answer(result)
 
 
 def test_equal_networks_have_equal_gradients_and_are_left_as_they_were() -> None:

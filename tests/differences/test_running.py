@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import random
 import threading
 import time
@@ -267,8 +268,8 @@ def test_a_layer_that_one_side_calls_more_often_is_listed() -> None:
 
     result = hookscope.diff(Often(3), Often(1), torch.randn(3, 4))
     assert [(each.label, each.reason) for each in result.unmatched] == [
-        ("body#1", "called 3 times here, 1 times by B"),
-        ("body#2", "called 3 times here, 1 times by B"),
+        ("body#1", "called 3 times here, once by B"),
+        ("body#2", "called 3 times here, once by B"),
     ]
     assert result["body"].origin == "equal"
     assert result["end"].origin != "equal"
@@ -321,6 +322,13 @@ def test_an_edit_of_b_is_a_difference() -> None:
     result = hookscope.diff(small(), "same", pictures(), edit_b="norm:output:scale(1.1)")
     assert [birth.layer for birth in result.births] == ["norm"]
     assert result.b.ways == ("edit norm:output:scale(1.1)",)
+    assert result.notes == ()
+
+
+def test_an_edit_of_several_layers_says_which() -> None:
+    network = nn.Sequential(OrderedDict((f"conv{at}", nn.Conv2d(3, 3, 1)) for at in range(4)))
+    result = hookscope.diff(network, "same", pictures(), edit_b=["conv:output:scale(2)", "conv1:output:zero"])
+    assert result.notes == ("Edit 'conv:output:scale(2)' changes 4 layers: conv0, conv1, conv2, …",)
 
 
 def test_threads_are_as_before_afterwards() -> None:
@@ -357,6 +365,61 @@ def test_a_saved_network_does_not_differ(form: str, tmp_path: Path) -> None:
     assert result.births == ()
     assert {row.label for row in result.rows} >= {"conv", "norm", "relu", "fc"}
     assert {row.origin for row in result.rows} <= {"equal", "rounding"}
+
+
+class Named(nn.Module):
+    """Returns several outputs by name."""
+
+    def __init__(self, names: str, scale: float = 1.0, extra: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.aux = nn.Linear(4, 3), nn.Linear(4, extra)
+        self.names, self.scale = names, scale
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = {"logits": self.body(x), "aux": self.scale * self.aux(x)}
+        return {name: found[name] for name in self.names.split()}
+
+
+def test_outputs_by_name_are_compared_with_those_of_the_same_name() -> None:
+    result = hookscope.diff(Named("logits aux"), Named("aux logits", 2.0), torch.randn(2, 4))
+    found = {each.slot: each.measures.relative_l2 for each in result.outputs if each.measures}
+    assert found == {"['logits']": 0.0, "['aux']": pytest.approx(1.0)}
+
+
+def test_where_scores_are_nan_there_is_no_best_class() -> None:
+    class Broken(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * torch.tensor([[1.0], [math.nan]])
+
+    torch.manual_seed(0)
+    plain, broken = nn.Sequential(nn.Linear(4, 6)), nn.Sequential(Broken(4, 6))
+    broken.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 4)
+    (output,) = hookscope.diff(plain, broken, x).outputs
+    assert (output.top1, output.top5) == (1, 0.5)
+    assert output.kl is not None
+    assert math.isnan(output.kl)
+    (output,) = hookscope.diff(broken, "same", x).outputs
+    assert (output.top1, output.top5, output.kl) == (2, 1.0, 0.0)
+
+
+def test_an_output_key_chooses_the_output() -> None:
+    x = torch.randn(2, 4)
+    result = hookscope.diff(Named("logits aux"), Named("logits aux", 2.0), x, output_key="aux", grads=True)
+    assert [each.slot for each in result.outputs] == ["['aux']"]
+    assert {row.label for row in result.gradients} >= {"aux.weight grad"}
+    assert not any(row.label.startswith("body") for row in result.gradients)
+    other = Named("logits aux", extra=5)
+    with pytest.raises(UsageError, match=r"Give --layer .* or --output-key to choose an output\."):
+        hookscope.diff(Named("logits aux"), other, x)
+    assert hookscope.diff(Named("logits aux"), other, x, output_key="logits").outputs[0].top1 == 2
+    plain = nn.Sequential(OrderedDict(body=Named("logits").body))
+    assert hookscope.diff(plain, other, x, output_key="logits").outputs[0].top1 == 2
+    with pytest.raises(UsageError, match=r"no floating-point output 'scores'\. It has \['logits'\], \['aux'\]"):
+        hookscope.diff(Named("logits aux"), "same", x, output_key="scores")
+    with pytest.raises(UsageError, match="It has a single one or none"):
+        hookscope.diff(plain, "same", x, output_key="logits")
 
 
 # --- what cannot be compared ---
@@ -413,7 +476,7 @@ def test_inputs_that_a_network_raises_on_are_left_out() -> None:
         ({"fail_over": "added>1e-3"}, "It needs --shadow"),
         ({"fail_over": "error>1e-3"}, "It needs --reference"),
         ({"fail_over": "fc:kl>1"}, "kl is a measure of the output"),
-        ({"shadow": True, "mode_b": "train"}, "eval mode alone"),
+        ({"shadow": True, "mode_b": "train"}, "only possible in eval mode"),
         ({"threads_b": 0}, "give 1 or more"),
         ({"weights_b": "none"}, "load them into a second module"),
     ],

@@ -109,6 +109,28 @@ def test_saved_tensors_make_the_measures_exact(tmp_path: Path) -> None:
         assert known.standard_error is None
 
 
+def test_saved_tensors_are_drawn_as_those_of_networks_that_run(tmp_path: Path, pictures: Path) -> None:
+    one, other = network(), shaken(network(), "norm.weight")
+    given = {"resize": "none", "crop": "none"}
+    folders = [
+        ran(tmp_path / name, each, pictures, save_tensors=True, **given)
+        for name, each in zip("ab", (one, other), strict=True)
+    ]
+    found = compare_runs(*folders)
+    live = hookscope.diff(one, other, pictures, **given)
+    assert [(each.label, each.arrangement) for each in found.maps] == [
+        (each.label, each.arrangement) for each in live.maps
+    ]
+    for stored, drawn in zip(found.maps, live.maps, strict=True):
+        np.testing.assert_array_equal(stored.values, drawn.values)
+    assert found.maps[0].label == "norm"
+    record = json.loads((found.save(tmp_path / "found") / "run.json").read_text("utf-8"))
+    assert record["grids"][0]["path"] == "grids/001-norm.png"
+    for folder in folders:
+        (folder / "activations.safetensors").unlink()
+    assert compare_runs(*folders).maps == ()
+
+
 def test_equal_networks_show_no_difference(tmp_path: Path, pictures: Path) -> None:
     prepared = {"resize": "none", "crop": "none"}
     a = ran(tmp_path / "a", network(), str(pictures), **prepared)

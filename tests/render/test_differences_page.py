@@ -11,6 +11,7 @@ import pytest
 
 import hookscope
 from hookscope.errors import InputError
+from hookscope.render.differences_text import sides_text
 from hookscope.render.html.differences import differences_html
 from hookscope.results.comparison import Prediction
 from hookscope.results.differences import (
@@ -200,3 +201,19 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
         opened = open_html(page_of(tmp_path / str(number), result), width=width, scheme=scheme)
         assert opened.axe_violations() == []
         assert opened.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        ({}, {"model": replace(MODEL, name="other")}, "net and other"),
+        ({}, {"dtype": "bfloat16"}, "net, float32 and bfloat16"),
+        ({}, {"ways": ("compiled", "threads: 2")}, "net, as it is and compiled, threads: 2"),
+        ({"ways": ("edit a:output:zero",)}, {"dtype": "float16"}, "net, float32, edit a:output:zero and float16"),
+        ({}, {"model": replace(MODEL, weights="new.pt")}, "net, net.pt and new.pt"),
+        ({"run": "runs/old"}, {"run": "runs/new"}, "net, old and new"),
+        ({}, {}, "net and itself"),
+    ],
+)
+def test_titles_say_what_is_not_the_same(a: dict[str, Any], b: dict[str, Any], text: str) -> None:
+    assert sides_text(replace(RESULT, a=Side(MODEL, **a), b=Side(**{"model": MODEL, **b}))) == text

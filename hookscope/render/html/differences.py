@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookscope.render.columns import Column
-from hookscope.render.differences_text import answer, difference_columns
+from hookscope.render.differences_text import answer, birth_mark, difference_columns, sides_text
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import picture_uri, thumbnail_uri
 from hookscope.render.weights_text import (
@@ -35,7 +35,7 @@ def differences_html(run: StoredDifferences) -> str:
     return render_page(
         "differences.html",
         {},
-        title=f"{result.a.model.name} and {result.b.model.name} · what differs",
+        title=f"{sides_text(result)} · what differs",
         sentences=list(weights_answer(result) if of_weights else answer(result)),
         sides=[(letter, side, _about(side, result)) for letter, side in (("A", result.a), ("B", result.b))],
         result=result,
@@ -52,7 +52,7 @@ def _grid(run: StoredDifferences, grid: Grid) -> dict[str, str]:
     row = next(row for row in run.result.rows if row.index == grid.row)
     return {
         "name": row.label or "(model)",
-        "remark": "born here" if row.label in born else "",
+        "remark": birth_mark(run.result) if row.label in born else "",
         "caption": ", ".join(grid.caption),
         "uri": thumbnail_uri(run.read_picture(grid.path), grid.path, _GRID_SIDE),
     }

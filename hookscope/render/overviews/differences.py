@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import classes_text
-from hookscope.render.differences_text import answer
+from hookscope.render.differences_text import answer, birth_mark, sides_text
 from hookscope.render.overviews.activations import input_picture, names_of
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.maps import MOST_STAGES, MapColumns
@@ -118,7 +118,7 @@ def _born(result: Differences) -> set[int]:
 
 
 def _remark(maps: FeatureMaps, result: Differences) -> str:
-    return f"{maps.kind}: born here" if maps.row in _born(result) else maps.kind
+    return f"{maps.kind}: {birth_mark(result)}" if maps.row in _born(result) else maps.kind
 
 
 def _key(result: Differences, shown: Sequence[FeatureMaps]) -> str:
@@ -127,11 +127,9 @@ def _key(result: Differences, shown: Sequence[FeatureMaps]) -> str:
 
 
 def _heading(result: Differences) -> list[Line]:
-    a, b = result.a.model.name, result.b.model.name
     inputs = f", {names_of(result.inputs)}" if result.inputs else ""
-    names = a if a == b else f"{a} and {b}"
     return [
-        (f"What differs: {names}{inputs}", TITLE, INK),
+        (f"What differs: {sides_text(result)}{inputs}", TITLE, INK),
         *((f"{letter}: {_about(side)}", TEXT, DIM) for letter, side in (("A", result.a), ("B", result.b))),
     ]
 
@@ -185,6 +183,7 @@ def _depth(result: Differences, numbers: dict[int, str]) -> Block:
         [each for each in more if any(each.values)],
         letters=[(numbers[row.index], place) for place, row in enumerate(rows) if row.index in numbers],
         ground=[place for place, row in enumerate(rows) if row.index in _born(result)],
+        ground_name=birth_mark(result),
     )
 
 
@@ -196,6 +195,7 @@ def _chart(
     *,
     letters: Sequence[tuple[str, int]] = (),
     ground: Sequence[int] = (),
+    ground_name: str = "",
 ) -> Block:
     values = [None if each is None else each.relative_l2 for each in measures]
     equal = [place for place, value in enumerate(values) if value == 0]
@@ -207,6 +207,6 @@ def _chart(
         marks=[Marks("equal", equal, GREY, "triangle"), Marks("NaN or Inf on one side", broken, VERMILION)],
         letters=letters,
         ground=ground,
-        ground_name="born here",
+        ground_name=ground_name,
         names=names,
     ).block

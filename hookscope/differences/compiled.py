@@ -1,0 +1,290 @@
+"""B through `torch.compile`: whole, for its output, and in blocks that are compiled one by one, for its rows.
+
+A compiled graph has no boundaries between modules, and torch skips hooks that are added after compiling. So the network
+runs as written around blocks whose `forward` is compiled, and hooks are on these blocks, outside of compiled code.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.differences.alignment import match_names
+from hookscope.differences.births import exceeds, rounding_limit
+from hookscope.differences.lockstep import Strand
+from hookscope.differences.party import Finished, Party, Ready, Stop, parameter_shapes
+from hookscope.errors import HookscopeError, ModelError, UsageError
+from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.selection import default_layers
+from hookscope.inputs import Batch
+from hookscope.inspection.failures import reraise_internal
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.state.preservation import preserved
+from hookscope.results.differences import DifferenceRow, OutputDifference
+from hookscope.text import counted, exception_line, printable
+
+_WHOLE = ""
+
+# What holds others and is never called.
+_HELD = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+
+# Each block is another recompilation of its class's code, and above a limit of 8 torch runs the rest as written without
+# a word. Random numbers are drawn as uncompiled code draws them, so that dropout is no difference.
+_DYNAMO = {
+    "recompile_limit": 2**20,
+    "accumulated_recompile_limit": 2**20,
+    "fail_on_recompile_limit_hit": True,
+    "suppress_errors": False,
+}
+_INDUCTOR = {"fallback_random": True}
+
+
+@dataclass(slots=True)
+class Compiled:
+    """B, compiled.
+
+    Attributes:
+        party: B, whose blocks are compiled one by one.
+        whole: A copy of it, on the same parameters, that is compiled in one piece.
+        blocks: Of B, by name.
+        sizes: How many layers each block stands for, by the names of A.
+        strand: That the whole runs in.
+    """
+
+    party: Party
+    whole: Party
+    blocks: Mapping[str, nn.Module]
+    sizes: Mapping[str, int]
+    strand: Strand[Stop] | None = None
+    _graphs: Counter[str] = field(default_factory=Counter)
+    _failure: HookscopeError | None = None
+
+    @contextmanager
+    def forwards(self) -> Iterator[None]:
+        """Compile the blocks and the whole for the length of a `with` block.
+
+        Raises:
+            UsageError: If a compiler is missing, or torch compiles nothing of the network.
+            ModelError: If torch cannot compile it.
+        """
+        places = {**self.blocks, _WHOLE: self.whole.inspected.network}
+        before = {name: vars(module).get("forward") for name, module in places.items()}
+        try:
+            for name, module in places.items():
+                module.forward = self._compiled(name, module.forward)
+            yield
+        except Exception as error:
+            if self._failure is not None:
+                raise self._failure from error
+            raise
+        finally:
+            for name, module in places.items():
+                if before[name] is None:
+                    vars(module).pop("forward", None)
+                else:
+                    vars(module)["forward"] = before[name]
+        if not self._graphs[_WHOLE] and self._ran():
+            raise UsageError(f"{self.whole.title}: torch.compile compiles nothing of it. Leave out --compile-b.")
+
+    def _compiled(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a compiled function. No frame of ours is on the way to it: what it raises is the model's."""
+        import torch._dynamo.config  # noqa: PLC0415 - they take a second
+        import torch._inductor.config  # noqa: PLC0415
+
+        def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+            self._graphs[name] += 1
+            try:
+                return lower(graph, inputs)
+            except Exception as error:
+                self._failure = self._failure or _failed(self.whole.title, name, error)
+                raise
+
+        compiled = torch.compile(forward, backend=backend)
+        for config, changes in ((torch._dynamo.config, _DYNAMO), (torch._inductor.config, _INDUCTOR)):
+            compiled = config.patch(changes)(compiled)
+        return cast("Callable[..., Any]", torch.compiler.set_stance("default")(compiled))
+
+    def ended(self, finished: Sequence[Finished], batch: Batch) -> list[Finished]:
+        """Return how all parties ended a batch, B with what the whole returns for it.
+
+        Raises:
+            HookscopeError: As `forwards`: what cannot be compiled is no fault of the batch.
+        """
+        if self._failure is None and self.strand is not None and not any(each.message for each in finished):
+            finished = [finished[0], self._run_whole(self.strand, batch), *finished[2:]]
+        if self._failure is not None:
+            raise self._failure from next((each.error for each in finished if each.error is not None), None)
+        return [*finished]
+
+    def _run_whole(self, strand: Strand[Stop], batch: Batch) -> Finished:
+        self.whole.batch = batch
+        stop = strand.resume()
+        while isinstance(stop, Ready):
+            stop = strand.resume()
+        if strand.error is not None:
+            raise strand.error
+        finished = stop if isinstance(stop, Finished) else Finished()
+        self.whole.rewinds = bool(finished.message)
+        return finished
+
+    def note(self) -> str:
+        """Return how the numbers came about."""
+        rows = f"its rows are of {counted(len(self._ran()), 'block')}, each compiled by itself"
+        return (
+            f"B is compiled by torch.compile: its output is that of the whole network, compiled in one piece; {rows}."
+        )
+
+    def _ran(self) -> list[str]:
+        seen = {each.layer for each in self.party.shown.values()}
+        return [name for name in self.blocks if name in seen]
+
+    def warnings(
+        self, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference], eps: float, *, is_born: bool
+    ) -> list[str]:
+        """Return what was not compiled, and whether the whole differs though no block does."""
+        found = []
+        as_written = [name for name in self._ran() if not self._graphs[name] and [*self.blocks[name].parameters()]]
+        if as_written:
+            names = ", ".join(printable(name, 80) for name in as_written[:3]) + (", …" if len(as_written) > 3 else "")
+            found.append(f"B: torch.compile compiles nothing of {names}: what is there runs as written.")
+        limit = rounding_limit(eps, sum(self.sizes.get(row.layer, 1) for row in rows))
+        if not is_born and any(each.measures and exceeds(each.measures.relative_l2, limit) for each in outputs):
+            found.append(
+                "The whole network, compiled in one piece, differs beyond rounding, though no block does that is "
+                "compiled by itself: the difference arises in what torch.compile makes of several blocks together."
+            )
+        return found
+
+
+def lower(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """Compile a graph as torch.compile does unless told otherwise."""
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - as above
+
+    compiled: Any = compile_fx(graph, inputs)
+    return cast("Callable[..., Any]", compiled)
+
+
+def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
+    """Return the error for a graph that could not be compiled."""
+    causes: list[BaseException] = [error]
+    for each in causes:  # which grows
+        inner = (getattr(each, "inner_exception", None), each.__cause__, each.__context__)
+        causes += [one for one in inner if isinstance(one, BaseException) and one not in causes]
+    kinds = {type(each).__name__ for each in causes}
+    for kind, what in (("InvalidCxxCompiler", "a C++ compiler (g++, or what CXX names)"), ("TritonMissing", "Triton")):
+        if kind in kinds:
+            return UsageError(f"torch.compile needs {what} and finds none: install it, or leave out --compile-b.")
+    where = f" at {printable(block, 80)}" if block else ""
+    return ModelError(f"{title} cannot be compiled{where}: {exception_line(causes[-1])}. Leave out --compile-b.")
+
+
+def compile_in_blocks(
+    parties: Sequence[Party], brought: Sequence[Batch], maps: Sequence[str], *, chosen: bool
+) -> Compiled:
+    """Compile B, and let all parties look at the same blocks.
+
+    Without chosen layers these are the modules that the network itself calls; what only holds others is opened. With
+    them each chosen layer that is around no other is a block, and what is around it is opened.
+
+    Args:
+        parties: A, B, and the reference if there is one.
+        brought: The first batch, as A and B take it.
+        maps: As for `--map`.
+        chosen: Whether `--layer` has chosen the layers that A has selected.
+
+    Raises:
+        UsageError: If B cannot be copied.
+    """
+    a, b = parties[:2]
+    modules_a, modules_b = a.inspected.modules, b.inspected.modules
+    shapes_a, shapes_b = (
+        {name: parameter_shapes(each) for name, each in side.items()} for side in (modules_a, modules_b)
+    )
+    named = match_names(shapes_a, shapes_b, maps)
+    called_a, called_b = (_called(side, batch) for side, batch in zip((a, b), brought, strict=False))
+    blocks_a = partition(modules_a, called_a, a.selected if chosen else ())
+    blocks_b = partition(modules_b, called_b, {named[name][0] for name in blocks_a if name in named})
+    for party, blocks in zip(parties, (blocks_a, blocks_b, blocks_a), strict=False):
+        modules = party.inspected.modules
+        around = {name for name in modules if any(_is_around(name, each) for each in blocks)}
+        if chosen and party is not b:
+            party.selected = {name: each for name, each in party.selected.items() if name in blocks or name in around}
+        else:
+            party.selected = {name: modules[name] for name in blocks}
+        party.hooked = {
+            name: each
+            for name, each in modules.items()
+            if name in blocks or (name in around and not isinstance(each, _HELD))
+        }
+    layers = default_layers(modules_a) & called_a
+    sizes = {name: sum(name == each or _is_around(name, each) for each in layers) or 1 for name in blocks_a}
+    return Compiled(b, _whole(b), {name: modules_b[name] for name in blocks_b}, sizes)
+
+
+def partition(
+    modules: Mapping[str, nn.Module], called: Collection[str], wanted: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the names of the blocks of a network: together they hold all of its modules, and none holds another.
+
+    Args:
+        modules: All of a network by name, the network itself as "".
+        called: Those that run.
+        wanted: Layers that are blocks unless one of them is around another.
+    """
+    blocks: list[str] = []
+    waiting = [*_children("", modules)]
+    if len(waiting) == 1 and not wanted:
+        waiting = [*_children(waiting[0], modules)] or waiting
+    while waiting:
+        name = waiting.pop(0)
+        inside = [each for each in modules if _is_around(name, each)]
+        runs_inside = name not in called and any(each in called for each in inside)
+        if runs_inside or any(each in wanted for each in inside):
+            waiting[:0] = _children(name, modules)
+        elif not isinstance(modules[name], _HELD):
+            blocks.append(name)
+    return tuple(blocks)
+
+
+def _children(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
+    return [each for each in modules if each and each.rpartition(".")[0] == name]
+
+
+def _is_around(name: str, inner: str) -> bool:
+    return name != inner and (not name or inner.startswith(f"{name}."))
+
+
+def _called(party: Party, batch: Batch) -> set[str]:
+    """Run a network once; return the names of the modules that it calls, as far as it comes."""
+    network, modules = party.inspected.network, party.inspected.modules
+    with (
+        preserved(network, party.seed, party.mode, modules.values()),
+        capture(network, modules, lambda *_: None) as captured,
+    ):
+        try:
+            with torch.no_grad(), party.casting():
+                network(*batch.args, **batch.kwargs)
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the pass that counts raises it again
+            reraise_internal(raised)
+        return captured.called
+
+
+def _whole(party: Party) -> Party:
+    """Return a party without hooks that runs a copy of the network, on the same parameters."""
+    network = party.inspected.network
+    known: dict[int, Any] = {id(each): each for each in network.parameters()}
+    try:
+        copy = deepcopy(network, known)
+    except Exception as error:
+        raise UsageError(
+            f"{party.title} cannot be copied to be compiled in one piece: {exception_line(error)}. "
+            "Leave out --compile-b."
+        ) from error
+    modules = dict(copy.named_modules())
+    inspected: InspectedNetwork = replace(party.inspected, network=copy, modules=modules)
+    return replace(party, inspected=inspected, selected={}, hooked={}, operations=None, keeps="")

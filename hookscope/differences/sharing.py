@@ -1,0 +1,48 @@
+"""Share the CPU's threads among networks that run at the same time, or let them take turns."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from hookscope.differences.meeting import Meeting
+from hookscope.differences.party import Party
+
+
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Restore the count of threads after the block, which threads that begin later take over."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def share_threads(parties: Sequence[Party]) -> int | None:
+    """Give each party its share of the CPU's threads, to run at the same time; return how many there are.
+
+    None if they are to take turns: they run elsewhere, or so many threads are asked for.
+
+    Parties that took turns would have a team of OpenMP threads each, of which one spins while the other one works.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or any(party.threads is not None or party.inspected.placed[0] != "cpu" for party in parties):
+        return None
+    share = max(1, threads // len(parties))
+    for party in parties:
+        party.threads = share
+    torch.set_num_threads(share)  # of this thread, which compares what they have
+    return threads
+
+
+def take_turns(meeting: Meeting) -> None:
+    """Let parties that ran at the same time go back to before the batch, and take turns, each with all threads."""
+    threads, meeting.shared_threads = meeting.shared_threads, None
+    if threads is None:
+        return
+    torch.set_num_threads(threads)
+    for party, strand in zip(meeting.parties, meeting.strands, strict=True):
+        strand.call(partial(torch.set_num_threads, threads))
+        party.rewinds = True
