@@ -17,7 +17,7 @@ from packaging.tags import platform_tags
 
 PACKAGE = Path("hookscope", "statistics")
 LIBRARY = "native.bin"
-SOURCES = ("native.c", "sketch.c")
+SOURCES = ("native.c", "sketch.c", "difference.c")
 
 # Kinds of machine that native.c is known to serve, as Python and as the compiler call them.
 TARGETS = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.differences.measures import Sums, coarser, comparable, meeting_place, plain
+from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
@@ -52,10 +52,9 @@ class _Pair:
             return
         self.note = self.note or comparable(a, b)
         if not self.note:
-            device = meeting_place(a, b)
             by_input = bool(a.dim()) and a.shape[0] == count
             self.dtype = coarser(a, b)
-            self.sums.add(plain(a, device), plain(b, device), first_input if by_input else 0)
+            self.sums.add(a, b, first_input if by_input else 0)
 
     def row(self) -> DifferenceRow:
         return self.found.measured(None if self.note else self.sums.measured(self.dtype), self.note)

@@ -1,8 +1,8 @@
-"""Run several functions side by side in threads of which one runs at a time, each from one pause to its next.
+"""Run several functions side by side, each in a thread that runs from one pause to its next.
 
-A forward pass cannot be left and entered again; a thread that waits inside a hook can. What threads share is swapped
-when another one goes on: the states of the random generators. What torch keeps by thread (whether gradients are
-recorded, autocast, modes, the count of threads) each function sets for itself.
+A forward pass cannot be left and entered again; a thread that waits inside a hook can. What torch keeps by thread
+(whether gradients are recorded, autocast, modes, the count of threads) each function sets for itself. All threads share
+the random generators: threads that run one at a time have their states swapped; for others see `resume_together`.
 """
 
 import random
@@ -34,6 +34,7 @@ class Strand(Generic[Stop]):
         breaks_off: Every breakable pause raises, until the function itself takes this back.
         result: What it returned.
         error: What it raised.
+        random: The states that random generators have for it, where it runs while no other one does.
     """
 
     def __init__(self, function: Callable[["Strand[Stop]"], object]) -> None:
@@ -48,15 +49,34 @@ class Strand(Generic[Stop]):
         self._abandoned = self.breaks_off = False
         self._go: SimpleQueue[None] = SimpleQueue()
         self._stopped: SimpleQueue[None] = SimpleQueue()
-        self._random = _RandomStates()
+        self.random = RandomStates()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def resume(self) -> Stop | None:
         """Let it run to its next pause; return what it pauses with, None once it has ended."""
+        self.random.enter()
+        try:
+            self.start()
+            return self.wait()
+        finally:
+            self.random.leave()
+
+    def start(self) -> None:
+        """Let it go on, while the caller does as well."""
         self._stop = None
-        self._hand_over()
-        return self._stop
+        self._go.put(None)
+
+    def wait(self) -> Stop | None:
+        """Wait for its next pause, once it has been started; return as `resume` does."""
+        while True:
+            try:
+                self._stopped.get(timeout=_LOOKS_AFTER_SECONDS)
+            except Empty:
+                if not self._thread.is_alive() and self._stopped.empty():
+                    raise RuntimeError("a strand has ended without saying so") from None
+            else:
+                return self._stop
 
     def finish(self) -> None:
         """Let it run to its end, past every pause.
@@ -72,7 +92,7 @@ class Strand(Generic[Stop]):
     def call(self, task: Callable[[], Any]) -> Any:
         """Call a function in the thread, at the pause that it is at, and return what it returns or raise its error."""
         self._task = task
-        self._hand_over()
+        self.resume()
         result, error = self._outcome
         self._outcome = (None, None)
         if error is not None:
@@ -108,22 +128,6 @@ class Strand(Generic[Stop]):
             self._go.put(None)
             self._thread.join()
 
-    def _hand_over(self) -> None:
-        self._random.enter()
-        try:
-            self._go.put(None)
-            self._await_stop()
-        finally:
-            self._random.leave()
-
-    def _await_stop(self) -> None:
-        while True:
-            try:
-                return self._stopped.get(timeout=_LOOKS_AFTER_SECONDS)
-            except Empty:
-                if not self._thread.is_alive() and self._stopped.empty():
-                    raise RuntimeError("a strand has ended without saying so") from None
-
     def _run(self) -> None:
         self._go.get()
         try:
@@ -144,7 +148,7 @@ def strands(functions: Sequence[Callable[[Strand[Stop]], object]]) -> Iterator[l
     have again after the block.
     """
     started: list[Strand[Stop]] = []
-    states = _RandomStates()
+    states = RandomStates()
     numpys = mtrand.get_bit_generator()
     try:
         started += map(Strand, functions)
@@ -156,8 +160,18 @@ def strands(functions: Sequence[Callable[[Strand[Stop]], object]]) -> Iterator[l
         mtrand.set_bit_generator(numpys)
 
 
-class _RandomStates:
-    """The states of the random generators of torch (on the CPU and CUDA), Python and NumPy, for one strand."""
+def resume_together(strands: Sequence[Strand[Stop]]) -> list[Stop | None]:
+    """Let all of them run at the same time, each to its next pause; return what each of them pauses with.
+
+    Which of them draws which random number is left to chance: the caller sees by `RandomStates` whether any has.
+    """
+    for strand in strands:
+        strand.start()
+    return [strand.wait() for strand in strands]
+
+
+class RandomStates:
+    """The states of the random generators of torch (on the CPU and CUDA), Python and NumPy, at one time."""
 
     def __init__(self) -> None:
         """Take the states as they are now."""
@@ -173,6 +187,20 @@ class _RandomStates:
         mtrand.set_bit_generator(self._numpy)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the same random numbers follow; those of CUDA are not looked at."""
+        if not isinstance(other, RandomStates):
+            return NotImplemented
+        states = self._numpy.state["state"], other._numpy.state["state"]
+        return (
+            torch.equal(self._torch, other._torch)
+            and self._python == other._python
+            and states[0]["pos"] == states[1]["pos"]
+            and np.array_equal(states[0]["key"], states[1]["key"])
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # they change
 
     def leave(self) -> None:
         """Remember what they have come to."""

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from hookscope.results.differences import ChannelShare, Measures
+from hookscope.statistics import difference
+from hookscope.statistics.difference import SquaredSums, squared_sums
 
 # Elements that are compared at a time. On the CPU as many as torch does not spread over threads, which would have to be
 # woken for each; their float64 copies stay in a core's cache. Our choice, like that for accelerators.
@@ -43,7 +45,13 @@ class Sums:
     mismatched: int = 0
 
     def add(self, a: Tensor, b: Tensor, first_input: int = 0) -> None:
-        """Add the elements of two tensors of one shape; `first_input` is the position of the first one on axis 0."""
+        """Add the elements of two `comparable` tensors; `first_input` is the position of the first one on axis 0."""
+        sums = squared_sums(a, b)
+        if sums is not None:
+            self._add_found(sums, a, first_input)
+            return
+        device = _meeting_place(a, b)
+        a, b = plain(a, device), plain(b, device)
         shape = tuple(a.shape)
         flat_a, flat_b = a.reshape(-1), b.reshape(-1)
         self.count += flat_a.numel()
@@ -65,6 +73,15 @@ class Sums:
             self.max_abs, at, self.max_value = largest
             place = _unravelled(at, shape)
             self.max_at = (place[0] + first_input, *place[1:]) if place else ()
+
+    def _add_found(self, found: SquaredSums, a: Tensor, first_input: int) -> None:
+        """Add what compiled code has found."""
+        place = found.max_at
+        largest = 0.0 if place is None or found.max_abs <= self.max_abs else found.max_abs
+        at = (place[0] + first_input, *place[1:]) if place else place
+        value = float(a[place]) if largest and place is not None else 0.0
+        sums = (found.a, found.b, found.product, found.difference, largest, at, value)
+        self.merge(Sums(*sums, found.unequal, a.numel(), found.mismatched))
 
     def _add_part(self, a: Tensor, b: Tensor, start: int, at_least: float) -> tuple[float, int, float]:
         """Add some elements, in float64.
@@ -153,7 +170,7 @@ def plain(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def meeting_place(a: Tensor, b: Tensor) -> torch.device:
+def _meeting_place(a: Tensor, b: Tensor) -> torch.device:
     """Return the device to compare two tensors on: theirs, or the CPU."""
     return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
 
@@ -181,6 +198,11 @@ def culprit(squares: Tensor) -> ChannelShare | None:
 
 def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor:
     """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
+    found = difference.squares_by_channel(a, b, axis)
+    if found is not None:
+        return found
+    device = _meeting_place(a, b)
+    a, b = plain(a, device), plain(b, device)
     total = torch.zeros(a.shape[axis], dtype=torch.float64)
     for one, other in zip(a, b, strict=True):
         differences = (one - other).double().movedim(axis - 1, 0).reshape(a.shape[axis], -1)

@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.differences.lockstep import Strand
+from hookscope.differences.lockstep import RandomStates, Strand, resume_together
 from hookscope.differences.maps import KeptMaps
-from hookscope.differences.measures import Sums, coarser, comparable, meeting_place, plain, squares_by_channel
+from hookscope.differences.measures import Sums, coarser, comparable, squares_by_channel
 from hookscope.differences.party import Finished, Key, Party, Ready, Seen, Stop
 from hookscope.text import exception_line
 
@@ -95,6 +95,7 @@ class Meeting:
         strands: In the order of the parties.
         shadows: Whether B's layers are run on A's inputs too.
         maps: Of A-B, of the first input.
+        shared_threads: Of the CPU, for all parties, which run at the same time; None if they take turns.
         rows: By key, of the batches that were kept.
     """
 
@@ -102,6 +103,7 @@ class Meeting:
     strands: Sequence[Strand[Stop]]
     maps: KeptMaps
     shadows: bool = False
+    shared_threads: int | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
     _batch: dict[Key, Row] = field(default_factory=dict)
     _known: dict[tuple[int, int], _Known] = field(default_factory=dict)
@@ -110,12 +112,16 @@ class Meeting:
     _first_input: int = 0
     _count: int = 0
 
-    def run(self, first_input: int, count: int) -> list[Finished]:
-        """Run one batch, which the parties have; return how each of them ended.
+    def run(self, first_input: int, count: int) -> list[Finished] | None:
+        """Run one batch, which the parties have.
 
         Args:
             first_input: Position of its first input in the run.
             count: Of its inputs.
+
+        Returns:
+            How each of them ended; None if the batch is to be run again, by parties that take turns: one of those that
+            ran at the same time drew a random number, or raised.
         """
         self._first_input, self._count = first_input, count
         if not first_input:
@@ -124,23 +130,47 @@ class Meeting:
         self._batch.clear()
         self._overwritten.clear()
         self._shadowed.clear()
+        for strand in self.strands:
+            self._prepare(strand)
+        if self.shared_threads is None:
+            return self._run()
+        before = self.strands[0].random
+        if all(strand.random == before for strand in self.strands):
+            before.enter()
+            finished = self._run()
+            if RandomStates() == before and not any(each.error for each in finished):
+                return finished
+        else:
+            self._break_off({})
+        return None
+
+    def _run(self) -> list[Finished]:
         held: list[dict[Key, Seen]] = [{} for _ in self.parties]
         waiting: dict[int, Seen] = {}
         finished: dict[int, Finished] = {}
+        places = range(len(self.parties))
         while True:
-            for place, strand in enumerate(self.strands):
-                if place not in waiting and place not in finished:
-                    stop = self._next(strand)
-                    if isinstance(stop, Seen):
-                        waiting[place] = stop
-                    else:
-                        finished[place] = stop
-                        if stop.error is not None:
-                            self._break_off(finished)
-                            return [finished[each] for each in range(len(self.strands))]
-            if not waiting:
-                return [finished[place] for place in range(len(self.strands))]
+            for place, stop in self._go_on([at for at in places if at not in waiting and at not in finished]):
+                if isinstance(stop, Seen):
+                    waiting[place] = stop
+                else:
+                    finished[place] = stop
+                del stop  # which holds tensors
+            if any(each.error is not None for each in finished.values()):
+                self._break_off(finished)
+            if not waiting or len(finished) == len(places):
+                return [finished[each] for each in places]
             self._meet(waiting, held, finished)
+
+    def _go_on(self, places: Sequence[int]) -> Iterator[tuple[int, Seen | Finished]]:
+        """Let some parties run to their next pause."""
+        if self.shared_threads is not None:
+            stops = resume_together([self.strands[place] for place in places])
+            for place, stop in zip(places, stops, strict=True):
+                yield place, _stopped(self.strands[place], stop)
+        else:
+            for place in places:
+                yield place, _stopped(self.strands[place], self.strands[place].resume())
 
     def keep(self) -> None:
         """Count the batch that ran last."""
@@ -152,18 +182,16 @@ class Meeting:
         for place, strand in enumerate(self.strands):
             if place not in finished:
                 strand.breaks_off = True
-                stop = self._next(strand)
+                stop = _stopped(strand, strand.resume())
                 finished[place] = stop if isinstance(stop, Finished) else Finished()
 
-    def _next(self, strand: Strand[Stop]) -> Seen | Finished:
-        stop = strand.resume()
-        while isinstance(stop, Ready):
+    def _prepare(self, strand: Strand[Stop]) -> None:
+        """Let a party do what comes before the forward pass."""
+        stop: Stop | None = None
+        while not (isinstance(stop, Ready) and stop.has_batch) and not strand.done:
             stop = strand.resume()
-        if stop is None:
-            if strand.error is not None:
-                raise strand.error
-            return Finished()
-        return stop
+        if strand.error is not None:
+            raise strand.error
 
     def _meet(self, waiting: dict[int, Seen], held: list[dict[Key, Seen]], finished: Mapping[int, Finished]) -> None:
         """Compare what all parties have reached; what some have not is held until they have."""
@@ -217,9 +245,8 @@ class Meeting:
             known = self._known[pair].find(a, b)
             if known is None:
                 has_inputs = a.dim() > 0 and a.shape[0] == self._count
-                device = meeting_place(a, b)
                 known = Sums()
-                known.add(plain(a, device), plain(b, device), self._first_input if has_inputs else 0)
+                known.add(a, b, self._first_input if has_inputs else 0)
                 self._known[pair].add(a, b, known)
             return known
 
@@ -236,9 +263,8 @@ class Meeting:
     def _add_channels(self, row: Row, a: Seen, b: Seen) -> None:
         if a.channel_axis is None or a.tensor.shape[0] != self._count:
             return
-        device = meeting_place(a.tensor, b.tensor)
         with torch.no_grad():
-            squares = squares_by_channel(plain(a.tensor, device), plain(b.tensor, device), a.channel_axis)
+            squares = squares_by_channel(a.tensor, b.tensor, a.channel_axis)
         if row.squares is None or len(row.squares) == len(squares):
             row.squares = squares if row.squares is None else row.squares + squares
 
@@ -257,10 +283,20 @@ class Meeting:
         outputs = self._shadowed.get(call, [])
         if key[2] < len(outputs) and not comparable(a.tensor, outputs[key[2]]):
             other = outputs[key[2]]
-            device = meeting_place(a.tensor, other)
             row.added = row.added or Sums()
             with torch.no_grad():
-                row.added.add(plain(a.tensor, device), plain(other, device))
+                row.added.add(a.tensor, other)
+
+
+def _stopped(strand: Strand[Stop], stop: Stop | None) -> Seen | Finished:
+    """Return what a strand pauses with in the middle of a batch or after it.
+
+    Raises:
+        BaseException: What it raised.
+    """
+    if strand.error is not None:
+        raise strand.error
+    return Finished() if stop is None or isinstance(stop, Ready) else stop
 
 
 def _run_alone(party: Party, seen: Seen, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:

@@ -70,13 +70,13 @@ class Outputs:
     def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
         a, b = tensors[:2]
         known = self._seen.setdefault(slot, _Output(tuple(a.shape), coarser(a, b)))
-        cpu = torch.device("cpu")
         by_input = bool(a.dim()) and a.shape[0] == count
         for pair in ((0, 1), (0, 2), (1, 2)):
             if pair[1] < len(tensors) and not comparable(tensors[pair[0]], tensors[pair[1]]):
-                one, other = plain(tensors[pair[0]], cpu), plain(tensors[pair[1]], cpu)
-                known.sums.setdefault(pair, Sums()).add(one, other, first_input if by_input else 0)
+                sums = known.sums.setdefault(pair, Sums())
+                sums.add(tensors[pair[0]], tensors[pair[1]], first_input if by_input else 0)
         if by_input and a.dim() == 2 and a.shape[1] > 1 and a.is_floating_point() and b.is_floating_point():
+            cpu = torch.device("cpu")
             self._add_scores(known, plain(a, cpu), plain(b, cpu), first_input)
         else:
             known.has_scores = False

@@ -58,7 +58,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A pause before each batch."""
+    """A pause before each batch, and one more when all but the forward pass is done: then `has_batch`."""
+
+    has_batch: bool = False
 
 
 Stop = Seen | Finished | Ready
@@ -85,7 +87,7 @@ class Party:
         hooked: These, the layers that are looked at by default, and the modules around them.
         partner: The key of A for a call of this network; None if it has none.
         autocast: The dtype of autocast; None for none.
-        threads: Of the thread that it runs in; None for as many as torch takes.
+        threads: Of the CPU; None for as many as torch takes.
         keeps: What is kept of each call until it returns: a copy of its inputs, as they were before any hook, or
             whether autocast was on.
         batch: What it runs over next; None ends it.
@@ -117,14 +119,10 @@ class Party:
 
     def run(self, strand: Strand[Stop]) -> None:
         """Run over one batch after another, as a strand does."""
-        threads = torch.get_num_threads()
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        try:
-            with ExitStack() as block:
-                self._run(strand, block)
-        finally:
-            torch.set_num_threads(threads)
+        with ExitStack() as block:
+            self._run(strand, block)
 
     def _run(self, strand: Strand[Stop], block: ExitStack) -> None:
         network = self.inspected.network
@@ -159,6 +157,7 @@ class Party:
         self._counts.clear()
         self._given.clear()
         self.recorder.start(batch.indices)
+        strand.pause(Ready(has_batch=True), breakable=False)
         if strand.breaks_off:  # before it has begun
             strand.breaks_off = False
             finished = Finished(error=AbandonedError())

@@ -1,7 +1,8 @@
 """Compare two networks on the same inputs: batches in, differences out, and nothing of either network changed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -111,8 +112,8 @@ def run_diff(
     if first is not None:
         ran.pairing = _pairing(parties, first, maps)
         _tell_partners(parties, ran.pairing)
-    with eager(), strands([each.run for each in parties]) as running:
-        meeting = Meeting(parties, running, KeptMaps(_eps(parties)), shadow)
+    with eager(), _threads_kept(), strands([each.run for each in parties]) as running:
+        meeting = Meeting(parties, running, KeptMaps(_eps(parties)), shadow, _share_threads(parties))
         for batch in queue:
             _run_batch(batch, queue, meeting, outputs, ran)
             if on_progress is not None:
@@ -188,9 +189,13 @@ def _gradients(
     on_error = None if report is None else told
     queue = queue_of(session.inputs.batches(batch_size, on_error), on_error)
     sides = [
-        Differentiated(loaded, partial(_for, party), options, party.threads)
-        for loaded, party, options in zip(
-            (session.loaded, other), parties, ({"layers": layers}, {"edits": ways_b.edits}), strict=False
+        Differentiated(loaded, partial(_for, party), options, threads)
+        for loaded, party, options, threads in zip(
+            (session.loaded, other),
+            parties,
+            ({"layers": layers}, {"edits": ways_b.edits}),
+            (None, ways_b.threads),
+            strict=False,
         )
     ]
     for side, party in zip(sides, parties, strict=False):
@@ -300,11 +305,53 @@ def _tell_partners(parties: Sequence[Party], pairing: Pairing) -> None:
         party.partner = partner
 
 
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Restore the count of threads after the block, which threads that begin later take over."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _share_threads(parties: Sequence[Party]) -> int | None:
+    """Give each party its share of the CPU's threads, to run at the same time; return how many there are.
+
+    None if they are to take turns: they run elsewhere, or so many threads are asked for.
+
+    Parties that took turns would have a team of OpenMP threads each, of which one spins while the other one works.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or any(party.threads is not None or party.inspected.placed[0] != "cpu" for party in parties):
+        return None
+    share = max(1, threads // len(parties))
+    for party in parties:
+        party.threads = share
+    torch.set_num_threads(share)  # of this thread, which compares what they have
+    return threads
+
+
+def _take_turns(meeting: Meeting) -> None:
+    """Let parties that ran at the same time go back to before the batch, and take turns, each with all threads."""
+    threads, meeting.shared_threads = meeting.shared_threads, None
+    if threads is None:
+        return
+    torch.set_num_threads(threads)
+    for party, strand in zip(meeting.parties, meeting.strands, strict=True):
+        strand.call(partial(torch.set_num_threads, threads))
+        party.rewinds = True
+
+
 def _run_batch(batch: Batch, queue: BatchQueue, meeting: Meeting, outputs: Outputs, ran: _Ran) -> None:
     """Run one batch; one that a network raises on is taken apart or left out, if there is an `on_error`."""
-    for party in meeting.parties:
-        party.batch = _for(party, batch)
-    finished = meeting.run(len(ran.records), len(batch.indices))
+    finished = None
+    while finished is None:
+        for party in meeting.parties:
+            party.batch = _for(party, batch)
+        finished = meeting.run(len(ran.records), len(batch.indices))
+        if finished is None:
+            _take_turns(meeting)
     broken = next((each for each in finished if each.message), None)
     if broken is None:
         outputs.add([each.output for each in finished], len(ran.records), len(batch.indices))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from hookscope.differences.births import with_origins
-from hookscope.differences.measures import Sums, coarser, comparable, plain
+from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
@@ -196,8 +196,7 @@ def _exact(found: Found, a: _Side, b: _Side) -> tuple[Measures | None, str]:
     if note := comparable(one, other):
         return None, note
     sums = Sums()
-    cpu = torch.device("cpu")
-    sums.add(_widened(plain(one, cpu)), _widened(plain(other, cpu)))
+    sums.add(_widened(one), _widened(other))
     return sums.measured(coarser(one, other)), ""
 
 

@@ -43,7 +43,8 @@ class InspectedNetwork:
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
-        parameter = next((each for each in self.parameters() if each.is_floating_point()), None)
+        held = (each for module in self.modules.values() for each in module._parameters.values())
+        parameter = next((each for each in held if each is not None and each.is_floating_point()), None)
         if parameter is None:
             return "cpu", "none"
         return str(parameter.device), str(parameter.dtype).removeprefix("torch.")

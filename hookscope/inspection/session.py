@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -382,6 +382,11 @@ def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[s
 
 def package_versions() -> dict[str, str]:
     """Return the versions of Python and of what results depend on."""
+    return dict(_versions())
+
+
+@cache  # to read them takes as long as a small network
+def _versions() -> dict[str, str]:
     packages = ("hookscope", "torch", "torchvision", "numpy", "pillow")
     return {"python": python_version(), **{name: version(name) for name in packages}}
 

@@ -1,4 +1,4 @@
-/* What native.c and sketch.c have in common. */
+/* What the C files here have in common. */
 
 typedef int i32;
 typedef unsigned u32;

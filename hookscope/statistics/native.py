@@ -55,8 +55,10 @@ class Kernel(NamedTuple):
     """The compiled reduction."""
 
     reduce: Callable[[int, int, int], int]  # as declared in native.c
-    sketch: Callable[[Any], int] | None  # as declared in sketch.c; None in a library compiled before there was one
-    runtime: Runtime | None  # passed to it; None if torch's threads cannot be used
+    sketch: Callable[[Any], int]  # as declared in sketch.c
+    compare: Callable[[Any], None]  # as declared in difference.c, like the next
+    compare_channels: Callable[[Any], None]
+    runtime: Runtime | None  # passed to these; None if torch's threads cannot be used
 
 
 @cache
@@ -71,18 +73,23 @@ def kernel_of(variant: str) -> Kernel | None:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError:
         return None
-    reduce = getattr(library, f"reduce_tensor_{variant}")
+    try:
+        names = ("reduce_tensor", "sketch_tensor", "compare_tensors", "compare_channels")
+        reduce, *others = (getattr(library, f"{name}_{variant}") for name in names)
+    except AttributeError:  # compiled for an earlier version, from which files were left behind
+        return None
     reduce.argtypes = [ctypes.c_void_p] * 3
-    sketch = getattr(library, f"sketch_tensor_{variant}", None)
-    if sketch is not None:
-        sketch.argtypes = [ctypes.c_void_p]
+    for function in others:
+        function.argtypes, function.restype = [ctypes.c_void_p], None
+    sketch, compare, compare_channels = others
+    sketch.restype = ctypes.c_int
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
-        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-        runtime = Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in names))
+        entries = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        runtime = Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in entries))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, sketch, None)
-    return Kernel(reduce, sketch, runtime)
+        return Kernel(reduce, sketch, compare, compare_channels, None)
+    return Kernel(reduce, sketch, compare, compare_channels, runtime)
 
 
 class FusedReducer:

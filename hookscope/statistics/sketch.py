@@ -129,7 +129,7 @@ def _word(key: int, at: int) -> int:
 def _by_compiled_code(values: Tensor, keys: NDArray[np.uint64]) -> NDArray[np.float64] | None:
     """Sketch contiguous float32 values on the CPU; None for others, for too large ones, and without compiled code."""
     kernel = load_kernel()
-    if kernel is None or kernel.sketch is None or not (address := address_of(values)) or not values.is_contiguous():
+    if kernel is None or not (address := address_of(values)) or not values.is_contiguous():
         return None
     size, threads, runtime = values.numel(), 1, None
     if kernel.runtime is not None:

@@ -1,13 +1,14 @@
-"""Functions that run side by side, one at a time."""
+"""Functions that run side by side, one at a time and at the same time."""
 
 import random
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from hookscope.differences.lockstep import AbandonedError, Strand, strands
+from hookscope.differences.lockstep import AbandonedError, RandomStates, Strand, resume_together, strands
 
 
 def counting(*stops: int) -> object:
@@ -61,6 +62,28 @@ def test_each_draws_the_random_numbers_that_it_would_alone() -> None:
     assert all(first == second for first, second in pairs)
     assert pairs[0][0] == drawn  # nobody's draws have moved the generators on
     assert len({tuple(first or ()) for first, _ in pairs}) == 4
+
+
+def test_functions_run_at_the_same_time_each_to_its_next_pause() -> None:
+    meeting = threading.Barrier(2)
+
+    def function(strand: Strand[int]) -> None:
+        for stop in range(3):
+            meeting.wait(timeout=60)
+            strand.pause(stop)
+
+    with strands([function, function]) as both:
+        assert [resume_together(both) for _ in range(4)] == [[0, 0], [1, 1], [2, 2], [None, None]]
+        assert all(strand.done for strand in both)
+
+
+@pytest.mark.parametrize("draw", [torch.rand, lambda _: random.random(), np.random.rand])
+def test_states_of_generators_are_equal_until_a_number_is_drawn(draw: Callable[[int], object]) -> None:
+    torch.manual_seed(3)
+    before = RandomStates()
+    assert RandomStates() == before
+    draw(1)
+    assert RandomStates() != before
 
 
 def test_an_error_is_kept_for_the_caller() -> None:

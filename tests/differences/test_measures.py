@@ -11,6 +11,13 @@ from torch import Tensor
 
 from hookscope.differences.measures import Sums, squares_by_channel
 from hookscope.results.differences import Measures
+from hookscope.statistics import difference
+
+
+@pytest.fixture(autouse=True, params=["compiled", "by torch"])
+def _compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "by torch":
+        monkeypatch.setattr(difference, "load_kernel", lambda: None)
 
 
 def measured(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Measures:

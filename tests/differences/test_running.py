@@ -2,9 +2,12 @@
 
 import copy
 import gc
+import random
 import threading
+import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,14 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from tests.networks import BY_HAND, batch_of
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["in turns", "at the same time"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
 
 
 def small(**changes: nn.Module) -> nn.Module:
@@ -177,6 +188,50 @@ def test_dropout_in_train_mode_draws_alike_on_both_sides() -> None:
     eval_and_train = hookscope.diff(network, "same", x, mode_b="train")
     assert eval_and_train.births[0].layer == "1"
     assert eval_and_train.b.ways == ("train mode",)
+
+
+class Drawing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(()) + random.random() + float(np.random.rand())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_each_network_draws_the_random_numbers_that_it_would_alone(batch_size: int) -> None:
+    network = nn.Sequential(nn.Linear(4, 4), Drawing(), nn.Linear(4, 4), Drawing())
+    result = hookscope.diff(network, "same", torch.randn(3, 4), batch_size=batch_size)
+    assert {row.origin for row in result.rows} == {"equal"}
+    assert len(result.inputs) == 3
+
+
+@pytest.mark.parametrize("_threads", [2], indirect=True)
+def test_networks_run_at_the_same_time_where_there_are_threads_for_both() -> None:
+    meeting = threading.Barrier(2)
+
+    class Waiting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            meeting.wait(timeout=60)
+            return x + torch.get_num_threads()
+
+    result = hookscope.diff(Waiting(), Waiting(), torch.zeros(1, 1), shadow=False)
+    assert result.outputs[0].measures is not None
+    assert result.births == ()
+    assert torch.get_num_threads() == 2
+
+
+def test_what_cannot_run_at_the_same_time_takes_turns() -> None:
+    busy = threading.Lock()
+
+    class Alone(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not busy.acquire(blocking=False):
+                raise RuntimeError("another one is in here")
+            time.sleep(0.05)
+            busy.release()
+            return x + 1
+
+    result = hookscope.diff(nn.Sequential(nn.Linear(2, 2), Alone()), "same", torch.ones(2, 2), batch_size=1)
+    assert {row.origin for row in result.rows} == {"equal"}
+    assert len(result.inputs) == 2
 
 
 def test_layers_that_run_in_another_order_are_compared_all_the_same() -> None:

@@ -1,0 +1,173 @@
+/* How far two float32 tensors are from each other, summed in float64, in one pass over both. */
+
+#include "native.h"
+
+#define WIDTH 8
+typedef double wide __attribute__((vector_size(8 * WIDTH)));
+typedef i64 places __attribute__((vector_size(8 * WIDTH)));
+typedef float narrow __attribute__((vector_size(4 * WIDTH)));
+
+/* Elements whose largest difference is searched for again where it is the largest so far. */
+#define CHUNK 4096
+
+typedef struct {
+    const float *a, *b;
+    i64 count;
+    double *sums; /* SUMS values: A squared, B squared, A times B, A-B squared, the largest magnitude of A-B; written */
+    i64 *counts;  /* COUNTS values: unequal elements, mismatched ones, the place of the largest A-B, -1 for none; written */
+} Pair;
+
+INLINE wide widened(const float *values) {
+    narrow loaded;
+    __builtin_memcpy(&loaded, values, sizeof loaded);
+    return __builtin_convertvector(loaded, wide);
+}
+
+INLINE double magnitude(double value) { return value < 0 ? -value : value; }
+
+INLINE i32 is_finite(double value) { return value - value == 0; }
+
+/* Sums of a chunk. */
+typedef struct {
+    double a, b, product, difference, largest;
+    i64 unequal, mismatched;
+} Found;
+
+INLINE void take_one(Found *found, double a, double b) {
+    double difference = a - b;
+    found->a += a * a;
+    found->b += b * b;
+    found->product += a * b;
+    found->difference += difference * difference;
+    found->unequal += difference != 0;
+    found->largest = magnitude(difference) > found->largest ? magnitude(difference) : found->largest;
+}
+
+INLINE Found of_finite(const float *a, const float *b, i64 count) {
+    const places sign = (places){0} + (i64)(~0ull >> 1);
+    wide of_a = {0}, of_b = {0}, product = {0}, of_difference = {0}, largest = {0};
+    places unequal = {0};
+    i64 at = 0;
+    for (; at + WIDTH <= count; at += WIDTH) {
+        wide x = widened(a + at), y = widened(b + at), difference = x - y;
+        of_a += x * x;
+        of_b += y * y;
+        product += x * y;
+        of_difference += difference * difference;
+        unequal -= difference != 0;
+        wide size = (wide)((places)difference & sign);
+        places more = size > largest;
+        largest = (wide)((more & (places)size) | (~more & (places)largest));
+    }
+    Found found = {0, 0, 0, 0, 0, 0, 0};
+    for (i64 lane = 0; lane < WIDTH; lane++) {
+        found.a += of_a[lane];
+        found.b += of_b[lane];
+        found.product += product[lane];
+        found.difference += of_difference[lane];
+        found.unequal += unequal[lane];
+        found.largest = largest[lane] > found.largest ? largest[lane] : found.largest;
+    }
+    for (; at < count; at++) take_one(&found, a[at], b[at]);
+    return found;
+}
+
+/* Leave out elements that are not finite on either side; they match if they are the same on both. */
+INLINE Found of_any(const float *a, const float *b, i64 count) {
+    Found found = {0, 0, 0, 0, 0, 0, 0};
+    for (i64 at = 0; at < count; at++) {
+        double x = a[at], y = b[at];
+        if (is_finite(x) && is_finite(y))
+            take_one(&found, x, y);
+        else
+            found.mismatched += !(x == y || (x != x && y != y));
+    }
+    return found;
+}
+
+INLINE i64 place_of(const Pair *pair, i64 begin, double largest) {
+    while (magnitude((double)pair->a[begin] - pair->b[begin]) != largest) begin++;
+    return begin;
+}
+
+INLINE void compare(const Pair *pair) {
+    Found all = {0, 0, 0, 0, 0, 0, 0};
+    i64 place = -1;
+    for (i64 begin = 0; begin < pair->count; begin += CHUNK) {
+        i64 count = pair->count - begin < CHUNK ? pair->count - begin : CHUNK;
+        Found found = of_finite(pair->a + begin, pair->b + begin, count);
+        if (!is_finite(found.difference)) found = of_any(pair->a + begin, pair->b + begin, count);
+        all.a += found.a;
+        all.b += found.b;
+        all.product += found.product;
+        all.difference += found.difference;
+        all.unequal += found.unequal;
+        all.mismatched += found.mismatched;
+        if (found.largest > all.largest) {
+            all.largest = found.largest;
+            place = place_of(pair, begin, found.largest);
+        }
+    }
+    const double sums[] = {all.a, all.b, all.product, all.difference, all.largest};
+    const i64 counts[] = {all.unequal, all.mismatched, place};
+    __builtin_memcpy(pair->sums, sums, sizeof sums);
+    __builtin_memcpy(pair->counts, counts, sizeof counts);
+}
+
+/* How tensors of several channels lie in memory: as (before, channels, after). */
+typedef struct {
+    const float *a, *b;
+    i64 before, channels, after;
+    double *squares; /* A-B squared by channel, (channels,); added to */
+} Channels;
+
+INLINE double squares_of(const float *a, const float *b, i64 count) {
+    wide sum = {0};
+    i64 at = 0;
+    for (; at + WIDTH <= count; at += WIDTH) {
+        wide difference = widened(a + at) - widened(b + at);
+        sum += difference * difference;
+    }
+    double squares = 0;
+    for (i64 lane = 0; lane < WIDTH; lane++) squares += sum[lane];
+    for (; at < count; at++) {
+        double difference = (double)a[at] - b[at];
+        squares += difference * difference;
+    }
+    return squares;
+}
+
+INLINE void compare_channels(const Channels *given) {
+    const float *a = given->a, *b = given->b;
+    for (i64 before = 0; before < given->before; before++) {
+        if (given->after == 1) { /* one element of each channel after the other */
+            i64 channel = 0;
+            for (; channel + WIDTH <= given->channels; channel += WIDTH) {
+                wide difference = widened(a + channel) - widened(b + channel), sum;
+                __builtin_memcpy(&sum, given->squares + channel, sizeof sum);
+                sum += difference * difference;
+                __builtin_memcpy(given->squares + channel, &sum, sizeof sum);
+            }
+            for (; channel < given->channels; channel++)
+                given->squares[channel] += squares_of(a + channel, b + channel, 1);
+            a += given->channels;
+            b += given->channels;
+            continue;
+        }
+        for (i64 channel = 0; channel < given->channels; channel++) {
+            given->squares[channel] += squares_of(a, b, given->after);
+            a += given->after;
+            b += given->after;
+        }
+    }
+}
+
+#define VARIANT(name, target)                                                                                          \
+    target EXPORT void compare_tensors_##name(const Pair *given) { compare(given); }                                   \
+    target EXPORT void compare_channels_##name(const Channels *given) { compare_channels(given); }
+
+VARIANT(default, )
+#if defined(__x86_64__)
+VARIANT(avx2, __attribute__((target("avx2,fma"))))
+VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))))
+#endif
