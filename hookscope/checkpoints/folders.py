@@ -3,22 +3,27 @@
 import glob
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+# How the run.json of a run directory begins.
+_RUN_START = re.compile(rb'\{\s*"schema_version": \d+,\s*"tool": "hookscope"')
 
 
 def files_below(folder: Path, suffixes: Iterable[str], also: Callable[[Path], bool] | None = None) -> list[Path]:
     """List the files in and below a folder whose names end so, in natural order: "2.pt" before "10.pt".
 
     Suffixes are in lower case, with their dot; either case matches. Every other file is meant if `also` says so. Names
-    that begin with a dot are left out. A folder that cannot be read is listed like a missing file, so that it cannot
-    pass unnoticed.
+    that begin with a dot are left out, and so are run directories of hookscope's below the folder: their pictures and
+    tensors are what earlier runs have made. A folder that cannot be read is listed like a missing file, so that it
+    cannot pass unnoticed.
     """
     endings = tuple(suffixes)
     unreadable: list[Path] = []
     found: list[Path] = []
     for root, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not _is_run(Path(root, name))]
         paths = [Path(root, name) for name in files if not name.startswith(".")]
         found += [path for path in paths if path.name.lower().endswith(endings) or (also is not None and also(path))]
     return sorted(found + unreadable, key=_natural_order)
@@ -36,6 +41,17 @@ def files_matching(pattern: str, suffixes: Iterable[str], also: Callable[[Path],
     if "**" not in pattern:  # with ** the files below a matched folder are matches themselves
         files.update(file for match in matches if match.is_dir() for file in files_below(match, endings, also))
     return sorted(files, key=_natural_order)
+
+
+def _is_run(folder: Path) -> bool:
+    record = folder / "run.json"
+    try:
+        if not stat.S_ISREG(record.lstat().st_mode):
+            return False
+        with record.open("rb") as file:
+            return _RUN_START.match(file.read(100)) is not None
+    except OSError:
+        return False
 
 
 def _natural_order(path: Path) -> tuple[list[list[str | int]], str]:

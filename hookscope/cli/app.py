@@ -166,7 +166,10 @@ def _ended_by(error: BaseException) -> int:
     elif wrong_usage is not None:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "hookscope"
-        code = report(UsageError(f"{wrong_usage().rstrip('.')}. See `{path} --help`."))
+        sentence = wrong_usage().removesuffix(".")  # "No such command 'model'. Did you mean 'models'?."
+        if context and sentence.startswith("No such command") and not sentence.endswith("?"):
+            sentence += f". Commands are {', '.join(context.command.list_commands(context))}"
+        code = report(UsageError(f"{sentence}{'' if sentence.endswith('?') else '.'} See `{path} --help`."))
     elif isinstance(error, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
     elif isinstance(error, _Terminated):

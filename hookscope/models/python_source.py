@@ -104,6 +104,10 @@ def _check_readable(path: Path) -> None:
             raise InputError(f"{printable(str(path))} is not a file.")
         with path.open("rb"):
             pass
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{printable(str(path))} does not exist. FILE.py:NAME is a Python file, and what in it builds the network."
+        ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
         raise InputError(f"{printable(str(path))} cannot be read: {reason}.") from error

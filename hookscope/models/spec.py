@@ -21,6 +21,9 @@ from hookscope.models.weight_sets import state_shapes
 from hookscope.models.weights import BuildOptions
 from hookscope.text import printable
 
+# Files that no network is kept in: MODEL and IMAGE have changed places.
+_PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -41,8 +44,10 @@ def parse_model(text: str) -> ModelSpec:
     A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name. Other forms:
     "demo", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build", "model.safetensors",
     "model.safetensors.index.json". Raises ModelNotFoundError for anything else, UsageError for a Python file without a
-    factory.
+    factory, and for a picture.
     """
+    if text.lower().endswith(_PICTURE_SUFFIXES):
+        raise UsageError(f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures.")
     spec = _by_form(text)
     if spec is not None:
         return spec

@@ -46,6 +46,18 @@ def test_help_names_every_command_and_every_exit_code(run: Run) -> None:
         assert word in ended.stdout
 
 
+def test_a_command_that_does_not_exist_is_answered_with_the_nearest_or_with_all(run: Run) -> None:
+    typo = run("activation", "demo", "cat.jpg")
+    assert typo.code == 2
+    assert typo.stderr == (
+        "hookscope: error: No such command 'activation'. Did you mean 'activations'? See `hookscope --help`.\n"
+    )
+    missing = run("demo", "cat.jpg")
+    assert missing.code == 2
+    assert missing.stderr.startswith("hookscope: error: No such command 'demo'. Commands are activations, grads, ")
+    assert set(COMMANDS) <= set(missing.stderr.replace(",", " ").replace(".", " ").split())
+
+
 def test_help_has_a_short_option(run: Run) -> None:
     assert run("models", "-h").stdout.startswith("Usage: hookscope models")
 

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+import hookscope
 from hookscope.errors import NothingMatchedError
 from hookscope.inputs import find_inputs, finding
 from tests.inputs.written import failure
@@ -35,6 +37,22 @@ def tree(tmp_path, monkeypatch):
 
 def names(paths: list[Path]) -> list[str]:
     return [path.as_posix() for path in paths]
+
+
+@pytest.mark.usefixtures("tree")
+def test_what_earlier_runs_have_written_below_a_folder_is_no_input():
+    photo = Path("photos/dogs/b.webp").absolute()
+    Image.new("RGB", (8, 8)).save(photo)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.ReLU())
+    hookscope.activations(network, [str(photo)]).save("photos/hookscope-runs/first")
+    written = {path.name for path in Path("photos/hookscope-runs/first").iterdir()}
+    assert {"overview.png", "run.json", "sketches.safetensors"} <= written
+    assert not [name for name in names(find_inputs(["."])) if "hookscope-runs" in name]
+    assert not [name for name in names(find_inputs(["phot*"])) if "hookscope-runs" in name]
+    run = names(find_inputs(["photos/hookscope-runs/first"]))  # named itself, it is meant
+    assert "photos/hookscope-runs/first/overview.png" in run
+    Path("photos/hookscope-runs/first/run.json").write_text('{"tool": "mine"}')
+    assert "photos/hookscope-runs/first/overview.png" in names(find_inputs(["."]))
 
 
 @pytest.mark.usefixtures("tree")

@@ -230,7 +230,7 @@ def test_missing_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
     for name, what in {
-        "absent": "No such file",
+        "absent": "absent.py does not exist",
         "folder": "not a file",
         "pipe": "not a file",
         "a\0": "not a path",
