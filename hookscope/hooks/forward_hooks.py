@@ -21,7 +21,7 @@ from hookscope.hooks.calls import CallHooks, Entry, Hook
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.interventions import Intervention, hook_edits, separate_edits
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
-from hookscope.hooks.operations import TORCHS_OWN, OperationChoice, OperationMode, operations_observed
+from hookscope.hooks.operations import OperationChoice, OperationMode, operations_observed
 from hookscope.hooks.selection import module_index
 
 T = TypeVar("T")
@@ -193,6 +193,9 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         module._forward_hooks_with_kwargs[key] = True
 
 
+_TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
+
+
 def _only_returns(module: nn.Module) -> bool:
     """Tell whether the module is one of torch's own that calls no modules and overwrites its input always or never.
 
@@ -200,7 +203,7 @@ def _only_returns(module: nn.Module) -> bool:
     """
     kind, state = type(module), vars(module)
     return (
-        kind in TORCHS_OWN
+        kind in _TORCHS_OWN
         and not (state["_modules"] or state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
         and not (state.get("inplace") and kind.__module__ != "torch.nn.modules.activation")  # Dropout: when it trains
     )

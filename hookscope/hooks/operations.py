@@ -293,8 +293,8 @@ def observing() -> "OperationMode[Any] | None":
 def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Observe the operations of a network's modules for the length of a `with` block.
 
-    Inside layers of torch's that call no modules it is off: nothing counts there. So it is inside those that ask
-    whether a mode is on, and then run other kernels.
+    Inside layers of torch's that ask whether a mode is on, and then run other kernels, it is off. In others it stays
+    on: hooks that switch it cost as much as it does.
 
     Args:
         mode: What observes.
@@ -309,8 +309,8 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         attached.extend((module._forward_pre_hooks, module._forward_hooks))
         module._forward_pre_hooks[key], module._forward_hooks[key] = before, after
 
-    naming = modules[""].register_forward_pre_hook(Hook(_name_inputs, mode.hooks, _names_of(modules)), with_kwargs=True)
-    take_off, put_on = Hook(mode.take_off), Hook(mode.put_on)
+    mode.hooks.names = _Names(modules, {})
+    naming = modules[""].register_forward_pre_hook(Hook(_name_inputs, mode.hooks, modules), with_kwargs=True)
     try:
         off: set[str] = set()  # names of modules inside which the mode is off
         kinds: dict[type, bool] = {}
@@ -320,11 +320,9 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
                 attach(module, Hook(_enter, mode, calling), Hook(_leave, mode))
             elif name and name.rpartition(".")[0] in off:
                 off.add(name)
-            elif (type(module) in TORCHS_OWN and not module._modules) or (
-                isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules()))
-            ):
+            elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
                 off.add(name)
-                attach(module, take_off, put_on)
+                attach(module, Hook(mode.take_off), Hook(mode.put_on))
                 attached.append(module._forward_hooks_always_called)
                 module._forward_hooks_always_called[key] = True
         _push(mode)
@@ -336,20 +334,27 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
             hooks.pop(key, None)
 
 
-TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
-"""The classes of torch's layers."""
-
 _ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
 
 
-def _names_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
-    """Name parameters and buffers by identity."""
-    names: dict[int, str] = {}
-    for name, module in modules.items():
-        for held in (module._parameters, module._buffers):
-            for key, tensor in held.items():
-                names.setdefault(id(tensor), f"{name}.{key}" if name else key)
-    return names
+class _Names(dict[int, str]):
+    """Names of tensors by identity: of the network's inputs, and, once one is asked for that is none, of what it holds.
+
+    Most networks never ask.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], inputs: Mapping[int, str]) -> None:
+        super().__init__(inputs)
+        self._modules: Mapping[str, nn.Module] | None = modules
+
+    def __missing__(self, identity: int) -> str:
+        """Return the name of a parameter or buffer; "" for a tensor without one."""
+        modules, self._modules = self._modules, None
+        for name, module in (modules or {}).items():
+            for held in (module._parameters, module._buffers):
+                for key, tensor in held.items():
+                    self.setdefault(id(tensor), f"{name}.{key}" if name else key)
+        return self.get(identity, "")
 
 
 def has_own_operations(module: nn.Module) -> bool:
@@ -388,11 +393,16 @@ def _all_run_networks_code(module: nn.Module, known: dict[type, bool]) -> bool:
 
 
 def _name_inputs(
-    hooks: CallHooks[T], held: Mapping[int, str], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    hooks: CallHooks[T],
+    modules: Mapping[str, nn.Module],
+    _module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
     """Name the network's inputs beside what it holds, parameters and buffers, for the pass that begins."""
     given = tensors_given(args, kwargs)
-    hooks.names = {**held, **{id(tensor): f"input{path}" if len(given) > 1 else "input" for path, tensor in given}}
+    inputs = {id(tensor): f"input{path}" if len(given) > 1 else "input" for path, tensor in given}
+    hooks.names = _Names(modules, inputs)
 
 
 def _enter(mode: OperationMode[T], caller: Caller | None, _module: nn.Module, _args: object) -> None:

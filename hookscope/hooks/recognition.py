@@ -66,7 +66,7 @@ class Identities:
 
         Args:
             inputs: Of one call.
-            names: Of the tensors that no call returns, by identity.
+            names: Of the tensors that no call returns, by identity; "" for those without one.
             overwritten: Whether the call has written to the inputs already.
         """
         found: list[Place | str] = []
@@ -76,7 +76,7 @@ class Identities:
             if known is not None and is_known and (overwritten or known[1] == tensor._version):
                 found.append(known[2][0])
             else:
-                found.append(names.get(id(tensor), ""))
+                found.append(names[id(tensor)])
         return tuple(found)
 
     def _find(self, tensor: Tensor) -> list[Place] | None:
