@@ -32,7 +32,7 @@ _FORMATS: Mapping[str, _Format] = {
 # Scaled by rows, one value of each row is the greatest of float8: of shorter rows they are many. Our choice.
 _SHORTEST_ROW = 8
 
-_FITTED = "our choice; of 3 trained networks rounded to it by tensors, rows, or blocks of 128 and 32 the nearest has"
+_FITTED = "our choice; EfficientNet-Lite0 to 2 rounded to it by tensors, rows, or blocks of 128 and 32 have up to"
 
 
 @rule("float8-weight", "warn", "stored", followers="weight")
@@ -46,7 +46,7 @@ _FITTED = "our choice; of 3 trained networks rounded to it by tensors, rows, or 
     "max_rounding_error",
     0.1,
     "rounding error of a weight next to zero, in units of its root mean square",
-    f"step / (sqrt(12) * RMS), as for any even rounding; {_FITTED} 1e-5, and without a scale 0.011",
+    f"step / (sqrt(12) * RMS), as for any even rounding; {_FITTED} 2e-5, and without a scale 0.012",
 )
 def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight in float8 lacks its scale, or was rounded or cut off too far.
@@ -89,9 +89,9 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 )
 @limit(
     "max_vanishing_fraction",
-    0.1,
+    0.2,
     "share of a weight's non-zero values that may become zero in float8_e4m3fn, at most 2**-10 as they are, 0-1",
-    "the same; the tenth is our choice, as for fp16-headroom: of 3 trained networks the nearest has 0.087",
+    "the same; the fifth is our choice: the weights of EfficientNet-Lite0 to 2 have up to 0.0996",
 )
 def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight does not fit into float8_e4m3fn as it is.
