@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
+from hookscope.text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -769,8 +770,10 @@ def _load(
 def _compared_runs(a: Model, b: Model, **conditions: Any) -> Differences:
     from hookscope.differences.stored import compare_runs
 
-    if any(not isinstance(each, str | Path) or not Path(each).is_dir() for each in (a, b)):
-        raise UsageError("A run directory is compared with another one: give two of them, or two models.")
+    for each in (a, b):
+        if not isinstance(each, str | Path) or not Path(each).is_dir():
+            shown = repr(printable(str(each), 80)) if isinstance(each, str | Path) else f"A {type(each).__name__}"
+            raise UsageError(f"{shown} is no run directory. Give two runs, or two models.")
     return compare_runs(Path(str(a)), Path(str(b)), **conditions)
 
 
