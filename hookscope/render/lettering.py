@@ -88,9 +88,7 @@ def _own_font(size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=8)
 def _dejavu(size: int) -> ImageFont.FreeTypeFont:
-    from matplotlib import get_data_path  # noqa: PLC0415 - loads what most pictures do without
-
-    return ImageFont.truetype(str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")), size)
+    return ImageFont.truetype(_dejavu_file(), size)
 
 
 def baseline(size: int) -> int:
@@ -133,5 +131,21 @@ def drawable(text: str, limit: int) -> str:
 
 
 def _has_glyph(letter: str) -> bool:
-    """Return whether a letter is of the scripts that DejaVu has whole, and stands by itself."""
-    return letter.isprintable() and (letter < "\u0530" or letter in _IN_OWN_FONT) and not combining(letter)
+    """Return whether a letter can be drawn, and stands by itself; of the scripts of DejaVu those up to Cyrillic."""
+    if letter.isascii() or letter in _IN_OWN_FONT:
+        return letter.isprintable()
+    return letter.isprintable() and letter < "\u0530" and not combining(letter) and ord(letter) in _in_dejavu()
+
+
+@lru_cache(maxsize=1)
+def _in_dejavu() -> frozenset[int]:
+    """Return the code points that DejaVu has a glyph for."""
+    from matplotlib.ft2font import FT2Font  # noqa: PLC0415 - as above
+
+    return frozenset(FT2Font(_dejavu_file()).get_charmap())
+
+
+def _dejavu_file() -> str:
+    from matplotlib import get_data_path  # noqa: PLC0415 - loads what most pictures do without
+
+    return str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))

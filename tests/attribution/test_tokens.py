@@ -15,7 +15,7 @@ def test_maps_have_their_grid_beside_the_channels() -> None:
 @pytest.mark.parametrize("shape", [(2, 64, 1, 1), (2, 1000), (98, 64, 7, 7), (2, 3, 4, 16, 16), (), (2, 1, 64)])
 def test_some_outputs_have_no_place_for_the_picture(shape: tuple[int, ...]) -> None:
     axis = 2 if len(shape) == 3 else 1
-    assert "no place" in str(layout_of(shape, 2, axis, [(14, 14)]))
+    assert "no spatial extent" in str(layout_of(shape, 2, axis, [(14, 14)]))
 
 
 def test_tokens_lie_on_the_grid_of_a_convolution_behind_those_in_front() -> None:

@@ -153,6 +153,7 @@ def test_a_seeded_resnet18_passes_the_other_configurations(
     judged = {outcome.rule for outcome in report.outcomes if outcome.status == "pass"}
     # There is nothing to hold it to, and nothing to hold it against in what BatchNorm stores.
     missing = {"expectation", "drift", "batchnorm-statistics", "accuracy", "class-accuracy", "accuracy-drop"}
+    missing.add("float8-range")  # off: few networks are meant for it
     assert judged == RULES.keys() - missing
 
 
