@@ -160,10 +160,15 @@ class Chart:
 
 
 def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Return where blocks of layers begin, with their names: the outermost blocks first, longer ones before shorter."""
+    """Return where blocks of layers begin, with their names: the outermost blocks first, longer ones before shorter.
+
+    A block that all layers are in has no name here: its first part has.
+    """
     result: dict[int, str] = {}
     for depth in range(1, 2 + max(name.count(".") for name in names)):
         blocks = [".".join(name.split(".")[:depth]) for name in names]
+        if len(names) > 1 and len({*blocks}) == 1:
+            continue
         starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
         lengths = {start: end - start for start, end in zip(starts, [*starts[1:], len(names)], strict=True)}
         for start in sorted(starts, key=lambda each: (-lengths[each], each)):
