@@ -26,7 +26,7 @@ from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.differences import DifferenceRow, OutputDifference
-from hookscope.text import counted, exception_line, printable
+from hookscope.text import counted, exception_line, printable, some_of
 
 _WHOLE = ""
 
@@ -150,7 +150,7 @@ class Compiled:
         found = []
         as_written = [name for name in self._ran() if not self._graphs[name] and [*self.blocks[name].parameters()]]
         if as_written:
-            names = ", ".join(printable(name, 80) for name in as_written[:3]) + (", …" if len(as_written) > 3 else "")
+            names = some_of([printable(name, 80) for name in as_written], 3)
             found.append(f"B: torch.compile compiles nothing of {names}: what is there runs as written.")
         limit = rounding_limit(eps, sum(self.sizes.get(row.layer, 1) for row in rows))
         if not is_born and any(each.measures and exceeds(each.measures.relative_l2, limit) for each in outputs):

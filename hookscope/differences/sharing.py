@@ -21,11 +21,13 @@ def threads_kept() -> Iterator[None]:
 
 
 def share_threads(parties: Sequence[Party]) -> int | None:
-    """Give each party its share of the CPU's threads, to run at the same time; return how many there are.
+    """Give each party an equal share of the CPU's threads, so that all can run at the same time.
 
-    None if they are to take turns: they run elsewhere, or so many threads are asked for.
+    If they took turns, the OpenMP threads of the one that waits would spin, and slow down the one that works.
 
-    Parties that took turns would have a team of OpenMP threads each, of which one spins while the other one works.
+    Returns:
+        How many threads they share; None where they take turns: on an accelerator, with a single thread, and where
+        `--threads-b` sets a number.
     """
     threads = torch.get_num_threads()
     if threads == 1 or any(party.threads is not None or party.inspected.placed[0] != "cpu" for party in parties):

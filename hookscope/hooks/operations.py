@@ -223,7 +223,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
 
     def take_off(self, *_called_with: object) -> None:
         """Take the mode off in this thread, from below those that the network has turned on; also as a hook."""
-        above: list[TorchFunctionMode] = []  # nearly always none
+        above: list[TorchFunctionMode] = []
         while _stack_size():
             top = _pop()
             if top is self:
@@ -235,16 +235,13 @@ class OperationMode(TorchFunctionMode, Generic[T]):
 
     def put_on(self, *_called_with: object) -> None:
         """Put the mode back below the others, if it was taken off in this thread; also as a hook."""
-        if not self._off_in:
-            return
         thread = get_ident()
         if thread in self._off_in and not self._is_paused:
             self._off_in.discard(thread)
-            above: list[TorchFunctionMode] = []
+            stack = [self]
             while _stack_size():
-                above.append(_pop())
-            _push(self)
-            for each in reversed(above):
+                stack.insert(1, _pop())
+            for each in stack:
                 _push(each)
 
     @contextmanager
@@ -315,7 +312,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         off: set[str] = set()  # names of modules inside which the mode is off
         kinds: dict[type, bool] = {}
         for name, module in modules.items():
-            if _all_run_networks_code(module, kinds):
+            if _runs_networks_code_by_class(module, kinds):
                 calling = None if _stands_for_torchs(module) else Caller(name, module, _code_of(module.forward))
                 attach(module, Hook(_enter, mode, calling), Hook(_leave, mode))
             elif name and name.rpartition(".")[0] in off:
@@ -381,14 +378,13 @@ def _runs_networks_code(module: nn.Module) -> bool:
     return forward is not nn.Module.forward and whose_code(code) != "torch"
 
 
-def _all_run_networks_code(module: nn.Module, known: dict[type, bool]) -> bool:
-    """Return `_runs_networks_code`, which is asked once for all modules of a class."""
+def _runs_networks_code_by_class(module: nn.Module, known: dict[type, bool]) -> bool:
+    """Return `_runs_networks_code`, worked out once for each class; `known` holds the answers."""
+    if "forward" in vars(module):
+        return _runs_networks_code(module)
     kind = type(module)
-    if kind not in known or "forward" in vars(module):
-        runs = _runs_networks_code(module)
-        if "forward" in vars(module):
-            return runs
-        known[kind] = runs
+    if kind not in known:
+        known[kind] = _runs_networks_code(module)
     return known[kind]
 
 

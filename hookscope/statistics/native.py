@@ -76,7 +76,7 @@ def kernel_of(variant: str) -> Kernel | None:
     try:
         names = ("reduce_tensor", "sketch_tensor", "compare_tensors", "compare_channels")
         reduce, *others = (getattr(library, f"{name}_{variant}") for name in names)
-    except AttributeError:  # compiled for an earlier version, from which files were left behind
+    except AttributeError:  # the library is that of an earlier version
         return None
     reduce.argtypes = [ctypes.c_void_p] * 3
     for function in others:

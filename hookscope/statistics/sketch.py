@@ -54,29 +54,17 @@ class _Task(ctypes.Structure):
     )
 
 
-def sketch_of(tensor: Tensor) -> NDArray[np.float64] | None:
-    """Return the sketch of a tensor as a whole.
-
-    Args:
-        tensor: Any shape, dtype, strides and device; only read. Complex elements count as two.
-
-    Returns:
-        float64, (256,); None if there is no estimate: an element is NaN or Inf, or the tensor is sparse, ragged or
-        without data.
-    """
-    return finished(sketch_slices(tensor))
-
-
 def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.float64] | Tensor | None:
     """Return the sketch of a tensor that one pass over some inputs gave, without waiting for an accelerator.
 
     Args:
-        tensor: As in `sketch_of`.
+        tensor: Any shape, dtype, strides and device; only read. Complex elements count as two.
         inputs: The numbers of the inputs. If axis 0 of the tensor is as long, its slices are theirs; else the tensor
             counts as the first's.
 
     Returns:
-        The sketch for `finished`, (256,): on an accelerator a tensor there. Sketches of several batches can be added.
+        The sketch for `finished`, float64, (256,): on an accelerator a tensor there. Sketches of several batches can be
+        added. None if the tensor is sparse, ragged or without data.
     """
     if len(inputs) != 1 and (not tensor.dim() or tensor.size(0) != len(inputs)):
         inputs = inputs[:1] or (0,)

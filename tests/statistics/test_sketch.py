@@ -22,7 +22,7 @@ from hookscope.results.sketches import (
 )
 from hookscope.statistics import sketch
 from hookscope.statistics.native import kernel_of, load_kernel
-from hookscope.statistics.sketch import finished, sketch_of, sketch_slices
+from hookscope.statistics.sketch import finished, sketch_slices
 from tests.statistics.test_native import on_threads, variants
 
 SEED = 0x686F6F6B73636F70
@@ -53,7 +53,7 @@ def by_the_formula(values: list[float], number: int = 0) -> NDArray[np.float64]:
 
 
 def sketched(tensor: Tensor) -> NDArray[np.float64]:
-    found = sketch_of(tensor)
+    found = finished(sketch_slices(tensor))
     assert found is not None
     return found
 
@@ -168,14 +168,14 @@ def test_equal_inputs_in_another_order_are_not_the_same() -> None:
 def test_there_is_no_estimate_of_what_is_not_finite(value: float) -> None:
     values = whole_numbers(3000)
     values[1234] = value
-    assert sketch_of(values) is None
-    assert sketch_of(values.double()) is None
+    assert finished(sketch_slices(values)) is None
+    assert finished(sketch_slices(values.double())) is None
 
 
 def test_there_is_no_sketch_of_what_is_sparse_ragged_or_without_data() -> None:
     ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     for each in (torch.eye(3).to_sparse(), ragged, torch.ones(3, device="meta")):
-        assert sketch_of(each) is None
+        assert finished(sketch_slices(each)) is None
 
 
 @pytest.mark.usefixtures("either_way")
