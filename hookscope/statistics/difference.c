@@ -142,7 +142,7 @@ INLINE void compare(const Pair *pair) {
 }
 
 #define VARIANT(name, target) \
-    target EXPORT void compare_tensors_##name(const Pair *given) { compare(given); }
+    target EXPORT void sum_differences_##name(const Pair *given) { compare(given); }
 
 VARIANT(default, )
 #if defined(__x86_64__)

@@ -73,7 +73,7 @@ def kernel_of(variant: str) -> Kernel | None:
     except OSError:
         return None
     try:
-        names = ("reduce_tensor", "sketch_tensor", "compare_tensors")
+        names = ("reduce_tensor", "sketch_tensor", "sum_differences")
         reduce, *others = (getattr(library, f"{name}_{variant}") for name in names)
     except AttributeError:  # the library is that of an earlier version
         return None
