@@ -51,7 +51,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def some_of(names: Sequence[object], most: int) -> str:
-    """Return the first few of some names and how many more there are: "a, b, c and 4 more"."""
+    """Return the first few names and how many more there are: "a, b, c and 4 more"."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 

@@ -50,7 +50,7 @@ class Checking:
         sanity: "quick" checks the first target of the first batch; "full" all targets of all batches.
         output_key: Which of several outputs holds the scores.
         notes: Sentences about checks that were left out.
-        seconds: Spent.
+        seconds: Time spent on checks.
     """
 
     sanity: Sanity

@@ -89,7 +89,7 @@ def layout_of(
     prefix: int | None = None,
     given: Tokens | None = None,
 ) -> Layout | str:
-    """Return where the picture lies in an output; in words why it has no place there.
+    """Return where the picture lies in an output, or in words why it has no place there.
 
     Args:
         shape: Of the output.

@@ -1,4 +1,4 @@
-"""Read files after a separate process has gone through them: what goes wrong there goes wrong in no other."""
+"""Read files after a separate process has gone through them, so that a crash or a hang stays in that process."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,14 +24,14 @@ _ENDINGS = {
 def inspect_isolated(
     kinds: Mapping[Path, FileKind], name: str, look: Look, *, remedy: str, trust: bool = False
 ) -> list[Any]:
-    """Go through files in a separate process, where `look` is given what each holds.
+    """Go through files in a separate process, where `look` gets the content of each.
 
     Args:
         kinds: What each file is.
         name: What to call all of them in messages.
-        look: As for `verify_file`, as are `remedy` and `trust`; what it returns of each comes back, tuples as lists.
-        remedy: Likewise.
-        trust: Likewise.
+        look: As for `verify_file`; what it returns for each file comes back, tuples as lists.
+        remedy: As for `verify_file`.
+        trust: As for `verify_file`.
 
     Raises:
         HookscopeError: As `verify_file` and `look` do; a CheckpointError if one crashes its reader or changes
@@ -55,8 +55,8 @@ def read_verified(
 ) -> dict[Path, object]:
     """Return what files hold, read after all have been gone through by `inspect_isolated`.
 
-    What a file holds is given to `check`, with what to call it, which raises unless it is what is wanted. A file whose
-    reading runs code is read by `read_trusted`; None if they are not trusted.
+    `check` gets each file's content, and its name for messages, and raises unless the content is what is wanted. A file
+    whose reading runs code is read by `read_trusted`; None if they are not trusted.
     """
 
     def look(path: Path, _: FileKind, content: object) -> None:

@@ -1,4 +1,4 @@
-"""Compare two runs by what they stored: by their saved tensors where both have them, else by their sketches."""
+"""Compare two stored runs: by their saved tensors where both have them, else by their sketches."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ _ESTIMATED = (
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A run, what it has of each row, and what it says besides."""
+    """A run, the tensors and sketches of its rows, and its run.json."""
 
     run: StoredRun
     document: Mapping[str, Any]
@@ -79,9 +79,9 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
     """Compare two runs of `hookscope activations` or `hookscope grads` over the same inputs.
 
     Args:
-        a: Run directory of A; `b` likewise.
-        b: Of B.
-        maps: As for `--map`; `fail_over` likewise.
+        a: Run directory of A.
+        b: Run directory of B.
+        maps: As for `--map`.
         fail_over: Conditions for `exceeded`.
 
     Returns:
@@ -155,7 +155,7 @@ def _opened(folder: Path, name: str, files: ExitStack) -> Any:
 
 
 def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
-    """Return what is to be said of the inputs of both runs.
+    """Return warnings about the inputs of both runs.
 
     Raises:
         UsageError: If they are not the same.
@@ -216,7 +216,7 @@ def _row(found: Found, a: _Side, b: _Side, table: str, drawing: _Drawing | None 
 
 
 def _exact(found: Found, a: _Side, b: _Side, drawing: _Drawing | None) -> tuple[Measures | None, str]:
-    """Return the measures of saved tensors, or why there are none; neither if they were not saved."""
+    """Return the measures of saved tensors, or why there are none; both empty if they were not saved."""
     if found.label not in a.labels or found.label_b not in b.labels:
         return None, ""
     try:
@@ -271,7 +271,7 @@ def _eps(pairs: Sequence[Found]) -> float:
 
 
 def _outputs(a: _Side, b: _Side, rows: Sequence[DifferenceRow]) -> tuple[OutputDifference, ...]:
-    """Return what became of the best classes, as far as both runs have them."""
+    """Compare the best classes, where both runs have them."""
     best_a, best_b = a.run.result.predictions, b.run.result.predictions
     both = [
         (one, other) for one, other in zip(best_a, best_b, strict=False) if one.class_indices and other.class_indices

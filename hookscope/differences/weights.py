@@ -24,7 +24,7 @@ from hookscope.results.network import ModelInfo
 from hookscope.results.provenance import Provenance
 from hookscope.text import counted, printable
 
-# Of batch normalisation, which are no parameters.
+# Buffers of batch normalisation, which are not parameters.
 _STATISTICS = ("running_mean", "running_var")
 
 # Elements whose signs are compared at a time. Our choice: a few MB.
@@ -68,8 +68,8 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
     Tensors are paired by name, after `maps` and without prefixes of wrappers, and what is left in its order, by shapes.
 
     Args:
-        a: Of A; `b` likewise.
-        b: Of B.
+        a: Those of A.
+        b: Those of B.
         maps: As for `--map`, over names of tensors.
         fail_over: Conditions for `exceeded`, whose patterns are over names of tensors.
 
@@ -78,7 +78,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
 
     Raises:
         NothingMatchedError: If no tensor of A has a partner in B.
-        UsageError: If a map or a condition is malformed, or it is about what only a run has.
+        UsageError: If a map or a condition is malformed, or the condition needs a run.
         LayerNotFoundError: If a map or a condition matches nothing.
     """
     began = time.perf_counter()
@@ -120,7 +120,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
 
 
 def _as_row(at: int, row: WeightDifference) -> DifferenceRow:
-    """Return what conditions can be held against."""
+    """Return a pair of weights as a row that conditions can judge."""
     forms = (row.shape, row.shape_b, row.dtype, row.dtype_b)
     return DifferenceRow(at, row.name, row.name, row.dtype, row.name_b, row.dtype_b, row.matched, *forms, row.measures)
 
@@ -135,7 +135,7 @@ def _tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:
-    """Return the tensors as what can be aligned: their kind is the last part of their name."""
+    """Return the tensors as calls to align: their kind is the last part of their name."""
     return [Call((name, 0), name.rpartition(".")[2], own, ()) for name, own in shapes.items()]
 
 

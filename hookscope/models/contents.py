@@ -1,7 +1,7 @@
 """List what a weights file holds, without building a network and without holding its values in memory.
 
-A file is looked at in a separate process, which answers with the rows of the table: whatever a file of unknown origin
-makes of itself, it has limits on memory and time. torch, which takes seconds to import, reads only what needs it.
+A separate process with limits on memory and time reads the file and returns the rows of the table. torch, which takes
+seconds to import, is only used for files that need it.
 """
 
 import os
@@ -89,7 +89,7 @@ def _version(path: Path) -> tuple[int, int, int]:
 
 
 def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    """Hold what shards hold against their index; return a sentence for each that holds more."""
+    """Compare shards with their index; return a sentence for each that holds more."""
     name, listed = printable(str(index)), read_index(index)
     owners = {tensor: shard for shard, tensors in listed.items() for tensor in tensors}
     surplus = {}
@@ -106,7 +106,7 @@ def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]
 def _architectures(
     shapes: Mapping[tuple[str, bool], Mapping[str, tuple[int, ...]]],
 ) -> tuple[dict[tuple[str, bool], tuple[str, ...]], tuple[str, ...]]:
-    """Return of each part the networks that fit, in words, and why there may be others."""
+    """Return for each part the networks that fit, in words, and why there may be others."""
     known: dict[frozenset[tuple[str, tuple[int, ...]]], tuple[str, ...]] = {frozenset(): ()}
     doubts: dict[str, None] = {}
     for each in shapes.values():

@@ -1,4 +1,4 @@
-"""Put a state dict into a network, strictly, whatever the names were wrapped in when it was saved."""
+"""Load a state dict into a network, strictly, without wrapping prefixes of its names."""
 
 import warnings
 from collections import OrderedDict
@@ -153,7 +153,7 @@ def _versions(state: Mapping[str, Any], removed: str) -> dict[str, Any] | None:
 
 
 def foreign_names(names: Iterable[str]) -> str:
-    """Return a sentence that says whose the names are, if they are another framework's; else an empty text."""
+    """Return a sentence naming the framework if the names are another framework's; else ""."""
     for name in names:
         leaf = name.replace("/", ".").rpartition(".")[2]
         if leaf in ("kernel", "embedding") or leaf.endswith(":0") or "/" in name:

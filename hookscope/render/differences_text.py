@@ -58,7 +58,7 @@ def answer(result: Differences) -> list[str]:
 
 
 def sides_text(result: Differences) -> str:
-    """Return what was compared, in a few words: both names, or one name and what is not the same."""
+    """Return what was compared, in a few words: both names, or one name and how the sides differ."""
     a, b = result.a, result.b
     if a.model.name != b.model.name:
         return f"{a.model.name} and {b.model.name}"
@@ -69,7 +69,7 @@ def sides_text(result: Differences) -> str:
 
 
 def _way(side: Side, other: Side) -> str:
-    """Return how a side ran, where the other did not run so."""
+    """Return how a side ran, where the other ran differently."""
     placed = [one for one, two in ((side.dtype, other.dtype), (side.device, other.device)) if one != two]
     return printable(", ".join([*placed, *(each for each in side.ways if each not in other.ways)]), _MOST_OF_A_WAY)
 
@@ -113,7 +113,7 @@ def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
 
 
 def _called_alone(layer: str, result: Differences) -> str:
-    """Return which layers that a module calls have no partner: one of them may be what makes the difference."""
+    """Return the layers called by a module that have no partner: one of them may cause the difference."""
     labels = {
         side: [each.label for each in result.unmatched if each.side == side and _owner(each.label) == layer]
         for side in ("A", "B")
@@ -128,12 +128,12 @@ def _called_alone(layer: str, result: Differences) -> str:
 
 
 def _owner(label: str) -> str:
-    """Return the layer around the one that a label is of."""
+    """Return the layer around the one in a label."""
     return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
 
 
 def birth_mark(result: Differences) -> str:
-    """Return what a row is called, in pictures, where a difference begins."""
+    """Return the mark of a row in pictures where a difference begins."""
     return "born here" if result.way == "lockstep" else "the first to show it"
 
 
@@ -150,7 +150,7 @@ def _small(result: Differences) -> str:
 
 
 def _growth(result: Differences) -> str:
-    """Return how the first difference goes on from where it is born."""
+    """Return how the difference develops after the first birth."""
     rows = [row for row in result.rows if row.measures is not None]
     start = next((at for at, row in enumerate(rows) if row.label == result.births[0].row), 0)
     later = [(row.measures.relative_l2, row.label) for row in rows[start:] if row.measures]
@@ -207,7 +207,7 @@ def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
 
 
 def difference_columns(result: Differences) -> list[Column]:
-    """Return the columns of the rows that say anything, for the terminal and for the page."""
+    """Return the columns that have content, for the terminal and for the page."""
     rows = result.rows
     measures = [row.measures for row in rows]
     columns = [

@@ -15,7 +15,7 @@ _MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
 
 
 def weights_answer(result: Differences) -> Iterator[str]:
-    """Yield in sentences how many tensors differ, which most, and in what else."""
+    """Yield in sentences how many tensors differ, which most, and other differences."""
     rows = result.weights
     changed = [row for row in rows if differs(row)]
     if not changed:

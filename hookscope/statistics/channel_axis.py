@@ -1,7 +1,7 @@
-"""Tell what the axes of an activation mean: which counts channels, and how its values lie in space.
+"""Infer the axes of an activation: which one counts channels, and how its values lie in space.
 
-A tensor does not say whether it is (N, C, H, W) or (N, H, W, C). The module that made it often does; modules that do
-not care about axes (activation functions, containers) pass on what the latest tensor of that shape was.
+A tensor does not say whether it is (N, C, H, W) or (N, H, W, C). The module that made it often does; for modules that
+ignore axes (activation functions, containers) the axis of the latest tensor of that shape counts.
 """
 
 import math

@@ -44,7 +44,7 @@ _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for 
 
 
 class Layout(BareLayout):
-    """A layout, and what else tensors of one shape, strides and channel axis have in common."""
+    """A layout, and other facts shared by tensors of one shape, strides and channel axis."""
 
     known: Reduction  # without reading the values
     all_nonzero: NDArray[np.float64] | None  # values per channel that are not zero if none is, (C,)

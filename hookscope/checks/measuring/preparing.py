@@ -36,8 +36,8 @@ from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import one_line
 
-# Of the labelled pictures, those that every layer is looked at with where no others are given. Our choice: a few
-# batches, enough for the rules about BatchNorm and dead channels.
+# How many of the labelled pictures every layer is measured with where no others are given. Our choice: a few batches,
+# enough for the rules about BatchNorm and dead channels.
 _MOST_OF_DATA = 32
 
 # Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,
@@ -49,7 +49,7 @@ _AS_OPTIONS = ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A network on its device, and what it will be given.
+    """A network on its device, and its inputs.
 
     `batches` reads the inputs anew, in the same order, as often as it is called. Pictures of settings come first, then
     those of expectations, each path once: the input of an expectation has `str(expectation.image)` as its name.

@@ -99,7 +99,7 @@ def _table(title: str, remark: str, columns: Sequence[Column], notable: Sequence
 
 
 def _making(run: StoredDifferences) -> list[tuple[str, str]]:
-    """Return what somebody needs who wants to have it again: term and words, set as code."""
+    """Return what is needed to reproduce the comparison: term and words, set as code."""
     record, result = run.record, run.result
     made = [("Command", record.command)] if record.command else []
     for letter, side in (("A", result.a), ("B", result.b)):
