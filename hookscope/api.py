@@ -35,6 +35,8 @@ Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Numbers = str | float | Sequence[float]
 Sizes = str | int | Sequence[int]
 
+_RUNS_WHERE_IT_IS = "A module runs where it is: options that load or move a model need a name or a file."
+
 
 def activations(
     model: Model,
@@ -668,7 +670,7 @@ def check(  # noqa: D417 - those of `activations` are described there
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     }
     if not isinstance(checkpoint, str | Path) and loads_as_told(given):
-        raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")
+        raise UsageError(_RUNS_WHERE_IT_IS)
     settings = with_options(read_settings(None if config is None else Path(config), Path()), given)
     path = settings.baseline if baseline is None else Path(baseline)
     return check_checkpoint(
@@ -758,7 +760,7 @@ def _load(
     if not isinstance(model, str | Path):
         given = (weights, arch, _arguments(model_arg), reading, device, dtype)
         if given != ("auto", None, [], FileOptions(), "auto", None):
-            raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")
+            raise UsageError(_RUNS_WHERE_IT_IS)
         return _given(model)
     where = choose_device(device)
     loaded = load_model(

@@ -1,13 +1,12 @@
 """Read files after a separate process has gone through them, so that a crash or a hang stays in that process."""
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.fileformat import FileKind, version_of
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.reading import RUNS_CODE, Look, read_content, verify_file
 from hookscope.checkpoints.sandbox import CAN_FORK, WorkerFailure, run_forked
@@ -37,7 +36,7 @@ def inspect_isolated(
         HookscopeError: As `verify_file` and `look` do; a CheckpointError if one crashes its reader or changes
             meanwhile.
     """
-    before = _versions(kinds)
+    before = [version_of(path) for path in kinds]
     seen: list[Any] = _run_isolated(
         lambda: [verify_file(path, kind, look, remedy=remedy, trust=trust) for path, kind in kinds.items()], kinds, name
     )
@@ -62,7 +61,7 @@ def read_verified(
     def look(path: Path, _: FileKind, content: object) -> None:
         check(content, printable(str(path)))
 
-    before = _versions(kinds)
+    before = [version_of(path) for path in kinds]
     try:
         seen = inspect_isolated(kinds, name, look, remedy=remedy, trust=read_trusted is not None)
         contents = {
@@ -82,7 +81,7 @@ def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name:
         torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
         return work()
 
-    length = sum(size for _, size, _ in _versions(kinds))
+    length = sum(size for _, size, _ in [version_of(path) for path in kinds])
     limits = reading_limits(length)
     try:
         result = run_forked(work_alone if CAN_FORK else work, limits)
@@ -103,16 +102,6 @@ def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name:
     return result
 
 
-def _versions(kinds: Mapping[Path, FileKind]) -> list[tuple[int, int, int]]:
-    """Return what changes with each file's content: where it is, its size, when it was written."""
-    versions = []
-    for path in kinds:
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-        versions.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return versions
-
-
 def _check_unchanged(kinds: Mapping[Path, FileKind], before: list[tuple[int, int, int]], name: str) -> None:
-    if before != _versions(kinds):
+    if before != [version_of(path) for path in kinds]:
         raise CheckpointError(f"{name} was changed while it was read; read it again when it is complete.")

@@ -31,6 +31,7 @@ from hookscope.results.runs.sketches import read_sketches
 from hookscope.results.sketches import NORM_ERROR, RESOLUTION, estimated_cosine, estimated_distance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.storage import without_float8
 from hookscope.text import printable
 
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
@@ -226,16 +227,11 @@ def _exact(found: Found, a: _Side, b: _Side, drawing: _Drawing | None) -> tuple[
     if note := comparable(one, other):
         return None, note
     sums = Sums()
-    sums.add(_widened(one), _widened(other))
+    sums.add(without_float8(one), without_float8(other))
     measures = sums.measured(coarser(one, other))
     if drawing is not None:
         drawing.offer(found, one, other, measures.relative_l2)
     return measures, ""
-
-
-def _widened(values: Tensor) -> Tensor:
-    """Return values of 8 bits as float32, since torch promotes them to no dtype."""
-    return values.float() if values.is_floating_point() and values.itemsize == 1 else values
 
 
 def _estimated(

@@ -4,12 +4,11 @@ A separate process with limits on memory and time reads the file and returns the
 seconds to import, is only used for files that need it.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.fileformat import FileKind, version_of
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
@@ -68,9 +67,9 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
 def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
     """Return what `list_plain` does in a process with limits; None also where it fails: torch says what is wrong."""
     try:
-        before = [_version(path) for path in kinds]
+        before = [version_of(path) for path in kinds]
         found = run_forked(lambda: list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))
-        changed = before != [_version(path) for path in kinds]
+        changed = before != [version_of(path) for path in kinds]
     except (CheckpointError, MemoryError):
         return None
     if isinstance(found, WorkerFailure):
@@ -79,13 +78,6 @@ def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[
         return None
     listed: list[dict[str, Any]] | None = found
     return None if changed else listed
-
-
-def _version(path: Path) -> tuple[int, int, int]:
-    """Return what changes with the file's content: where it is, its size, when it was written."""
-    with open_regular(path) as file:
-        status = os.fstat(file.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]:

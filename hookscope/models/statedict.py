@@ -2,7 +2,7 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,6 +13,15 @@ from hookscope.models.construction import FileOptions
 from hookscope.models.network_table import COUNTER
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
+
+
+def named_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors by name, detached; those that int8 modules pack into a tuple by their places in it."""
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            yield name, value.detach()
+        elif isinstance(value, tuple | list):
+            yield from ((f"{name}[{at}]", each.detach()) for at, each in enumerate(value) if isinstance(each, Tensor))
 
 
 def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:

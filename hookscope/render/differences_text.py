@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
 from hookscope.render.terminal import note_lines
-from hookscope.render.weights_text import gradients_answer, weights_answer, weights_table, without_gradients
+from hookscope.render.weights_text import MATCHES, gradients_answer, weights_answer, weights_table, without_gradients
 from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
 from hookscope.text import counted, printable, shape_text
 
@@ -22,8 +22,6 @@ _MOST_INPUTS = 5
 _FEW_CLASSES = 3
 _FEW_ALONE = 3
 _MOST_OF_A_WAY = 60
-
-_MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
 
 
 def differences_summary(result: Differences, *, width: int, full: bool = False) -> Iterator[RenderableType]:
@@ -260,8 +258,8 @@ def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
     parts: list[str] = [row.origin] if row.origin in ("born", "passed on") else []
     if row.label_b != row.label:
         parts.append(f"B: {row.label_b}")
-    if row.matched in _MATCHES:
-        parts.append(_MATCHES[row.matched])
+    if row.matched in MATCHES:
+        parts.append(MATCHES[row.matched])
     if row.dtype != row.dtype_b and (row.dtype, row.dtype_b) != usual:
         parts.append(f"{row.dtype} / {row.dtype_b}")
     if row.channel is not None:

@@ -111,6 +111,11 @@ class ParameterRow(MeasuredTensor):
         return self.name
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether at least two axes are longer than 1: a weight, not a bias or scale, which (C, 1, 1) is too."""
+        return sum(size > 1 for size in self.gradient.shape) >= 2
+
+    @property
     def also(self) -> tuple[str, ...]:
         """Its aliases."""
         return self.aliases

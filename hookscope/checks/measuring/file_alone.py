@@ -16,6 +16,7 @@ from hookscope.checks.settings import CheckSettings
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models import FileOptions, parse_model
 from hookscope.models.checkpoint import exists, read_checkpoint
+from hookscope.models.statedict import named_tensors
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.network import ModelInfo
 from hookscope.text import printable
@@ -75,7 +76,7 @@ def as_named(state: Mapping[str, Any]) -> nn.Module:
     not floating-point, and all that is named as BatchNorm's statistics or a mask, counts as a buffer.
     """
     owners: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in _distinct(_tensors(state)):
+    for name, tensor in _distinct(named_tensors(state)):
         prefix, _, leaf = name.rpartition(".")
         owners.setdefault(prefix, {})[leaf if prefix else name] = tensor
     root = nn.Module()
@@ -88,15 +89,6 @@ def as_named(state: Mapping[str, Any]) -> nn.Module:
             kept[leaf] = tensor
         root._modules[prefix] = module  # noqa: SLF001 - likewise; named_modules joins the names again
     return root
-
-
-def _tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors by name; those that int8 modules pack into a tuple by their places in it."""
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            yield name, value
-        elif isinstance(value, tuple | list):
-            yield from ((f"{name}[{at}]", each) for at, each in enumerate(value) if isinstance(each, Tensor))
 
 
 def _distinct(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hookscope.checks.settings import CheckSettings
-from hookscope.errors import ModelError, UsageError
+from hookscope.errors import UsageError
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import (
     Batch,
@@ -30,11 +30,11 @@ from hookscope.inputs import (
     with_named,
     without_named_frame,
 )
+from hookscope.inspection.device import move_to
 from hookscope.inspection.network import inspected_network
 from hookscope.models import FileOptions, LoadedModel, example_shape, load_model, with_classes
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import one_line
 
 # How many of the labelled pictures every layer is measured with where no others are given. Our choice: a few batches,
 # enough for the rules about BatchNorm and dead channels.
@@ -83,11 +83,8 @@ def prepare(
     """
     began = time.perf_counter()
     loaded = with_classes(_load(model, settings, trust=trust), settings.classes)
-    try:
-        if device is not None:
-            loaded.module.to(device)
-    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
-        raise ModelError(f"{loaded.info.name} cannot be moved to {device}: {one_line(error)}") from error
+    if device is not None:
+        move_to(loaded, device)
     options = {name: getattr(settings, name) for name in _AS_OPTIONS}
     preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
     named = read_named(settings.named, preprocessing)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, named, of_modules, output_of, rule, stored_in
+from hookscope.checks.rules.rule import Objection, RuleTerms, limit, named, of_modules, output_of, rule, stored_in
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_untrained, is_weight
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, rule, stored_in
+from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
 from hookscope.checks.rules.stored import is_weight
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues

@@ -11,7 +11,6 @@ from hookscope.checks.rules.rule import (
     FindingTarget,
     Objection,
     RuleTerms,
-    are,
     limit,
     listed,
     non_finite_count,
@@ -24,7 +23,7 @@ from hookscope.checks.rules.rule import (
 )
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, is_zero, weights_are_random
 from hookscope.errors import UsageError
-from hookscope.text import counted, printable, safe_text
+from hookscope.text import are, counted, printable, safe_text
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow

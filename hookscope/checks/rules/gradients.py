@@ -16,10 +16,8 @@ from hookscope.checks.rules.rule import (
     WHOLE,
     Objection,
     RuleTerms,
-    are,
     arrived_outputs,
     in_forward_order,
-    is_matrix,
     is_within,
     key,
     limit,
@@ -35,7 +33,7 @@ from hookscope.checks.rules.rule import (
     rule,
     taken_gradients,
 )
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -300,7 +298,7 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
         each
         for each in gradients.parameters
         if each.status == "zero"
-        and is_matrix(each)
+        and each.is_matrix
         and owner(each) in alive
         and not _gates_near(zero_weights, owner(each))
     ]

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, are, limit, rule
+from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, limit, rule
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
-from hookscope.text import counted, printable, some_of
+from hookscope.text import are, counted, printable, some_of
 
 if TYPE_CHECKING:
     from hookscope.checks.labelled import BaselineClass

@@ -18,7 +18,6 @@ from hookscope.checks.rules.rule import (
     RuleTerms,
     arrived_outputs,
     in_forward_order,
-    is_matrix,
     key,
     limit,
     listed,
@@ -263,7 +262,7 @@ def _weights(gradients: Gradients) -> list[ParameterRow]:
     return [
         each
         for each in in_forward_order(gradients)
-        if is_matrix(each) and _is_positive(each.ratio) and not non_finite_count(each.gradient)
+        if each.is_matrix and _is_positive(each.ratio) and not non_finite_count(each.gradient)
     ]
 
 

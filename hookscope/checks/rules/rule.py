@@ -278,11 +278,6 @@ def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
     return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def is_matrix(parameter: ParameterRow) -> bool:
-    """Tell weights from biases and scales: at least two axes are longer than 1, so (C, 1, 1) is a scale."""
-    return sum(size > 1 for size in parameter.gradient.shape) >= 2
-
-
 def owner(parameter: ParameterRow) -> str:
     """Return the dotted name of the module that a parameter belongs to."""
     from hookscope.results.gradients import parameter_owner
@@ -319,8 +314,3 @@ def non_finite_words(statistics: TensorStatistics) -> str:
 def listed(names: Sequence[str], shown: int = 3) -> str:
     """Return the first few names in quotes and how many more there are."""
     return some_of([f"'{name}'" for name in names], shown)
-
-
-def are(count: int) -> str:
-    """Return the verb for a number of things."""
-    return "is" if count == 1 else "are"

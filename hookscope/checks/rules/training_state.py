@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, are, listed, rule
-from hookscope.text import counted
+from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, listed, rule
+from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements

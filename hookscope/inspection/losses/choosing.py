@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hookscope.errors import ModelError, UsageError, nearest
+from hookscope.errors import ModelError, UsageError, is_out_of_memory, nearest
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.inputs import Batch
 from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
@@ -218,9 +218,9 @@ def _own(function: Callable[..., object], given: object, outputs: Sequence[Outpu
         arguments.append(target)
     try:
         value = function(*arguments)
-    except torch.OutOfMemoryError:
-        raise
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{task.loss} raised at {_place(function, error)}") from error
     what = "a loss has to be a single floating-point number computed from the output, as a 0-d tensor"
     if not isinstance(value, Tensor):

@@ -17,7 +17,7 @@ from hookscope.render.weights_text import (
 from hookscope.results.differences import Differences, Side
 from hookscope.results.grids import Grid
 from hookscope.results.runs.differences import PLOT, StoredDifferences
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 # Pixels a side, our choice; rows, above which a browser takes long to lay a table out.
 _PLOT_SIDE = 1600
@@ -79,8 +79,7 @@ def _tables(result: Differences) -> list[dict[str, Any]]:
     if result.weights:
         changed = [row for row in result.weights if differs(row)]
         equal = len(result.weights) - len(changed)
-        are = "is" if equal == 1 else "are"
-        remark = f"{counted(equal, 'tensor')} that {are} equal {are} left out." if equal else ""
+        remark = f"{counted(equal, 'tensor')} that {are(equal)} equal {are(equal)} left out." if equal else ""
         if changed:
             tables.append(_table("Tensors", remark, weight_columns(changed), [False] * len(changed)))
     return tables
