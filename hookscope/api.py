@@ -868,7 +868,7 @@ def _texts(given: Any) -> Any:
 
 
 def _arguments(given: Texts | Mapping[str, Any]) -> list[str]:
-    """Return what is given by name as "NAME=VALUE" each."""
+    """Return arguments by name as "NAME=VALUE" each."""
     if isinstance(given, Mapping):
         return [f"{name}={value if isinstance(value, Path) else repr(value)}" for name, value in given.items()]
     return [given] if isinstance(given, str) else list(given)

@@ -35,7 +35,7 @@ def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wante
     """Read what `--target` gives: "cat,dog", "281", "tabby-tiger cat", "box:0", "net.py:function".
 
     Names of classes may hold commas and hyphens: the longest name that there is counts. A target given twice is
-        explained once.
+    explained once.
 
     Args:
         texts: Each one target or several with commas between.

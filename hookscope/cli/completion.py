@@ -18,7 +18,7 @@ def complete_layer(context: typer.Context, incomplete: str) -> list[str]:
     """Return layers, and types of layers, that begin so, of a network whose name has been typed before.
 
     Files are left alone: to build the network of `net.py:build`, or to read a weights file, would run code or take long
-        for a completion.
+    for a completion.
     """
     from hookscope.models.names import model_names
 

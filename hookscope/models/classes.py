@@ -74,9 +74,9 @@ def read_classes(path: Path) -> tuple[str, ...]:
 def packed_classes(path: Path, counts: Container[int]) -> tuple[str, tuple[str, ...]]:
     """Return the extra file of a TorchScript archive that names classes, with the names by index; ("", ()) for none.
 
-    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. Looked at are those that a key of settings or a
-    usual file name calls so, as "labels.txt" and "index_to_name.json", and objects in JSON. Names count if there are as
-    many of them as one of `counts`.
+    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. The texts read are those that a key of settings
+    or a usual file name calls so, as "labels.txt" and "index_to_name.json", and objects in JSON. Names count if there
+    are as many of them as one of `counts`.
     """
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():

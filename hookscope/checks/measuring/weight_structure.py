@@ -116,7 +116,7 @@ def longest_run(weight: Tensor) -> ConstantRun | None:
     """Return the longest run of one value in the memory of a weight; None below 32 values.
 
     Dead channels and places, zero or nearly so, are removed first: training and structured pruning leave them. A run
-        may go on from one channel to the next. What is below float32's least normal number counts as zero.
+    may go on from one channel to the next. What is below float32's least normal number counts as zero.
     """
     laid_out = weight.permute(sorted(range(weight.dim()), key=weight.stride, reverse=True))
     first = next((size for size in laid_out.shape if size > 1), 1)

@@ -79,10 +79,10 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """Channels behind a ReLU are zero over all inputs.
 
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information. Too
-    large a learning rate or too negative a bias does it. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or
-    as functions, with at least 32 values a channel; a convolution before a ReLU may be negative everywhere. Channels of
-    a trained network that are zero for noise wake up for a picture: so on noise the limit is higher, 88 % instead of 80
-        %. Give pictures.
+    large a learning rate or too negative a bias does it. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
+    modules or as functions, with at least 32 values a channel; a convolution before a ReLU may be negative everywhere.
+    Channels of a trained network that are zero for noise wake up for a picture: so on noise the limit is higher, 88 %
+    instead of 80 %. Give pictures.
     """
     forward = _forward(measured)
     is_noise = bool(forward.inputs) and all(each.is_noise for each in forward.inputs)
@@ -106,8 +106,8 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
 
     Where all channels are dead, nothing passes and nothing is learnt. Biases that were shifted, a weight with the wrong
     sign or of another layer, or a diverged step do it; sound networks have none, except where a residual branch was
-    switched off on purpose. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While weights
-    are random or BatchNorm is untrained, it is a warning.
+    switched off on purpose. The rule judges ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While
+    weights are random or BatchNorm is untrained, it is a warning.
     """
     forward = _forward(measured)
     for row in forward.rows:

@@ -97,10 +97,10 @@ def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     """A weight does not fit into float8_e4m3fn as it is.
 
     Beyond 448 this type has no numbers: greater values are cut off, or become NaN; at most 2**-10 they become zero. The
-    worst weight of either kind is named, with its share. Judged are weights with at least two axes longer than 1, as
-    they are, without a scale: a weight that breaks the rule needs a scale (for a tensor, a row or a block), or another
-    type. float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant for gradients. It is off until
-    --select or the configuration turns it on, for few networks are meant for float8.
+    worst weight of either kind is named, with its share. The rule judges weights with at least two axes longer than 1,
+    as they are, without a scale: a weight that breaks the rule needs a scale (for a tensor, a row or a block), or
+    another type. float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant for gradients. It is off
+    until --select or the configuration turns it on, for few networks are meant for float8.
     """
     weights = [each for each in measured.stored if is_weight(each) and "float" in each.dtype]
     nonzero = [(each, each.element_count - each.zero_count) for each in weights]

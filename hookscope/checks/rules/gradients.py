@@ -116,7 +116,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """Every gradient is zero, or no more than rounding.
 
     Nothing can learn: the loss does not depend on any parameter, or is constant by construction, such as the sum of a
-        softmax or of LayerNorm's output. Choose another loss, then look at the layers.
+    softmax or of LayerNorm's output. Choose another loss, then look at the layers.
     """
     # To first order, changing a tensor by its own size changes the loss by at most ‖g‖·‖x‖, its effect. Where that is
     # rounding beside the loss for every parameter, or for every output before a normalising layer beside its own, what

@@ -50,7 +50,7 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
     One NaN in a weight makes every output NaN. It comes from a step with too large a learning rate, an overflow in half
     precision, or a damaged file. A buffer that holds nothing but zeros and infinities is a mask, and passes; so does a
     minimum or maximum, by its name, that is infinite everywhere: it has seen no values yet, which is how quantisation's
-        observers start. Go back to an earlier checkpoint.
+    observers start. Go back to an earlier checkpoint.
     """
     for values in measured.stored:
         if (values.nan_count or values.inf_count) and not (_is_mask(values) or _is_empty_range(values)):
@@ -64,7 +64,7 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
 
     A weight with at least two axes longer than 1 that is zero passes nothing on. It was never loaded, was pruned, or
     starts so by design: untrained heads and the last layer of residual branches do. Biases, including attention's
-        tables of them, and scales are not judged.
+    tables of them, and scales are not judged.
     """
     for values in measured.stored:
         if is_weight(values) and is_zero(values) and "bias" not in values.name.rpartition(".")[2]:
@@ -110,9 +110,9 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """A running variance of BatchNorm is negative or zero.
 
     A running variance is a mean of squares: negative, it is damaged, and the root of it NaN. In a few channels zero
-        means that they are dead; in many, that the buffer was zeroed instead of loaded: eval mode then divides by the
-        root of eps, which magnifies every deviation. One channel is enough where its running mean is not zero, so that
-        it is not dead, and where all running means are zero, so that no training explains the variance.
+    means that they are dead; in many, that the buffer was zeroed instead of loaded: eval mode then divides by the root
+    of eps, which magnifies every deviation. One channel is enough where its running mean is not zero, so that it is not
+    dead, and where all running means are zero, so that no training explains the variance.
     """
     # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.

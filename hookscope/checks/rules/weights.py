@@ -52,8 +52,9 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
     (a flipped bit of an exponent multiplies by up to 2**128) or from a diverging step; the greatest number of the type
     itself is what an overflow is cut to. Such a value drowns everything beside it, and fails. Values that are hundreds
-    of times the others also occur in sound networks, and warn. Judged are parameters and BatchNorm's statistics; of
-    fewer than 2,000 values the greatest is compared with the next. Go back to an earlier checkpoint, or download again.
+    of times the others also occur in sound networks, and warn. The rule judges parameters and BatchNorm's statistics;
+    of fewer than 2,000 values the greatest is compared with the next. Go back to an earlier checkpoint, or download
+    again.
     """
     for values in measured.stored:
         if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
@@ -138,14 +139,14 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
 
     Whatever the distribution, initialisation draws the values of a weight independently; training makes rows, columns
     and the places of a kernel differ from one another by far more than chance does. A weight without any such structure
-    among trained ones was never loaded, was initialised again, or is not used. Judged are kernels and matrices of 2,048
-    values and more. What comes after the last trained weight passes, for a new head on a trained body is on purpose;
-    so does a network with fewer trained weights than the limit.
+    among trained ones was never loaded, was initialised again, or is not used. The rule judges kernels and matrices of
+    2,048 values and more. What comes after the last trained weight passes, for a new head on a trained body is on
+    purpose; so does a network with fewer trained weights than the limit.
 
     A transposed square weight is not found: it looks as trained as before. The norms of its columns follow the
-        magnitudes of its inputs in some layers (rank correlation up to 0.91), but hardly in half of the 119 layers of
-        EfficientNet-Lite0 to 2 (below 0.3, down to -0.18). Where a BatchNorm follows, batchnorm-statistics finds it
-        with pictures; elsewhere a baseline (drift) or labelled pictures do.
+    magnitudes of its inputs in some layers (rank correlation up to 0.91), but hardly in half of the 119 layers of
+    EfficientNet-Lite0 to 2 (below 0.3, down to -0.18). Where a BatchNorm follows, batchnorm-statistics finds it with
+    pictures; elsewhere a baseline (drift) or labelled pictures do.
     """
     last = _last_trained(measured.stored, terms.limit("min_trained_fraction"))
     for values in measured.stored[:last]:
